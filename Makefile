@@ -1,0 +1,109 @@
+# Sets everything up in .venv, builds the plugin, runs and tests it. `make help` says what there is.
+#
+# Every build goes through the same interpreter, target folder and profile, so that `pip wheel`, `cargo test` and
+# `cargo clippy` share what they have in common and a second run finds nothing to build.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+PYTHON ?= python3
+VENV := $(CURDIR)/.venv
+BIN := $(VENV)/bin
+STAMPS := $(VENV)/.stamps
+
+# Where build.rs looks for headers and compilers; see nvcomp-sys/build/wheels.rs.
+export ZARR_DALI_PYTHON := $(BIN)/python
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+EXTRAS := build train test dev
+SOURCES := $(shell find Cargo.toml Cargo.lock build.rs pyproject.toml LICENSE README.md cpp_shim nvcomp-sys python src \
+	-type f -not -path '*/__pycache__/*')
+MINIMUM_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
+MINIMUM_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
+
+.PHONY: help
+help: ## list the targets
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+
+.PHONY: demo
+demo: $(STAMPS)/installed ## train a small U-Net for a few steps on a store it writes; ARGS="..." goes to the script
+	@echo '==> training: pipelines/train_unet.py' $(ARGS)
+	@$(BIN)/python pipelines/train_unet.py $(ARGS)
+
+.PHONY: test
+test: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
+	@echo '==> Rust tests'
+	@cargo test --release --workspace
+	@echo '==> Python tests'
+	@$(BIN)/python -m pytest
+
+.PHONY: check
+check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warnings are errors
+	@echo '==> rustfmt'
+	@cargo fmt --all --check
+	@echo '==> clippy'
+	@cargo clippy --release --workspace --all-targets -- -D warnings
+	@echo '==> clang-format'
+	@$(BIN)/clang-format --dry-run -Werror cpp_shim/*.h cpp_shim/*.cc src/kernels/*.cu
+	@echo '==> ruff'
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --check --quiet .
+
+.PHONY: wheel
+wheel: dist/.built ## build the Python wheel into dist/
+	@ls dist/*.whl
+
+.PHONY: clean
+clean: ## remove .venv, dist and everything that was compiled
+	@echo '==> removing .venv, dist, target and caches'
+	@cargo clean --quiet
+	@rm -rf $(VENV) dist .pytest_cache .ruff_cache
+
+# One install for everything: pip then picks versions that fit together.
+$(STAMPS)/requirements: pyproject.toml python/requirements.py | prerequisites
+	@echo '==> Python environment in .venv: DALI, CUDA compiler, PyTorch, tools (minutes the first time)'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS)
+	@$(BIN)/python python/requirements.py $(EXTRAS) > $@.txt
+	@$(BIN)/python -m pip install --quiet --requirement $@.txt
+	@touch $@
+
+dist/.built: $(SOURCES) $(STAMPS)/requirements
+	@echo '==> building the plugin (minutes the first time)'
+	@cargo build --release --lib
+	@echo '==> packing the wheel'
+	@mkdir -p dist && rm -f dist/zarr_dali-*.whl
+	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
+	@touch $@
+
+$(STAMPS)/installed: dist/.built
+	@echo '==> installing the wheel into .venv'
+	@$(BIN)/python -m pip install --quiet --no-deps --force-reinstall dist/zarr_dali-*.whl
+	@touch $@
+
+.PHONY: prerequisites
+prerequisites:
+	@missing=0; need() { printf 'missing: %s\n' "$$1" >&2; missing=1; }; \
+	older() { [ "$$(printf '%s\n' "$$1" "$$2" | sort -V | head -n 1)" != "$$2" ]; }; \
+	if ! version=$$($(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null); then \
+		need 'Python $(MINIMUM_PYTHON) or newer ($(PYTHON)): apt install python3 python3-venv'; \
+	elif older "$$version" '$(MINIMUM_PYTHON)'; then \
+		need "Python $(MINIMUM_PYTHON) or newer ($(PYTHON) is $$version): make PYTHON=python3.12 names another"; \
+	elif ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		need "Python's venv module: apt install python3-venv"; \
+	fi; \
+	if ! version=$$(cargo --version 2>/dev/null | cut -d ' ' -f 2); then \
+		need 'cargo $(MINIMUM_RUST) or newer: https://rustup.rs'; \
+	elif older "$$version" '$(MINIMUM_RUST)'; then \
+		need "cargo $(MINIMUM_RUST) or newer (this is $$version): rustup update, or https://rustup.rs"; \
+	fi; \
+	command -v g++ >/dev/null || need 'g++: apt install g++'; \
+	exit $$missing
+
+.PHONY: check-prerequisites
+check-prerequisites:
+	@cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 || \
+		{ echo 'missing: rustfmt and clippy: rustup component add rustfmt clippy' >&2; exit 1; }

@@ -1,0 +1,178 @@
+// The schema is the operator's manual: Python's help, the signature and the dynamic mode are made
+// from it. It runs while the library loads, where a throw would end the process.
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "dali/pipeline/operator/op_schema.h"
+#include "dali/pipeline/operator/op_spec.h"
+
+namespace zarr_dali {
+namespace {
+
+/// One output per array; without a list, `path` itself is the array.
+int OutputCount(const dali::OpSpec& spec) {
+  std::vector<std::string> arrays;
+  spec.TryGetRepeatedArgument(arrays, "arrays");
+  return std::max<int>(1, arrays.size());
+}
+
+}  // namespace
+
+DALI_SCHEMA(readers__Zarr)
+    .DocStr(R"code(Reads samples from the arrays of a Zarr store.
+
+A sample is a window over the leading dimensions of an array, or, without `window`, one step
+``array[i]`` of its first dimension. Along each of these dimensions there are
+``(extent - window) // stride + 1`` windows; samples are numbered row by row, the last of these
+dimensions fastest.
+
+All samples of an output have the same shape. The element type is the array's: bool, signed or
+unsigned integers of 8 to 64 bits, or floating-point numbers of 16, 32 or 64 bits. Other types are
+refused. Values arrive in the byte order of the machine.
+
+An output's layout is made from the array's dimension names (``dimension_names`` in Zarr v3,
+``_ARRAY_DIMENSIONS`` in v2) if each of them is a single letter or a known name and no letter comes
+twice; else it is empty. Known are ``time`` (T); ``level``, ``z`` and ``depth`` (D);
+``latitude``, ``lat`` and ``y`` (H); ``longitude``, ``lon`` and ``x`` (W); ``channel``, ``c`` and
+``variable`` (C).
+The ``source_info`` of a sample says where it came from: ``path/array[a:b, c:d, ...]``, a range of
+indices for each dimension of the array.
+
+Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU
+backend, chunks that are uncompressed or compressed with zstd are decoded on the GPU; other codecs
+are decoded on the CPU and the chunks copied. With the CPU backend everything is decoded on the CPU.
+
+Every batch has ``max_batch_size`` samples. Epochs, reader shards and padding are those of DALI's
+own readers, and the state of the reader is part of a pipeline's checkpoint.
+
+Arguments and datasets that do not fit raise ``ValueError`` when the pipeline is built, or at the
+first use with `lazy_init`. What is found while reading, such as a damaged chunk, raises
+``RuntimeError``; the reader then stays in that error.)code")
+    .NumInput(0)
+    .OutputFn(OutputCount)
+    .AddParent("LoaderBase")
+    .AddArg("path",
+            R"code(Folder of a Zarr group or array on a local or mounted file system.
+
+A group if `arrays` is given, else an array.)code",
+            DALI_STRING)
+    .AddOptionalArg<std::vector<std::string>>(
+        "arrays",
+        R"code(Paths of arrays below `path`, one output each, in this order.
+
+The dimensions that `window` covers (without `window`: the first) must have the same extents in all
+of them; further dimensions and element types may differ. If not given or empty, `path` itself is an
+array and the operator has one output.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "window",
+        R"code(Extents of a sample along the leading dimensions of the array, in elements.
+
+Each is at least 1 and at most the array's extent. Dimensions beyond the list are taken whole, so
+that a sample has the shape ``window + array.shape[len(window):]``. If not given, a sample is
+``array[i]``, whose shape lacks the first dimension.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "stride",
+        R"code(Steps between the starts of neighbouring samples, in elements.
+
+One value, at least 1, for each extent of `window`; one value if `window` is not given. By default 1
+in the first dimension and the window's own extent, so that samples do not overlap, in the
+others.)code",
+        nullptr)
+    .AddOptionalArg("random_shuffle",
+                    R"code(Determines whether the samples of a reader shard come in random order.
+
+The shard's samples are shuffled as a whole: in each pass over a shard every sample comes once, in
+an order that depends on nothing but `seed`, the epoch and the shard. Which samples belong to a
+shard does not change.)code",
+                    false)
+    .AddOptionalArg("shard_id",
+                    R"code(Index of the reader shard to start with, 0 to ``num_shards - 1``.)code",
+                    int64_t{0})
+    .AddOptionalArg(
+        "num_shards",
+        R"code(Number of reader shards: contiguous parts of the samples, for several GPUs or nodes.
+
+At least 1 and at most the number of samples. Shard ``i`` of ``n`` starts at sample
+``size * i // n``. This has nothing to do with the sharded chunks of Zarr v3.)code",
+        int64_t{1})
+    .AddOptionalArg("stick_to_shard",
+                    R"code(Determines whether the reader reads the same reader shard in every epoch.
+
+Otherwise it moves on to the next shard after each epoch and so sees the whole dataset.)code",
+                    false)
+    .AddOptionalArg(
+        "pad_last_batch",
+        R"code(Determines whether the last sample is repeated until an epoch's last batch is full.
+
+Every shard then has the same number of batches in every epoch: as many as the largest shard needs.
+Otherwise batches run on across the end of an epoch. Recommended with the policies ``PARTIAL``
+and ``DROP`` of the framework iterators, which are exact in every epoch only with padding.)code",
+        false)
+    .AddOptionalArg("prefetch_queue_depth",
+                    R"code(Least number of batches that are kept in flight, at least 1.
+
+The reader runs further ahead on its own as its memory budgets allow; give more than 1 only to force
+it beyond them.)code",
+                    int64_t{1})
+    .AddOptionalArg(
+        "lazy_init",
+        R"code(Determines whether the dataset is opened at its first use and not in ``build``.
+
+The first use is the first batch, the first request for the reader's metadata, or a checkpoint. A
+wrong `path` is then reported only there.)code",
+        false)
+    .AddOptionalArg("missing_chunks",
+                    R"code(What a chunk without data in the store means: ``"fill"`` or ``"error"``.
+
+``"fill"`` reads it as the array's fill value, as the Zarr specification says. ``"error"`` stops
+with an error that names the chunk, for stores in which every chunk should be there.)code",
+                    "fill")
+    .AddOptionalArg("decode",
+                    R"code(Where chunks are decoded: ``"auto"``, ``"gpu"`` or ``"cpu"``.
+
+``"auto"`` decodes on the GPU what can be decoded there (GPU backend only) and the rest on the CPU.
+``"gpu"`` refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole.
+``"cpu"`` decodes everything on the CPU; the GPU backend then copies the decoded chunks.)code",
+                    "auto")
+    .AddOptionalArg("num_io_threads",
+                    R"code(Number of threads that read chunks and decode on the CPU, at least 1.
+
+0 chooses from the cores that the process may use.)code",
+                    int64_t{0})
+    .AddOptionalArg(
+        "device_memory_budget",
+        R"code(GPU memory in bytes for batches in flight, encoded and decoded chunks and decoding.
+
+0 chooses from the memory that is free when the reader starts. Without effect in the CPU
+backend.)code",
+        int64_t{0})
+    .AddOptionalArg(
+        "host_memory_budget",
+        R"code(Host memory in bytes: for encoded chunks in pinned memory in the GPU backend, for
+batches in flight in the CPU backend.
+
+0 chooses from the memory of the machine.)code",
+        int64_t{0})
+    // LoaderBase has them, but a Zarr reader cannot use them: they leave the signature, and who
+    // gives one is told why.
+    .DeprecateArg("initial_fill", "2.4", true,
+                  "readers.zarr ignores `initial_fill`: it shuffles a reader shard as a whole, "
+                  "without a buffer.")
+    .DeprecateArg(
+        "tensor_init_bytes", "2.4", true,
+        "readers.zarr ignores `tensor_init_bytes`: sizes are known from the metadata of the array.")
+    .DeprecateArg("read_ahead", "2.4", true,
+                  "readers.zarr ignores `read_ahead`: it reads ahead as its memory budgets allow.")
+    .DeprecateArg("skip_cached_images", "2.4", true,
+                  "readers.zarr ignores `skip_cached_images`: it does not feed an image decoder.")
+    .DeprecateArg("dont_use_mmap", "2.4", true,
+                  "readers.zarr ignores `dont_use_mmap`: it never maps files into memory.");
+
+DALI_SCHEMA_ALIAS(ZarrReader, readers__Zarr);
+
+}  // namespace zarr_dali

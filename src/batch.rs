@@ -1,0 +1,91 @@
+//! A batch on its way: the memory it is written to and what is still missing in it.
+
+use crate::assemble::OutputMemory;
+use crate::error::{Error, Result};
+use crate::plan::ChunkTask;
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use cudarc::driver::CudaEvent;
+
+/// A batch between its submission and its handing over.
+pub struct Batch {
+    /// The samples it holds.
+    pub samples: Vec<u64>,
+    /// One per output.
+    pub outputs: Vec<OutputMemory>,
+    /// GPU backend: when the outputs may be written, in the order of the allocating stream.
+    pub writable: Option<CudaEvent>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+struct State {
+    /// Units that were not finished yet, and one for the planner while it adds units.
+    missing: usize,
+    error: Option<Arc<Error>>,
+}
+
+impl Batch {
+    /// A batch whose units will be added by one planner.
+    pub fn new(samples: Vec<u64>, outputs: Vec<OutputMemory>, writable: Option<CudaEvent>) -> Arc<Self> {
+        let state = Mutex::new(State { missing: 1, error: None });
+        Arc::new(Self { samples, outputs, writable, state, changed: Condvar::new() })
+    }
+
+    /// Turns planned tasks into units of this batch and ends the planner's part.
+    pub fn units(self: &Arc<Self>, tasks: Vec<ChunkTask>) -> Vec<Unit> {
+        self.lock().missing += tasks.len();
+        let units = tasks.into_iter().map(|task| Unit { batch: self.clone(), task }).collect();
+        self.end_part();
+        units
+    }
+
+    /// Keeps the first error.
+    pub fn fail(&self, error: Error) {
+        self.lock().error.get_or_insert_with(|| Arc::new(error));
+    }
+
+    /// Whether something in it failed already, so that the rest need not be done.
+    pub fn failed(&self) -> bool {
+        self.lock().error.is_some()
+    }
+
+    /// Waits until every unit is finished.
+    ///
+    /// # Errors
+    /// The first error of any unit.
+    pub fn wait(&self) -> Result<(), Arc<Error>> {
+        let mut state = self.lock();
+        while state.missing > 0 {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.error.clone().map_or(Ok(()), Err)
+    }
+
+    fn end_part(&self) {
+        let mut state = self.lock();
+        state.missing -= 1;
+        if state.missing == 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A read chunk that a batch waits for. Finished when dropped, whichever way that comes.
+pub struct Unit {
+    /// The batch.
+    pub batch: Arc<Batch>,
+    /// The chunk and where its elements go.
+    pub task: ChunkTask,
+}
+
+impl Drop for Unit {
+    fn drop(&mut self) {
+        self.batch.end_part();
+    }
+}

@@ -1,0 +1,216 @@
+//! Zstandard frames: what can be checked on the host before the GPU sees a byte.
+//!
+//! nvCOMP promises nothing for input that is not valid, so the frame header and the chain of block headers are
+//! read first. What lies inside a compressed block is not looked at; nvCOMP reports what it notices there.
+//!
+//! Source: RFC 8878, section 3.1 (frames and blocks).
+#![forbid(unsafe_code)]
+
+/// nvCOMP's limit for a decoded chunk, `nvcompZstdDecompressionMaxAllowedChunkSize`.
+pub const MAX_GPU_CHUNK_BYTES: u64 = (1 << 31) - 1;
+
+const MAGIC: u32 = 0xFD2F_B528;
+/// Block_Maximum_Size: no block regenerates more, whatever the window.
+const MAX_BLOCK_BYTES: u64 = 128 << 10;
+
+/// The most bytes that zstd makes of `decoded` bytes, whatever they are (`ZSTD_compressBound`).
+pub fn encoded_bound(decoded: u64) -> u64 {
+    decoded + (decoded >> 8) + (MAX_BLOCK_BYTES.saturating_sub(decoded) >> 11)
+}
+
+/// What the headers of a frame say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Frame {
+    /// Size of the decoded content, if the frame declares it.
+    pub content_bytes: Option<u64>,
+    /// The frame needs a dictionary.
+    pub needs_dictionary: bool,
+    /// The content is followed by a checksum.
+    pub has_checksum: bool,
+    /// Encoded size of the frame, from the first byte of the magic number.
+    pub frame_bytes: u64,
+    /// The least and the most that the blocks can regenerate.
+    pub regenerates: (u64, u64),
+}
+
+/// What the GPU may do with an encoded chunk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Decode it.
+    Gpu,
+    /// Leave it to the CPU: it is unusual (several frames, a dictionary) or carries a checksum, which nvCOMP does
+    /// not verify and zstd's own decoder does.
+    Cpu,
+}
+
+/// Checks a chunk that has to decode to `expected` bytes.
+///
+/// # Errors
+/// What cannot be right about it, in words.
+pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
+    if encoded.get(1..4).is_some_and(|b| b == [0x2A, 0x4D, 0x18]) && encoded[0] & 0xF0 == 0x50 {
+        // A skippable frame comes first; valid, rare.
+        return Ok(Verdict::Cpu);
+    }
+    let frame = Frame::parse(encoded)?;
+    if frame.frame_bytes < encoded.len() as u64 {
+        // More frames may follow; zstd's decoder says so, or that they are none.
+        return Ok(Verdict::Cpu);
+    }
+    if let Some(declared) = frame.content_bytes
+        && declared != expected
+    {
+        return Err(format!(
+            "the zstd frame declares {declared} bytes of content, but the chunk has {expected}"
+        ));
+    }
+    let (least, most) = frame.regenerates;
+    if expected < least || expected > most {
+        return Err(format!(
+            "the blocks of the zstd frame hold {least} to {most} bytes, but the chunk has {expected}"
+        ));
+    }
+    Ok(if frame.needs_dictionary || frame.has_checksum { Verdict::Cpu } else { Verdict::Gpu })
+}
+
+impl Frame {
+    /// Reads the frame header and every block header.
+    ///
+    /// # Errors
+    /// Where the bytes stop being a frame.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let mut cursor = Cursor { bytes, at: 0 };
+        if cursor.number(4)? != u64::from(MAGIC) {
+            return Err("it does not start with a zstd frame".into());
+        }
+        let descriptor = cursor.number(1)?;
+        if descriptor & 0x08 != 0 {
+            return Err("the zstd frame header uses a reserved bit".into());
+        }
+        let single_segment = descriptor & 0x20 != 0;
+        if !single_segment {
+            cursor.number(1)?;
+        }
+        let dictionary = cursor.number([0, 1, 2, 4][(descriptor & 3) as usize])?;
+        let content_bytes = match descriptor >> 6 {
+            0 if single_segment => Some(cursor.number(1)?),
+            0 => None,
+            1 => Some(cursor.number(2)? + 256),
+            2 => Some(cursor.number(4)?),
+            _ => Some(cursor.number(8)?),
+        };
+        let has_checksum = descriptor & 0x04 != 0;
+
+        let (mut least, mut most) = (0, 0);
+        loop {
+            let header = cursor.number(3)?;
+            let (last, kind, size) = (header & 1 != 0, header >> 1 & 3, header >> 3);
+            if size > MAX_BLOCK_BYTES {
+                return Err(format!("a zstd block of {size} bytes is larger than blocks can be"));
+            }
+            match kind {
+                0 => (least, most) = (least + size, most + size),
+                1 => (least, most) = (least + size, most + size),
+                2 => most += MAX_BLOCK_BYTES,
+                _ => return Err("a zstd block has the reserved type".into()),
+            }
+            cursor.skip(if kind == 1 { 1 } else { size })?;
+            if last {
+                break;
+            }
+        }
+        if has_checksum {
+            cursor.skip(4)?;
+        }
+        Ok(Self {
+            content_bytes,
+            needs_dictionary: dictionary != 0,
+            has_checksum,
+            frame_bytes: cursor.at as u64,
+            regenerates: (least, most),
+        })
+    }
+}
+
+struct Cursor<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Cursor<'_> {
+    /// The next little-endian number of up to 8 bytes.
+    fn number(&mut self, size: usize) -> Result<u64, String> {
+        let start = self.at;
+        self.skip(size as u64)?;
+        Ok(self.bytes[start..self.at].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
+    }
+
+    fn skip(&mut self, size: u64) -> Result<(), String> {
+        if size > (self.bytes.len() - self.at) as u64 {
+            return Err(format!(
+                "the zstd frame ends after {} bytes, in the middle of a block or header",
+                self.bytes.len()
+            ));
+        }
+        self.at += size as usize;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// A frame of one raw block that declares `declared` bytes in an 8-byte field.
+    fn raw_frame(content: &[u8], declared: u64) -> Vec<u8> {
+        let mut frame = MAGIC.to_le_bytes().to_vec();
+        frame.push(0xE0);
+        frame.extend(declared.to_le_bytes());
+        frame.extend(&((content.len() as u32) << 3 | 1).to_le_bytes()[..3]);
+        frame.extend(content);
+        frame
+    }
+
+    #[test]
+    fn a_valid_frame_goes_to_the_gpu() {
+        assert_eq!(check(&raw_frame(b"abcd", 4), 4), Ok(Verdict::Gpu));
+    }
+
+    #[test]
+    fn what_cannot_be_right_is_named() {
+        let good = raw_frame(b"abcd", 4);
+        assert!(check(&good, 5).unwrap_err().contains("declares 4 bytes"));
+        assert!(check(&raw_frame(b"abcd", 9), 9).unwrap_err().contains("hold 4 to 4 bytes"));
+        assert!(check(b"nothing like it", 4).unwrap_err().contains("does not start"));
+        assert!(check(b"", 4).is_err());
+        for cut in 0..good.len() {
+            assert!(check(&good[..cut], 4).is_err(), "cut at {cut}");
+        }
+        let mut reserved = good.clone();
+        reserved[13] |= 0b110;
+        assert!(check(&reserved, 4).unwrap_err().contains("reserved"));
+    }
+
+    #[test]
+    fn unusual_chunks_are_left_to_the_cpu() {
+        let mut two = raw_frame(b"abcd", 4);
+        two.extend(raw_frame(b"efgh", 4));
+        assert_eq!(check(&two, 8), Ok(Verdict::Cpu));
+        assert_eq!(check(&[0x53, 0x2A, 0x4D, 0x18, 0, 0, 0, 0], 8), Ok(Verdict::Cpu));
+        let mut with_checksum = raw_frame(b"abcd", 4);
+        with_checksum[4] |= 0x04;
+        with_checksum.extend([0; 4]);
+        assert_eq!(check(&with_checksum, 4), Ok(Verdict::Cpu));
+    }
+
+    proptest! {
+        #[test]
+        fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), frame: bool) {
+            if frame && bytes.len() > 4 {
+                bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+            }
+            let _ = check(&bytes, 64);
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! A queue between threads that can be closed.
+
+use std::collections::VecDeque;
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// First in, first out, for any number of threads on both sides. How much is in it is bounded by who fills it: units
+/// exist for submitted batches only.
+pub struct Queue<T> {
+    state: Mutex<State<T>>,
+    changed: Condvar,
+}
+
+struct State<T> {
+    items: VecDeque<T>,
+    closed: bool,
+}
+
+impl<T> Default for Queue<T> {
+    fn default() -> Self {
+        let state = State { items: VecDeque::new(), closed: false };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl<T> Queue<T> {
+    /// Adds items at the end. They are dropped if the queue is closed.
+    pub fn push(&self, items: impl IntoIterator<Item = T>) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        let before = state.items.len();
+        state.items.extend(items);
+        match state.items.len() - before {
+            0 => {}
+            1 => self.changed.notify_one(),
+            _ => self.changed.notify_all(),
+        }
+    }
+
+    /// Takes the first item, waiting for one. `None` once the queue is closed.
+    pub fn pop(&self) -> Option<T> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(item) = state.items.pop_front() {
+                return Some(item);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Waits for an item and takes it with all that follow, as long as `fits` agrees. The first is always taken.
+    /// `None` once the queue is closed.
+    pub fn pop_group(&self, mut fits: impl FnMut(&T) -> bool) -> Option<Vec<T>> {
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return None;
+            }
+            if let Some(first) = state.items.pop_front() {
+                fits(&first);
+                let mut group = vec![first];
+                while let Some(item) = state.items.pop_front_if(|item| fits(item)) {
+                    group.push(item);
+                }
+                return Some(group);
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Puts items back that were taken, in the same order.
+    pub fn put_back(&self, items: Vec<T>) {
+        let mut state = self.lock();
+        for item in items.into_iter().rev() {
+            state.items.push_front(item);
+        }
+        self.changed.notify_all();
+    }
+
+    /// Ends all waiting and drops what is queued.
+    pub fn close(&self) {
+        let mut state = self.lock();
+        state.closed = true;
+        let items = std::mem::take(&mut state.items);
+        drop(state);
+        self.changed.notify_all();
+        drop(items);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn groups_end_where_the_next_item_does_not_fit() {
+        let queue = Queue::default();
+        queue.push([5, 1, 2, 9, 1]);
+        let mut room = 8;
+        let mut take = |item: &i32| {
+            room -= item;
+            room >= 0
+        };
+        assert_eq!(queue.pop_group(&mut take), Some(vec![5, 1, 2]));
+        assert_eq!(queue.pop_group(|_| false), Some(vec![9]));
+        queue.put_back(vec![7, 8]);
+        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(7), Some(8), Some(1)]);
+    }
+
+    #[test]
+    fn closing_wakes_who_waits_and_drops_the_rest() {
+        let queue = std::sync::Arc::new(Queue::<u8>::default());
+        let waiting = std::thread::spawn({
+            let queue = queue.clone();
+            move || queue.pop()
+        });
+        queue.close();
+        assert_eq!(waiting.join().unwrap(), None);
+        queue.push([1]);
+        assert_eq!(queue.pop(), None);
+    }
+}

@@ -1,0 +1,151 @@
+//! Finds a read chunk's bytes: the whole file of a chunk, or the range that the shard index gives.
+
+use super::{Blob, Fetch};
+use crate::dataset::{ArrayInfo, Sharding};
+use crate::error::{Context, Error, Result};
+use crate::plan::shard_index::ShardIndex;
+
+use std::collections::{HashMap, VecDeque};
+use std::ops::Range;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use once_cell::sync::OnceCell;
+use zarrs::array::{ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
+
+/// Where a read chunk's encoded bytes are.
+pub enum Located {
+    /// Nowhere: the chunk has no key, or no entry in its shard index.
+    Missing,
+    /// A range of a file.
+    At {
+        /// The file.
+        blob: Arc<dyn Blob>,
+        /// The range.
+        range: Range<u64>,
+    },
+}
+
+/// Finds read chunks; keeps the most recently opened sharded chunks with their indexes.
+pub struct Locator {
+    fetch: Arc<dyn Fetch>,
+    shards: Mutex<OpenShards>,
+}
+
+/// A sharded chunk that was opened, or `None` if it is missing.
+type Shard = Option<OpenShard>;
+
+struct OpenShard {
+    blob: Arc<dyn Blob>,
+    index: ShardIndex,
+}
+
+#[derive(Default)]
+struct OpenShards {
+    known: HashMap<(usize, Vec<u64>), Arc<OnceCell<Shard>>>,
+    oldest_first: VecDeque<(usize, Vec<u64>)>,
+}
+
+impl Locator {
+    /// Open sharded chunks that are kept, each with a file handle. Batches touch neighbouring chunks, so that a
+    /// few dozen suffice; the usual limit on open files is 1024.
+    const OPEN_SHARDS: usize = 128;
+
+    /// A locator over a backend.
+    pub fn new(fetch: Arc<dyn Fetch>) -> Self {
+        Self { fetch, shards: Mutex::default() }
+    }
+
+    /// Finds the read chunk at `cell` of the read-chunk grid of `array`, which is number `number` of the dataset.
+    /// The context names the chunk for errors that come later.
+    ///
+    /// # Errors
+    /// Files that cannot be opened and shard indexes that cannot be right.
+    pub fn locate(&self, number: usize, array: &ArrayInfo, cell: &[u64]) -> Result<(Located, Context)> {
+        let Some(sharding) = &array.sharding else {
+            let mut at = array.chunk_context(cell);
+            return Ok(match self.open(array, &at)? {
+                None => (Located::Missing, at),
+                Some(blob) => {
+                    let range = 0..blob.len();
+                    at.byte_range = Some(range.clone());
+                    (Located::At { blob, range }, at)
+                }
+            });
+        };
+        let grid = &sharding.inner_grid;
+        let chunk: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell / n).collect();
+        let inner: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell % n).collect();
+        let at = array.chunk_context(&chunk);
+        let shard = self.cell(number, &chunk);
+        let shard = shard.get_or_try_init(|| self.open_shard(array, sharding, &at))?;
+        let inner_number = inner.iter().zip(grid).fold(0, |number, (i, n)| number * n + i);
+        let mut at = Context { inner_chunk: Some(inner), ..at };
+        let found = shard.as_ref().and_then(|shard| Some((shard, shard.index.range(inner_number)?)));
+        Ok(match found {
+            None => (Located::Missing, at),
+            Some((shard, range)) => {
+                at.byte_range = Some(range.clone());
+                (Located::At { blob: shard.blob.clone(), range }, at)
+            }
+        })
+    }
+
+    fn open(&self, array: &ArrayInfo, at: &Context) -> Result<Option<Arc<dyn Blob>>> {
+        let key = at.key.as_deref().unwrap_or_default();
+        self.fetch.open(&array.root, key).map_err(|source| Error::Io { at: at.clone(), source })
+    }
+
+    /// The place of a sharded chunk among the open ones; its first user opens it while the others wait.
+    fn cell(&self, array: usize, chunk: &[u64]) -> Arc<OnceCell<Shard>> {
+        let key = (array, chunk.to_vec());
+        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = shards.known.get(&key) {
+            return known.clone();
+        }
+        if shards.oldest_first.len() == Self::OPEN_SHARDS
+            && let Some(oldest) = shards.oldest_first.pop_front()
+        {
+            shards.known.remove(&oldest);
+        }
+        shards.oldest_first.push_back(key.clone());
+        shards.known.entry(key).or_default().clone()
+    }
+
+    fn open_shard(&self, array: &ArrayInfo, sharding: &Sharding, at: &Context) -> Result<Shard> {
+        let Some(blob) = self.open(array, at)? else { return Ok(None) };
+        let size = sharding.index_bytes;
+        let Some(after) = blob.len().checked_sub(size) else {
+            let problem = format!("needs {size} bytes, but the file has {}", blob.len());
+            return Err(Error::ShardIndex { at: at.clone(), problem });
+        };
+        let offset = if sharding.index_at_start { 0 } else { after };
+        let at = Context { byte_range: Some(offset..offset + size), ..at.clone() };
+        let mut encoded = vec![0; size as usize];
+        blob.read_at(offset, &mut encoded).map_err(|source| Error::Io { at: at.clone(), source })?;
+        let index = decode_index(sharding, encoded, blob.len())
+            .map_err(|problem| Error::ShardIndex { at, problem })?;
+        Ok(Some(OpenShard { blob, index }))
+    }
+}
+
+fn decode_index(sharding: &Sharding, encoded: Vec<u8>, file_bytes: u64) -> Result<ShardIndex, String> {
+    let refused = |error: &dyn std::fmt::Display| format!("cannot be decoded ({error})");
+    let mut shape: Vec<_> =
+        sharding.inner_grid.iter().filter_map(|&n| std::num::NonZeroU64::new(n)).collect();
+    shape.extend(std::num::NonZeroU64::new(2));
+    let decoded = sharding
+        .index_codecs
+        .decode(
+            encoded.into(),
+            &shape,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+            &CodecOptions::default(),
+        )
+        .map_err(|e| refused(&e))?
+        .into_fixed()
+        .map_err(|e| refused(&e))?;
+    let entries: Vec<u64> =
+        decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
+    ShardIndex::new(&entries, sharding.inner_grid.iter().product(), file_bytes)
+}

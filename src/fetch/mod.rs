@@ -1,0 +1,38 @@
+//! Reads encoded bytes: a trait, its backends, and the search for a read chunk's place in its file.
+
+mod locate;
+mod posix;
+
+pub use locate::{Located, Locator};
+pub use posix::Posix;
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Where the bytes of store keys come from.
+pub trait Fetch: Send + Sync {
+    /// Opens what a key names below `root`. `None` if there is nothing; anything else that stands in the way is
+    /// an error, so that only what is truly absent counts as a missing chunk.
+    ///
+    /// # Errors
+    /// What the system says.
+    fn open(&self, root: &Path, key: &str) -> io::Result<Option<Arc<dyn Blob>>>;
+}
+
+/// The bytes of one store key.
+pub trait Blob: Send + Sync {
+    /// How many bytes there are.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `into` with the bytes from `offset` on.
+    ///
+    /// # Errors
+    /// What the system says; `UnexpectedEof` if the bytes end before.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+}

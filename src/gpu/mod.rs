@@ -1,0 +1,78 @@
+//! Owners over cudarc: the context, pinned and device memory, and the loaded kernels.
+//!
+//! The driver is loaded at run time; nothing here is touched on a machine without one.
+
+mod kernels;
+mod memory;
+mod pinned;
+
+pub use kernels::Kernels;
+pub use memory::{DeviceMemory, PinnedMemory};
+pub use pinned::{PinnedBuffer, PinnedPool};
+
+use crate::error::{Error, Result};
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+
+/// A GPU that the reader may use: its primary context, which DALI and PyTorch share.
+#[derive(Debug)]
+pub struct Gpu {
+    /// The context.
+    pub context: Arc<CudaContext>,
+}
+
+impl Gpu {
+    /// Opens GPU number `ordinal`.
+    ///
+    /// # Errors
+    /// [`Error::NoGpu`] says what is missing.
+    pub fn open(ordinal: usize) -> Result<Arc<Self>> {
+        // SAFETY: only asks the dynamic loader for libcuda.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::NoGpu { problem: "the driver's library libcuda.so.1 is not found".into() });
+        }
+        let context = CudaContext::new(ordinal).map_err(|source| Error::NoGpu {
+            problem: format!("GPU {ordinal} cannot be opened ({source})"),
+        })?;
+        // SAFETY: cudarc's own slices, which the tracking is for, are not used here; ordering is by our events.
+        unsafe { context.disable_event_tracking() };
+        Ok(Arc::new(Self { context }))
+    }
+
+    /// Free memory in bytes.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn free_bytes(&self) -> Result<u64> {
+        let (free, _) = self.context.mem_get_info().map_err(Error::cuda("asking for free memory"))?;
+        Ok(free as u64)
+    }
+
+    /// A stream that does not wait for the default stream.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn stream(&self) -> Result<Arc<CudaStream>> {
+        self.context.new_stream().map_err(Error::cuda("creating a stream"))
+    }
+
+    /// An event whose waiters sleep. It also takes a time stamp that nobody reads: cudarc takes one flag only.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn event(&self) -> Result<CudaEvent> {
+        self.context
+            .new_event(Some(sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC))
+            .map_err(Error::cuda("creating an event"))
+    }
+
+    /// Makes the context current on the calling thread.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn bind(&self) -> Result<()> {
+        self.context.bind_to_thread().map_err(Error::cuda("making the context current"))
+    }
+}

@@ -1,0 +1,129 @@
+//! A bounded pool of pinned memory for encoded chunks on their way to the GPU.
+
+use super::{Gpu, PinnedMemory};
+use crate::error::Result;
+
+use std::ops::Range;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use range_alloc::RangeAllocator;
+
+/// Hands out pieces of a few large pinned blocks. Allocating pinned memory takes milliseconds, so blocks are kept;
+/// they are added one at a time until the budget is reached. Who finds no room waits for a piece to come back.
+pub struct PinnedPool {
+    gpu: Arc<Gpu>,
+    block_bytes: u64,
+    max_blocks: usize,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    blocks: Vec<Block>,
+    closed: bool,
+}
+
+struct Block {
+    memory: PinnedMemory,
+    pieces: RangeAllocator<u64>,
+}
+
+/// A piece of pinned memory, given back when dropped.
+pub struct PinnedBuffer {
+    pool: Arc<PinnedPool>,
+    block: usize,
+    piece: Range<u64>,
+    address: *mut u8,
+    len: usize,
+}
+
+// SAFETY: the piece belongs to this value alone.
+unsafe impl Send for PinnedBuffer {}
+// SAFETY: shared access only reads.
+unsafe impl Sync for PinnedBuffer {}
+
+impl PinnedPool {
+    /// Pieces start at multiples of this, so that vector instructions and copies are aligned.
+    const ALIGNMENT: u64 = 256;
+    /// The size of a block where the budget allows several.
+    const BLOCK_BYTES: u64 = 128 << 20;
+
+    /// A pool of at most `budget_bytes`, with room for at least one piece of `largest_bytes`.
+    pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64, largest_bytes: u64) -> Arc<Self> {
+        let least = Self::padded(largest_bytes);
+        let block_bytes = Self::BLOCK_BYTES.min(budget_bytes).max(least);
+        let max_blocks = (budget_bytes / block_bytes).max(1) as usize;
+        Arc::new(Self {
+            gpu: gpu.clone(),
+            block_bytes,
+            max_blocks,
+            state: Mutex::default(),
+            changed: Condvar::new(),
+        })
+    }
+
+    /// What a piece of that size takes of the budget.
+    pub fn padded(bytes: u64) -> u64 {
+        bytes.max(1).next_multiple_of(Self::ALIGNMENT)
+    }
+
+    /// Takes a piece, waiting until there is room. `None` once the pool is closed.
+    ///
+    /// # Errors
+    /// What the driver says when a further block cannot be had.
+    pub fn take(self: &Arc<Self>, len: usize) -> Result<Option<PinnedBuffer>> {
+        let wanted = Self::padded(len as u64);
+        let mut state = self.lock();
+        loop {
+            if state.closed {
+                return Ok(None);
+            }
+            for (block, Block { memory, pieces }) in state.blocks.iter_mut().enumerate() {
+                if let Ok(piece) = pieces.allocate_range(wanted) {
+                    // SAFETY: the piece lies within the block.
+                    let address = unsafe { memory.address().add(piece.start as usize) };
+                    return Ok(Some(PinnedBuffer { pool: self.clone(), block, piece, address, len }));
+                }
+            }
+            if state.blocks.len() < self.max_blocks {
+                let memory = PinnedMemory::new(&self.gpu, self.block_bytes as usize)?;
+                let pieces = RangeAllocator::new(0..self.block_bytes);
+                state.blocks.push(Block { memory, pieces });
+                continue;
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends all waiting, now and later.
+    pub fn close(&self) {
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PinnedBuffer {
+    /// The bytes.
+    pub fn bytes(&self) -> &[u8] {
+        // SAFETY: the piece belongs to this value; pinned memory is zeroed by the driver or was written before.
+        unsafe { std::slice::from_raw_parts(self.address, self.len) }
+    }
+
+    /// The bytes, to be written.
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: as above, and the borrow is exclusive.
+        unsafe { std::slice::from_raw_parts_mut(self.address, self.len) }
+    }
+}
+
+impl Drop for PinnedBuffer {
+    fn drop(&mut self) {
+        self.pool.lock().blocks[self.block].pieces.free_range(self.piece.clone());
+        self.pool.changed.notify_all();
+    }
+}

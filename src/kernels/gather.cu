@@ -1,0 +1,139 @@
+// Copies boxes of elements from decoded chunks into outputs, swapping bytes and filling on the way.
+//
+//   for each region (block-parallel):            one box of one chunk, in granules of 1 to 16 bytes
+//     for each granule g of the region:          thread-parallel, neighbours take neighbours
+//       i_0 .. i_n = unravel(g, extents)
+//       value = source ? source[sum i_d * from_stride_d] : fill
+//       destination[sum i_d * to_stride_d] = swap(value)
+//
+// A block takes one tile: GRANULES_PER_TILE granules of one region, found by bisection over `first_tile`.
+// A granule is the largest power of two up to 16 bytes that divides the row length, every stride and both
+// addresses, and never smaller than an element; the host chooses it (src/assemble/device.rs), so every access is
+// aligned. `Region` and the constants mirror that file, which checks its own layout.
+
+#include <cstdint>
+
+namespace {
+
+constexpr int MAX_DIMENSIONS = 6;
+constexpr uint32_t GRANULES_PER_TILE = 2048;
+
+struct Region {
+  uint64_t from;        // address of the first element in the source, 0: fill
+  uint64_t to;          // address of the first element in the destination
+  uint64_t fill;        // the fill element, repeated to 8 bytes
+  uint64_t first_tile;  // number of the region's first tile in the launch
+  uint64_t from_strides[MAX_DIMENSIONS - 1];  // bytes; the last dimension is contiguous
+  uint64_t to_strides[MAX_DIMENSIONS - 1];    // bytes
+  uint32_t extents[MAX_DIMENSIONS];           // the last in granules
+  uint32_t granules;                          // product of the extents
+  uint16_t dimensions;
+  uint8_t granule_bytes;
+  uint8_t swap_bytes;  // element size if bytes are to be swapped, else 0
+};
+
+__device__ uint32_t swap_word(uint32_t word, int element) {
+  return __byte_perm(word, 0, element == 2 ? 0x2301 : 0x0123);
+}
+
+__device__ void swap(uint8_t&, int) {}
+
+__device__ void swap(uint16_t& value, int) {
+  value = static_cast<uint16_t>(value << 8 | value >> 8);
+}
+
+__device__ void swap(uint32_t& value, int element) { value = swap_word(value, element); }
+
+__device__ void swap(uint2& value, int element) {
+  uint32_t x = swap_word(value.x, element), y = swap_word(value.y, element);
+  value = element == 8 ? make_uint2(y, x) : make_uint2(x, y);
+}
+
+__device__ void swap(uint4& value, int element) {
+  uint2 low = make_uint2(value.x, value.y), high = make_uint2(value.z, value.w);
+  swap(low, element);
+  swap(high, element);
+  value = make_uint4(low.x, low.y, high.x, high.y);
+}
+
+__device__ void splat(uint64_t fill, uint8_t& value) { value = static_cast<uint8_t>(fill); }
+__device__ void splat(uint64_t fill, uint16_t& value) { value = static_cast<uint16_t>(fill); }
+__device__ void splat(uint64_t fill, uint32_t& value) { value = static_cast<uint32_t>(fill); }
+
+__device__ void splat(uint64_t fill, uint2& value) {
+  value = make_uint2(static_cast<uint32_t>(fill), static_cast<uint32_t>(fill >> 32));
+}
+
+__device__ void splat(uint64_t fill, uint4& value) {
+  uint2 half;
+  splat(fill, half);
+  value = make_uint4(half.x, half.y, half.x, half.y);
+}
+
+template <typename Granule>
+__device__ void copy_tile(const Region& region, uint32_t begin, uint32_t end) {
+  const int last = region.dimensions - 1;
+  const char* from = reinterpret_cast<const char*>(region.from);
+  char* to = reinterpret_cast<char*>(region.to);
+  const int element = region.swap_bytes;
+  Granule fill;
+  splat(region.fill, fill);
+#pragma unroll 4
+  for (uint32_t granule = begin + threadIdx.x; granule < end; granule += blockDim.x) {
+    uint32_t rest = granule;
+    uint64_t from_offset = 0, to_offset = 0;
+    if (last > 0) {
+      uint32_t row = rest / region.extents[last];
+      rest -= row * region.extents[last];
+      for (int d = last - 1; d >= 0; --d) {
+        uint32_t outer = row / region.extents[d];
+        uint32_t index = row - outer * region.extents[d];
+        row = outer;
+        from_offset += index * region.from_strides[d];
+        to_offset += index * region.to_strides[d];
+      }
+    }
+    from_offset += static_cast<uint64_t>(rest) * sizeof(Granule);
+    to_offset += static_cast<uint64_t>(rest) * sizeof(Granule);
+    Granule value = fill;
+    if (from) {
+      value = *reinterpret_cast<const Granule*>(from + from_offset);
+      if (element) swap(value, element);
+    }
+    *reinterpret_cast<Granule*>(to + to_offset) = value;
+  }
+}
+
+}  // namespace
+
+extern "C" __global__ void __launch_bounds__(256) gather(const Region* regions, uint32_t count) {
+  __shared__ Region region;
+  const uint64_t tile = blockIdx.x;
+  if (threadIdx.x == 0) {
+    uint32_t low = 0, high = count;  // regions[low].first_tile <= tile < regions[high].first_tile
+    while (high - low > 1) {
+      uint32_t middle = low + (high - low) / 2;
+      if (regions[middle].first_tile <= tile) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    region = regions[low];
+  }
+  __syncthreads();
+  const uint32_t begin = static_cast<uint32_t>(tile - region.first_tile) * GRANULES_PER_TILE;
+  const uint32_t end = min(region.granules, begin + GRANULES_PER_TILE);
+  switch (region.granule_bytes) {
+    case 16:
+      return copy_tile<uint4>(region, begin, end);
+    case 8:
+      return copy_tile<uint2>(region, begin, end);
+    case 4:
+      return copy_tile<uint32_t>(region, begin, end);
+    case 2:
+      return copy_tile<uint16_t>(region, begin, end);
+    default:
+      return copy_tile<uint8_t>(region, begin, end);
+  }
+}

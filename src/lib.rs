@@ -1,0 +1,37 @@
+//! The core of zarr-dali: from Zarr stores to training batches.
+//!
+//! A sample enters as a number and leaves as a tensor. In between is one road:
+//!
+//! ```text
+//!   cpp_shim/           the DALI operator: arguments, output memory, checks
+//!      | bridge         the only door
+//!   reader              runs the road on its own threads, keeps the batches in order
+//!      |
+//!   1 sampler           epoch, shuffle, reader shard, padding      -> which windows, in which order
+//!   2 plan              windows -> read chunks, each once, and the boxes that are copied out of them
+//!   3 fetch             read chunks -> byte ranges -> encoded bytes
+//!   4 codec, decode     encoded bytes -> decoded chunks: nvCOMP on the GPU, zarrs on the CPU
+//!   5 assemble          decoded chunks -> samples: one gather, byte order included
+//!   6 batch             complete when its last chunk is
+//! ```
+//!
+//! [`dataset`] opens stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
+//! [`error`] everything that can go wrong.
+//!
+//! Words: a *chunk* is one cell of the array's chunk grid and one store key. A *sharded chunk* holds *inner chunks*. A
+//! *read chunk* is what is decoded at once: the inner chunk if there is one, else the chunk. A *reader shard* is DALI's
+//! part of the samples.
+
+pub mod assemble;
+pub mod batch;
+pub mod bridge;
+pub mod codec;
+pub mod dataset;
+pub mod decode;
+pub mod error;
+pub mod fetch;
+pub mod gpu;
+pub mod options;
+pub mod plan;
+pub mod reader;
+pub mod sampler;

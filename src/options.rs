@@ -1,0 +1,242 @@
+//! Every tunable: its meaning, unit, default and range; filled from the operator's arguments.
+
+use crate::error::{Error, Result};
+
+/// What a missing chunk means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MissingChunks {
+    /// The array's fill value, as the Zarr specification says.
+    Fill,
+    /// An error that names the chunk.
+    Error,
+}
+
+/// Who decodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decode {
+    /// The GPU where it can, the CPU elsewhere.
+    Auto,
+    /// The GPU; an array that it cannot decode is refused.
+    Gpu,
+    /// The CPU, through zarrs: the plain path that every faster one is tested against.
+    Cpu,
+}
+
+/// The operator's arguments as the user gave them, unchecked.
+#[derive(Clone, Debug)]
+pub struct Arguments {
+    /// Folder of the store, group or array.
+    pub path: String,
+    /// Array paths inside the store, one output each; empty: the path itself is an array.
+    pub arrays: Vec<String>,
+    /// Extents of a sample along the leading dimensions.
+    pub window: Option<Vec<i64>>,
+    /// Steps between the starts of neighbouring samples along the window's dimensions.
+    pub stride: Option<Vec<i64>>,
+    /// Draw the samples of a reader shard in random order.
+    pub random_shuffle: bool,
+    /// Seed of that order.
+    pub seed: i64,
+    /// This reader's shard.
+    pub shard_id: i64,
+    /// How many reader shards there are.
+    pub num_shards: i64,
+    /// Read the same reader shard in every epoch.
+    pub stick_to_shard: bool,
+    /// Repeat the last sample until the last batch of an epoch is full.
+    pub pad_last_batch: bool,
+    /// The least number of batches in flight.
+    pub prefetch_queue_depth: i64,
+    /// `fill` or `error`.
+    pub missing_chunks: String,
+    /// `auto`, `gpu` or `cpu`.
+    pub decode: String,
+    /// Threads that read and decode on the CPU; 0: automatic.
+    pub num_io_threads: i64,
+    /// Bytes of GPU memory for batches in flight and decoding; 0: automatic.
+    pub device_memory_budget: i64,
+    /// Bytes of host memory for encoded chunks in flight; 0: automatic.
+    pub host_memory_budget: i64,
+    /// Samples of a batch.
+    pub batch_size: i64,
+    /// The GPU, or -1 for the CPU backend.
+    pub device_id: i32,
+}
+
+/// The tunables after their check.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Read missing chunks as fill value, or refuse them. Default: fill.
+    pub missing_chunks: MissingChunks,
+    /// Who decodes. Default: auto.
+    pub decode: Decode,
+    /// Samples of a batch; 1 or more.
+    pub batch_size: u64,
+    /// The GPU of the GPU backend; `None` is the CPU backend.
+    pub device: Option<usize>,
+    /// The least number of batches in flight; 1 or more. Default 1, as in DALI's readers; the reader runs
+    /// further ahead as far as the memory budgets allow.
+    pub min_depth: u64,
+    /// Threads that read and decode on the CPU; 1 or more. Default: the cores this process may use, at most
+    /// [`Options::MAX_AUTO_THREADS`].
+    pub threads: usize,
+    /// GPU memory in bytes for outputs in flight, encoded and decoded chunks and nvCOMP's scratch.
+    /// Default: [`Options::DEVICE_SHARE`] of the memory that is free when the reader starts.
+    pub device_memory_bytes: Option<u64>,
+    /// Host memory in bytes: pinned memory for encoded chunks on the GPU backend, outputs in flight on the CPU
+    /// backend. Default: [`Options::HOST_SHARE`] of the machine's memory, at most
+    /// [`Options::MAX_AUTO_HOST_BYTES`].
+    pub host_memory_bytes: u64,
+}
+
+impl Options {
+    /// More threads than this did not read faster from a warm page cache.
+    pub const MAX_AUTO_THREADS: usize = 16;
+    /// One part in so many of the free GPU memory; the rest is the model's.
+    pub const DEVICE_SHARE: u64 = 8;
+    /// One part in so many of the machine's memory.
+    pub const HOST_SHARE: u64 = 8;
+    /// Pinned memory beyond this does not help: it is more than 16 batches of 256 MiB.
+    pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
+    /// Batches in flight never exceed this: more add latency and memory, not speed.
+    pub const MAX_DEPTH: u64 = 16;
+
+    /// Checks the tunables among the arguments.
+    ///
+    /// # Errors
+    /// [`Error::Argument`] names the first one that cannot be used.
+    pub fn check(arguments: &Arguments) -> Result<Self> {
+        let missing_chunks = match arguments.missing_chunks.as_str() {
+            "fill" => MissingChunks::Fill,
+            "error" => MissingChunks::Error,
+            other => {
+                return Err(argument(
+                    "missing_chunks",
+                    format!("\"{other}\" is neither \"fill\" nor \"error\""),
+                ));
+            }
+        };
+        let decode = match arguments.decode.as_str() {
+            "auto" => Decode::Auto,
+            "gpu" => Decode::Gpu,
+            "cpu" => Decode::Cpu,
+            other => {
+                return Err(argument(
+                    "decode",
+                    format!("\"{other}\" is none of \"auto\", \"gpu\" and \"cpu\""),
+                ));
+            }
+        };
+        let device = usize::try_from(arguments.device_id).ok();
+        if decode == Decode::Gpu && device.is_none() {
+            let problem = "\"gpu\" needs the GPU backend; give device=\"gpu\", or decode=\"auto\"";
+            return Err(argument("decode", problem.into()));
+        }
+        let threads = match at_least("num_io_threads", arguments.num_io_threads, 0)? {
+            0 => automatic_threads(),
+            given => usize::try_from(given).unwrap_or(usize::MAX).min(1024),
+        };
+        let device_memory_bytes = match at_least("device_memory_budget", arguments.device_memory_budget, 0)? {
+            0 => None,
+            given => Some(given),
+        };
+        let host_memory_bytes = match at_least("host_memory_budget", arguments.host_memory_budget, 0)? {
+            0 => (machine_memory_bytes() / Self::HOST_SHARE).min(Self::MAX_AUTO_HOST_BYTES),
+            given => given,
+        };
+        Ok(Self {
+            missing_chunks,
+            decode,
+            batch_size: at_least("batch_size", arguments.batch_size, 1)?,
+            device,
+            min_depth: at_least("prefetch_queue_depth", arguments.prefetch_queue_depth, 1)?,
+            threads,
+            device_memory_bytes,
+            host_memory_bytes,
+        })
+    }
+}
+
+/// An error about an argument.
+pub(crate) fn argument(name: &'static str, problem: String) -> Error {
+    Error::Argument { name, problem }
+}
+
+fn at_least(name: &'static str, value: i64, least: u64) -> Result<u64> {
+    match u64::try_from(value) {
+        Ok(value) if value >= least => Ok(value),
+        _ => Err(argument(name, format!("{value} is too small; give {least} or more"))),
+    }
+}
+
+/// The cores this process may run on (cgroup limits and affinity included).
+fn automatic_threads() -> usize {
+    std::thread::available_parallelism().map_or(4, std::num::NonZero::get).min(Options::MAX_AUTO_THREADS)
+}
+
+/// The machine's memory, or 8 GiB where the system does not tell.
+fn machine_memory_bytes() -> u64 {
+    const UNKNOWN: u64 = 8 << 30;
+    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return UNKNOWN };
+    text.lines()
+        .find_map(|line| line.strip_prefix("MemTotal:"))
+        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
+        .map_or(UNKNOWN, |kib| kib << 10)
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+
+    /// Arguments with every default of the operator.
+    pub(crate) fn defaults(path: &str) -> Arguments {
+        Arguments {
+            path: path.into(),
+            arrays: vec![],
+            window: None,
+            stride: None,
+            random_shuffle: false,
+            seed: 0,
+            shard_id: 0,
+            num_shards: 1,
+            stick_to_shard: false,
+            pad_last_batch: false,
+            prefetch_queue_depth: 1,
+            missing_chunks: "fill".into(),
+            decode: "auto".into(),
+            num_io_threads: 0,
+            device_memory_budget: 0,
+            host_memory_budget: 0,
+            batch_size: 1,
+            device_id: -1,
+        }
+    }
+
+    #[test]
+    fn automatic_values_are_usable() {
+        let options = Options::check(&defaults("x")).unwrap();
+        assert!((1..=Options::MAX_AUTO_THREADS).contains(&options.threads));
+        assert!(options.host_memory_bytes > 0 && options.host_memory_bytes <= Options::MAX_AUTO_HOST_BYTES);
+        assert_eq!(options.device, None);
+    }
+
+    #[test]
+    fn every_bad_value_names_its_argument() {
+        type Change = fn(&mut Arguments);
+        let cases: [(&str, Change); 7] = [
+            ("missing_chunks", |a| a.missing_chunks = "skip".into()),
+            ("decode", |a| a.decode = "tpu".into()),
+            ("decode", |a| a.decode = "gpu".into()),
+            ("num_io_threads", |a| a.num_io_threads = -1),
+            ("prefetch_queue_depth", |a| a.prefetch_queue_depth = 0),
+            ("device_memory_budget", |a| a.device_memory_budget = -5),
+            ("batch_size", |a| a.batch_size = 0),
+        ];
+        for (name, change) in cases {
+            let mut arguments = defaults("x");
+            change(&mut arguments);
+            let error = Options::check(&arguments).unwrap_err();
+            assert!(error.to_string().contains(&format!("`{name}`")), "{error}");
+        }
+    }
+}

@@ -1,0 +1,570 @@
+//! Runs the road on its own threads and keeps the queue of batches.
+//!
+//! ```text
+//! submit --> planner --> units --> workers --> (CPU backend) outputs
+//!                                     |
+//!                                     +------> (GPU backend) fetched units --> lanes --> outputs
+//! next_batch <-- the oldest submitted batch, once its last unit is finished
+//! ```
+//!
+//! A unit is one read chunk that one batch needs. Units of all submitted batches are in flight at once; batches are
+//! handed over in order. Memory is bounded by what was submitted (outputs), by the pinned pool (encoded chunks) and by
+//! the lanes' arenas (decoding).
+
+use crate::assemble::{OutputMemory, device};
+use crate::batch::{Batch, Unit};
+use crate::codec::{self, Road};
+use crate::dataset::{ArrayInfo, Dataset, ElementType};
+use crate::decode::lane::{self, Lane, Lanes, Zstd};
+use crate::decode::worker::{Target, Workers, largest_pinned_bytes};
+use crate::decode::{Queue, lane::Fetched};
+use crate::error::{Error, Result};
+use crate::fetch::{Locator, Posix};
+use crate::gpu::{Gpu, Kernels, PinnedPool};
+use crate::options::{Arguments, Decode, Options};
+use crate::plan::{ArrayGeometry, plan_batch};
+use crate::sampler::{Order, OrderArguments, Windows};
+
+use std::collections::{HashSet, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::thread::JoinHandle;
+
+use cudarc::driver::CudaStream;
+
+/// One output of a reader.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Output {
+    /// Type of the elements.
+    pub element: ElementType,
+    /// Shape of one sample.
+    pub shape: Vec<u64>,
+    /// DALI layout of a sample, or empty.
+    pub layout: String,
+}
+
+/// A reader of one dataset.
+pub struct Reader {
+    dataset: Arc<Dataset>,
+    windows: Windows,
+    geometry: Arc<[ArrayGeometry]>,
+    order: Order,
+    seed: i64,
+    options: Options,
+    roads: Vec<Road>,
+    device: Option<Device>,
+    depth: u64,
+    running: Option<Running>,
+    submitted: VecDeque<Arc<Batch>>,
+    /// Number of the next batch to be submitted.
+    next: u64,
+    /// Samples of the batch that was handed over last.
+    current: Vec<u64>,
+    failed: Option<Arc<Error>>,
+}
+
+/// What the GPU backend needs besides, and how much of it.
+struct Device {
+    gpu: Arc<Gpu>,
+    zstd: bool,
+    lanes: u64,
+    arena_bytes: u64,
+    largest_pinned_bytes: u64,
+    /// On which the consumer allocates output memory.
+    allocation: Arc<CudaStream>,
+}
+
+impl Reader {
+    /// More lanes than this did not decode faster: each has its own stream, and the GPU runs only so many at once.
+    const MAX_LANES: u64 = 8;
+    /// One part in so many of the device budget is for outputs in flight; the rest is for decoding.
+    const OUTPUT_SHARE: u64 = 4;
+    /// Batches in flight on the CPU backend, where latency is short: enough to keep every thread busy.
+    const MAX_CPU_DEPTH: u64 = 8;
+
+    /// Opens the store and checks everything that can be checked without reading a chunk. Starts no thread.
+    ///
+    /// # Errors
+    /// Arguments and stores that cannot be read, a GPU or nvCOMP that is needed and not there, and budgets that
+    /// cannot hold the least that is needed.
+    pub fn open(arguments: &Arguments) -> Result<Self> {
+        let options = Options::check(arguments)?;
+        let dataset = Arc::new(Dataset::open(&arguments.path, &arguments.arrays)?);
+        let first = &dataset.arrays[0];
+        let windows = Windows::new(&first.shape, arguments.window.as_deref(), arguments.stride.as_deref())?;
+        check_arrays_agree(&dataset, windows.dimensions())?;
+        let order = Order::new(
+            windows.len(),
+            &OrderArguments {
+                shard_id: arguments.shard_id,
+                num_shards: arguments.num_shards,
+                stick_to_shard: arguments.stick_to_shard,
+                pad_last_batch: arguments.pad_last_batch,
+                batch_size: options.batch_size,
+                seed: arguments.random_shuffle.then_some(arguments.seed),
+            },
+        )?;
+        let geometry = dataset
+            .arrays
+            .iter()
+            .map(|array| ArrayGeometry {
+                shape: array.shape.clone(),
+                read_chunk_shape: array.read_chunk_shape().to_vec(),
+            })
+            .collect();
+        let roads = dataset.arrays.iter().map(|array| road(array, &options)).collect::<Result<_>>()?;
+        let mut reader = Self {
+            dataset,
+            windows,
+            geometry,
+            order,
+            seed: arguments.seed,
+            options,
+            roads,
+            device: None,
+            depth: 1,
+            running: None,
+            submitted: VecDeque::new(),
+            next: 0,
+            current: vec![],
+            failed: None,
+        };
+        match reader.options.device {
+            None => reader.depth = reader.host_depth()?,
+            Some(ordinal) => {
+                let (device, depth) = reader.open_device(ordinal)?;
+                reader.device = Some(device);
+                reader.depth = depth;
+                reader.log_roads();
+            }
+        }
+        Ok(reader)
+    }
+
+    /// One per array.
+    pub fn outputs(&self) -> Vec<Output> {
+        let describe = |array: &ArrayInfo| Output {
+            element: array.element,
+            shape: self.windows.sample_shape(&array.shape),
+            // Layouts are ASCII, one letter for each dimension of the array.
+            layout: match array.layout.get(usize::from(self.windows.drops_first)..) {
+                Some(layout) => layout.to_string(),
+                None => String::new(),
+            },
+        };
+        self.dataset.arrays.iter().map(describe).collect()
+    }
+
+    /// The order of samples.
+    pub fn order(&self) -> &Order {
+        &self.order
+    }
+
+    /// How the chunks of each array are decoded.
+    pub fn roads(&self) -> &[Road] {
+        &self.roads
+    }
+
+    /// How many batches should be submitted ahead of the one that is asked for.
+    pub fn depth(&self) -> u64 {
+        self.depth
+    }
+
+    /// GPU backend: the stream that orders the consumer's allocations.
+    pub fn allocation_stream(&self) -> Option<&Arc<CudaStream>> {
+        self.device.as_ref().map(|device| &device.allocation)
+    }
+
+    /// Lends the memory of the next batch. The first call starts the threads.
+    ///
+    /// # Errors
+    /// An earlier error, or threads and GPU memory that cannot be had.
+    ///
+    /// # Safety
+    /// Each address points to the memory of `batch_size` samples of its output, on the host or on the GPU as the
+    /// backend says, which nobody else touches until [`Reader::next_batch`] returned the batch or the reader was
+    /// dropped.
+    pub unsafe fn submit(&mut self, addresses: &[usize]) -> Result<()> {
+        self.check_failed()?;
+        if self.running.is_none() {
+            let running = self.start();
+            self.running = Some(running.map_err(|error| self.fail(Arc::new(error)))?);
+        }
+        let samples = self.order.batch(self.next);
+        let outputs = self
+            .outputs()
+            .iter()
+            .zip(addresses)
+            .map(|(output, &address)| OutputMemory {
+                address: address as u64,
+                bytes: output.sample_bytes() * samples.len() as u64,
+            })
+            .collect();
+        let writable = match &self.device {
+            None => None,
+            Some(device) => {
+                let event = device.gpu.event()?;
+                event.record(&device.allocation).map_err(Error::cuda("recording an event"))?;
+                Some(event)
+            }
+        };
+        let batch = Batch::new(samples, outputs, writable);
+        self.submitted.push_back(batch.clone());
+        self.next += 1;
+        if let Some(running) = &self.running {
+            running.plan(batch);
+        }
+        Ok(())
+    }
+
+    /// Waits for the oldest submitted batch; its values are in memory then.
+    ///
+    /// # Errors
+    /// The first error of any of its chunks. An error stays: later calls give it again.
+    pub fn next_batch(&mut self) -> Result<()> {
+        self.check_failed()?;
+        let Some(batch) = self.submitted.pop_front() else {
+            let message = "next_batch was called before submit".to_string();
+            return Err(Error::Panic { place: "the operator".into(), message });
+        };
+        match batch.wait() {
+            Ok(()) => {
+                self.current.clone_from(&batch.samples);
+                Ok(())
+            }
+            Err(error) => Err(self.fail(error)),
+        }
+    }
+
+    /// Names a sample of the batch that was handed over last: the array and the indices it came from.
+    pub fn source_info(&self, output: usize, index: usize) -> Option<String> {
+        let array = self.dataset.arrays.get(output)?;
+        let sample = *self.current.get(index)?;
+        let (start, extent) = self.windows.region(sample, &array.shape);
+        let ranges: Vec<String> = (0..start.len())
+            .map(|d| match d {
+                0 if self.windows.drops_first => start[0].to_string(),
+                _ => format!("{}:{}", start[d], start[d] + extent[d]),
+            })
+            .collect();
+        let place = match array.name.as_str() {
+            "" => array.store.clone(),
+            name => format!("{}/{name}", array.store.trim_end_matches('/')),
+        };
+        Some(format!("{place}[{}]", ranges.join(", ")))
+    }
+
+    /// The position after the batch that was handed over last, for a checkpoint.
+    pub fn save_state(&self) -> Vec<u8> {
+        let batches = self.next - self.submitted.len() as u64;
+        let state = serde_json::json!({
+            "version": STATE_VERSION,
+            "batches": batches,
+            "seed": self.seed,
+            "dataset": self.fingerprint(),
+        });
+        state.to_string().into_bytes()
+    }
+
+    /// Continues from a saved position.
+    ///
+    /// # Errors
+    /// A state of another reader, or one that comes after the first `submit`.
+    pub fn restore_state(&mut self, state: &[u8]) -> Result<()> {
+        let refused = |problem: String| Error::Checkpoint { problem };
+        if self.running.is_some() {
+            return Err(refused("the reader has started already".into()));
+        }
+        let state: serde_json::Value = serde_json::from_slice(state)
+            .map_err(|error| refused(format!("its state cannot be read ({error})")))?;
+        if state["version"] != STATE_VERSION {
+            return Err(refused(format!("its version is {}, not {STATE_VERSION}", state["version"])));
+        }
+        let expected = self.fingerprint();
+        if state["dataset"] != expected {
+            return Err(refused(format!("it was written for {}, this is {expected}", state["dataset"])));
+        }
+        let (Some(batches), Some(seed)) = (state["batches"].as_u64(), state["seed"].as_i64()) else {
+            return Err(refused("its state has no position".into()));
+        };
+        self.next = batches;
+        self.seed = seed;
+        self.order.reseed(seed);
+        Ok(())
+    }
+
+    /// What a position is only meaningful together with.
+    fn fingerprint(&self) -> serde_json::Value {
+        let arrays: Vec<_> = self
+            .dataset
+            .arrays
+            .iter()
+            .map(|array| serde_json::json!([array.name, array.element.name(), array.shape]))
+            .collect();
+        serde_json::json!({
+            "arrays": arrays,
+            "window": self.windows.window,
+            "stride": self.windows.stride,
+            "num_shards": self.order.shards(),
+            "batch_size": self.options.batch_size,
+            "stick_to_shard": self.order.sticks(),
+            "pad_last_batch": self.order.pads(),
+            "random_shuffle": self.order.shuffles(),
+        })
+    }
+
+    fn check_failed(&self) -> Result<()> {
+        self.failed.as_ref().map_or(Ok(()), |error| Err(Error::Sticky(error.clone())))
+    }
+
+    fn fail(&mut self, error: Arc<Error>) -> Error {
+        self.failed = Some(error.clone());
+        Error::Sticky(error)
+    }
+
+    fn batch_bytes(&self) -> u64 {
+        self.outputs().iter().map(Output::sample_bytes).sum::<u64>() * self.options.batch_size
+    }
+
+    fn host_depth(&self) -> Result<u64> {
+        let (budget, batch) = (self.options.host_memory_bytes, self.batch_bytes());
+        let least = self.options.min_depth;
+        if batch.saturating_mul(least) > budget {
+            return Err(Error::Budget {
+                name: "host_memory_budget",
+                budget_bytes: budget,
+                needed_bytes: batch.saturating_mul(least),
+                what: format!("{least} batch(es) of {batch} bytes in flight"),
+            });
+        }
+        Ok((budget / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
+    }
+
+    /// Opens the GPU and shares its budget out: outputs of `depth` batches, and an arena for each lane.
+    fn open_device(&mut self, ordinal: usize) -> Result<(Device, u64)> {
+        let gpu = Gpu::open(ordinal)?;
+        let zstd = match self.roads.iter().position(Road::needs_nvcomp) {
+            None => None,
+            Some(array) => Some(Zstd::open().map_err(|error| Error::Nvcomp {
+                at: self.dataset.arrays[array].context(),
+                source: error.into(),
+            })?),
+        };
+
+        let mut largest_unit = 0;
+        let mut largest_pinned = 0;
+        let mut unit_bytes = vec![];
+        for (array, road) in self.dataset.arrays.iter().zip(&self.roads) {
+            if array.read_chunk_bytes() > device::MAX_CHUNK_BYTES {
+                let reason = format!(
+                    "its read chunks decode to {} bytes, and at most {} are supported",
+                    array.read_chunk_bytes(),
+                    device::MAX_CHUNK_BYTES
+                );
+                return Err(Error::NotOnGpu { at: array.context(), reason });
+            }
+            let zstd = zstd.as_ref().filter(|_| road.needs_nvcomp());
+            let bytes = lane::unit_bytes(zstd, array, self.options.batch_size)?;
+            largest_unit = largest_unit.max(bytes);
+            largest_pinned = largest_pinned.max(largest_pinned_bytes(array));
+            unit_bytes.push(bytes);
+        }
+        if self.options.host_memory_bytes < largest_pinned {
+            return Err(Error::Budget {
+                name: "host_memory_budget",
+                budget_bytes: self.options.host_memory_bytes,
+                needed_bytes: largest_pinned,
+                what: "the largest encoded chunk".into(),
+            });
+        }
+
+        let budget = match self.options.device_memory_bytes {
+            Some(budget) => budget,
+            None => gpu.free_bytes()? / Options::DEVICE_SHARE,
+        };
+        let batch = self.batch_bytes().max(1);
+        let least_depth = self.options.min_depth;
+        let least = batch.saturating_mul(least_depth).saturating_add(largest_unit);
+        if least > budget {
+            return Err(Error::Budget {
+                name: "device_memory_budget",
+                budget_bytes: budget,
+                needed_bytes: least,
+                what: format!("{least_depth} batch(es) of {batch} bytes and one chunk while it is decoded"),
+            });
+        }
+        let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
+
+        // Small stores do not need the whole budget: no more than all batches in flight can use at once.
+        let tasks = plan_batch(&self.windows, &self.geometry, &self.order.batch(0));
+        let batch_arena: u64 = tasks.iter().map(|task| unit_bytes[task.array]).sum();
+        let useful = batch_arena.saturating_mul(depth);
+        let arenas = (budget - batch * depth).min(useful).max(largest_unit);
+        let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
+        let device = Device {
+            zstd: zstd.is_some(),
+            lanes,
+            arena_bytes: arenas / lanes,
+            largest_pinned_bytes: largest_pinned,
+            allocation: gpu.stream()?,
+            gpu,
+        };
+        Ok((device, depth))
+    }
+
+    /// Says once per process which road each array takes.
+    fn log_roads(&self) {
+        static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+        for (array, road) in self.dataset.arrays.iter().zip(&self.roads) {
+            let line = format!("zarr-dali: {}: {road}", array.context());
+            let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+            if logged.get_or_insert_default().insert(line.clone()) {
+                eprintln!("{line}");
+            }
+        }
+    }
+
+    fn start(&self) -> Result<Running> {
+        let mut running = Running::default();
+        let target = match &self.device {
+            None => Target::Host,
+            Some(device) => {
+                let pinned =
+                    PinnedPool::new(&device.gpu, self.options.host_memory_bytes, device.largest_pinned_bytes);
+                running.pinned = Some(pinned.clone());
+                self.start_lanes(device, &mut running)?;
+                Target::Lanes { pinned, queue: running.fetched.clone() }
+            }
+        };
+        let workers = Arc::new(Workers {
+            dataset: self.dataset.clone(),
+            roads: self.roads.clone(),
+            locator: Locator::new(Arc::new(Posix)),
+            missing_chunks: self.options.missing_chunks,
+            target,
+        });
+        for _ in 0..self.options.threads {
+            let (workers, units) = (workers.clone(), running.units.clone());
+            running.spawn("zarr worker", move || {
+                let mut scratch = vec![];
+                while let Some(unit) = units.pop() {
+                    let batch = unit.batch.clone();
+                    let worked = catch_unwind(AssertUnwindSafe(|| workers.process(unit, &mut scratch)));
+                    if let Err(payload) = worked {
+                        batch.fail(Error::panic("a worker", &*payload));
+                    }
+                }
+            })?;
+        }
+        let (planner, batches) = mpsc::channel::<Arc<Batch>>();
+        let (windows, geometry) = (self.windows.clone(), self.geometry.clone());
+        let units = running.units.clone();
+        running.spawn("zarr planner", move || {
+            for batch in batches {
+                let planned = catch_unwind(|| plan_batch(&windows, &geometry, &batch.samples));
+                let tasks = planned.unwrap_or_else(|payload| {
+                    batch.fail(Error::panic("the planner", &*payload));
+                    vec![]
+                });
+                units.push(batch.units(tasks));
+            }
+        })?;
+        running.planner = Some(planner);
+        Ok(running)
+    }
+
+    fn start_lanes(&self, device: &Device, running: &mut Running) -> Result<()> {
+        let array = self.dataset.arrays[0].context();
+        let nvcomp = match device.zstd {
+            false => None,
+            true => Some(Zstd::open().map_err(|error| Error::Nvcomp { at: array, source: error.into() })?),
+        };
+        let lanes = Arc::new(Lanes {
+            gpu: device.gpu.clone(),
+            kernels: Kernels::load(&device.gpu)?,
+            nvcomp,
+            dataset: self.dataset.clone(),
+            queue: running.fetched.clone(),
+        });
+        for _ in 0..device.lanes {
+            let mut lane = Lane::new(lanes.clone(), device.arena_bytes)?;
+            running.spawn("zarr GPU lane", move || while lane.step() {})?;
+        }
+        Ok(())
+    }
+}
+
+impl Output {
+    /// Size of one sample.
+    pub fn sample_bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.element.size_bytes() as u64
+    }
+}
+
+/// Version of the checkpoint's state.
+const STATE_VERSION: u64 = 1;
+
+fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
+    if options.device.is_none() {
+        return Ok(Road::Cpu("the CPU backend".into()));
+    }
+    match (options.decode, codec::road(array)) {
+        (Decode::Cpu, _) => Ok(Road::Cpu("decode=\"cpu\"".into())),
+        (Decode::Gpu, Road::Cpu(reason)) => Err(Error::NotOnGpu { at: array.context(), reason }),
+        (_, road) => Ok(road),
+    }
+}
+
+fn check_arrays_agree(dataset: &Dataset, dimensions: usize) -> Result<()> {
+    let first = &dataset.arrays[0];
+    for other in &dataset.arrays[1..] {
+        if other.shape.get(..dimensions) != first.shape.get(..dimensions) {
+            return Err(Error::ArraysDisagree {
+                at: first.context(),
+                shape: first.shape.clone(),
+                other: other.name.clone(),
+                other_shape: other.shape.clone(),
+                dimensions,
+            });
+        }
+    }
+    Ok(())
+}
+
+/// The threads of a reader. Dropping it stops and joins them; nothing writes to outputs afterwards.
+#[derive(Default)]
+struct Running {
+    planner: Option<mpsc::Sender<Arc<Batch>>>,
+    units: Arc<Queue<Unit>>,
+    fetched: Arc<Queue<Fetched>>,
+    pinned: Option<Arc<PinnedPool>>,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Running {
+    fn plan(&self, batch: Arc<Batch>) {
+        // The planner only ends with this value.
+        let _ = self.planner.as_ref().map(|planner| planner.send(batch));
+    }
+
+    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        self.threads.push(thread.map_err(|source| Error::Thread { source })?);
+        Ok(())
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.planner = None;
+        self.units.close();
+        self.fetched.close();
+        if let Some(pinned) = &self.pinned {
+            pinned.close();
+        }
+        for thread in self.threads.drain(..) {
+            // Panics were caught inside and reported to their batch.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,300 @@
+"""Stores that the tests read, written by zarr-python.
+
+On Python 3.10 there is only zarr-python 2, which has no format 3: tests that need it are skipped there.
+"""
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numcodecs
+import numpy as np
+import pytest
+import zarr
+
+FORMATS = (2, 3) if int(zarr.__version__.split(".")[0]) >= 3 else (2,)
+"""What the installed zarr-python can write."""
+
+if 3 in FORMATS:
+    from zarr.codecs import (
+        BloscCodec,
+        BytesCodec,
+        Crc32cCodec,
+        GzipCodec,
+        ShardingCodec,
+        TransposeCodec,
+        ZstdCodec,
+    )
+
+FLOATS = ("float16", "float32", "float64")
+INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+DTYPES = ("bool", *INTEGERS, *FLOATS)
+
+
+@dataclass(frozen=True)
+class Codec:
+    """One codec chain. `v2` and `v3` build its compressors; None where the format has no such chain."""
+
+    name: str
+    v2: Callable | None = None
+    v3: Callable | None = None
+    v2_filters: Callable = lambda itemsize: None
+    v3_filters: Callable = lambda ndim: ()
+    sharded: bool = False
+    index_location: str = "end"
+    index_checksum: bool = True
+    nested: bool = False
+    """Sharded chunks inside sharded chunks."""
+    outer: Callable = lambda: ()
+    """Compressors of a whole sharded chunk, index included."""
+
+
+def _reverse(ndim):
+    return (TransposeCodec(order=tuple(reversed(range(ndim)))),)
+
+
+_PLAIN = (
+    Codec("raw", v2=lambda: None, v3=lambda: ()),
+    Codec("zstd", v2=lambda: numcodecs.Zstd(level=0), v3=lambda: (ZstdCodec(level=0),)),
+    Codec(
+        "zstd-checksum",
+        v2=lambda: numcodecs.Zstd(level=3, checksum=True),
+        v3=lambda: (ZstdCodec(level=3, checksum=True),),
+    ),
+    Codec("zstd-fast", v2=lambda: numcodecs.Zstd(level=-50), v3=lambda: (ZstdCodec(level=-50),)),
+    Codec("zstd-best", v2=lambda: numcodecs.Zstd(level=22), v3=lambda: (ZstdCodec(level=22),)),
+    Codec("gzip", v2=lambda: numcodecs.GZip(level=5), v3=lambda: (GzipCodec(level=5),)),
+    Codec(
+        "blosc-lz4",
+        v2=lambda: numcodecs.Blosc(cname="lz4", clevel=5, shuffle=numcodecs.Blosc.SHUFFLE),
+        v3=lambda: (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"),),
+    ),
+    Codec(
+        "blosc-zstd",
+        v2=lambda: numcodecs.Blosc(cname="zstd", clevel=3, shuffle=numcodecs.Blosc.BITSHUFFLE),
+        v3=lambda: (BloscCodec(cname="zstd", clevel=3, shuffle="bitshuffle"),),
+    ),
+)
+_V2_ONLY = (
+    Codec("zlib", v2=lambda: numcodecs.Zlib(level=1)),
+    Codec("bz2", v2=lambda: numcodecs.BZ2(level=1)),
+    Codec(
+        "shuffle-zstd",
+        v2=lambda: numcodecs.Zstd(level=1),
+        v2_filters=lambda itemsize: (numcodecs.Shuffle(elementsize=itemsize),),
+    ),
+)
+_V3_ONLY = (
+    Codec("crc32c", v3=lambda: (Crc32cCodec(),)),
+    Codec("zstd-crc32c", v3=lambda: (ZstdCodec(level=1), Crc32cCodec())),
+    Codec("transpose", v3=lambda: (), v3_filters=_reverse),
+    Codec("transpose-zstd", v3=lambda: (ZstdCodec(level=1),), v3_filters=_reverse),
+)
+_SHARDED = tuple(
+    Codec(
+        f"sharded-{location}-{inner.name}",
+        v3=inner.v3,
+        v3_filters=inner.v3_filters,
+        sharded=True,
+        index_location=location,
+    )
+    for location in ("end", "start")
+    for inner in (*_PLAIN, *_V3_ONLY)
+    if inner.name in ("raw", "zstd", "zstd-checksum", "gzip", "blosc-lz4", "crc32c", "transpose-zstd")
+) + (
+    Codec("sharded-end-zstd-no-crc", v3=lambda: (ZstdCodec(),), sharded=True, index_checksum=False),
+    Codec("sharded-nested-zstd", v3=lambda: (ZstdCodec(),), sharded=True, nested=True),
+    Codec("sharded-then-zstd", v3=lambda: (), sharded=True, outer=lambda: (ZstdCodec(),)),
+)
+CODECS = {codec.name: codec for codec in (*_PLAIN, *_V2_ONLY, *_V3_ONLY, *_SHARDED)}
+
+
+def codecs_of(zarr_format):
+    """Names of the chains that the format has; none where it cannot be written."""
+    if zarr_format not in FORMATS:
+        return []
+    return [name for name, codec in CODECS.items() if getattr(codec, f"v{zarr_format}") is not None]
+
+
+def random_values(rng, shape, dtype, entropy=0.5):
+    """Values whose bit patterns are random, NaN payloads included; a part repeats, so that it compresses."""
+    dtype = np.dtype(dtype)
+    if dtype == np.bool_:
+        return rng.random(shape) < 0.5
+    unsigned = np.dtype(f"u{dtype.itemsize}")
+    bits = rng.integers(0, np.iinfo(unsigned).max, size=shape, dtype=unsigned, endpoint=True)
+    repeated = rng.integers(0, np.iinfo(unsigned).max, size=3, dtype=unsigned, endpoint=True)
+    bits = np.where(rng.random(shape) < entropy, bits, repeated[rng.integers(0, 3, size=shape)])
+    return bits.astype(unsigned).view(dtype)
+
+
+def write_array(
+    store,
+    name,
+    data,
+    *,
+    chunks,
+    codec="zstd",
+    zarr_format=None,
+    shards=None,
+    endian="little",
+    fill_value=0,
+    order="C",
+    separator=None,
+    dimension_names=None,
+    write=True,
+):
+    """Writes one array. Chunks that hold nothing but `fill_value` are left out, as zarr-python does.
+
+    `chunks` are the read chunks; `shards`, the extents of a sharded chunk, default to twice that. Without
+    `zarr_format` it is the newest one. Returns the array's folder.
+    """
+    chain = codec if isinstance(codec, Codec) else CODECS[codec]
+    if zarr_format is None:
+        zarr_format = 2 if chain.v3 is None or (3 not in FORMATS and chain.v2) else 3
+    path = Path(store, name) if name else Path(store)
+    if zarr_format not in FORMATS:
+        pytest.skip(f"zarr-python {zarr.__version__} writes no Zarr v3")
+    arguments = {
+        "store": str(store),
+        "name": name or None,
+        "shape": data.shape,
+        "fill_value": fill_value,
+        "zarr_format": zarr_format,
+        "config": {"write_empty_chunks": False},
+    }
+    if zarr_format == 2:
+        big = endian == "big" and data.dtype.itemsize > 1
+        compressor = chain.v2()
+        filters = chain.v2_filters(data.dtype.itemsize)
+        arguments |= {
+            "dtype": data.dtype.newbyteorder(">") if big else data.dtype,
+            "chunks": chunks,
+            "compressors": compressor,
+            "filters": filters,
+            "order": order,
+        }
+        if separator:
+            arguments["chunk_key_encoding"] = {"name": "v2", "separator": separator}
+        if dimension_names:
+            arguments["attributes"] = {"_ARRAY_DIMENSIONS": list(dimension_names)}
+    else:
+        arguments |= {"dtype": data.dtype, "dimension_names": dimension_names}
+        if separator:
+            arguments["chunk_key_encoding"] = {"name": "default", "separator": separator}
+        if chain.sharded:
+            arguments |= _sharding(chain, chunks, shards, endian, data.ndim)
+        else:
+            arguments |= {
+                "chunks": chunks,
+                "serializer": BytesCodec(endian=endian),
+                "compressors": chain.v3() or None,
+                "filters": chain.v3_filters(data.ndim) or None,
+            }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # codecs and types that the v3 specification does not name yet
+        array = zarr.create_array(**arguments) if 3 in FORMATS else _create_with_zarr_2(**arguments)
+        if write and data.ndim:
+            array[...] = data
+    return path
+
+
+def _create_with_zarr_2(
+    store, name, compressors, zarr_format, config, chunk_key_encoding=None, attributes=None, **arguments
+):
+    """`zarr.create_array` in the words of zarr-python 2."""
+    array = zarr.create(
+        store=zarr.storage.FSStore(store),
+        path=name,
+        compressor=compressors,
+        dimension_separator=(chunk_key_encoding or {}).get("separator", "."),
+        **config,
+        **arguments,
+    )
+    array.attrs.update(attributes or {})
+    return array
+
+
+def _sharding(chain, chunks, shards, endian, ndim):
+    shards = tuple(shards or (2 * extent for extent in chunks))
+    index_codecs = [BytesCodec(endian="little")] + ([Crc32cCodec()] if chain.index_checksum else [])
+    inner = ShardingCodec(
+        chunk_shape=tuple(chunks),
+        codecs=[*chain.v3_filters(ndim), BytesCodec(endian=endian), *chain.v3()],
+        index_codecs=index_codecs,
+        index_location=chain.index_location,
+    )
+    if chain.nested:
+        inner = ShardingCodec(chunk_shape=shards, codecs=[inner])
+        shards = tuple(2 * extent for extent in shards)
+    return {"chunks": shards, "serializer": inner, "compressors": chain.outer() or None, "filters": None}
+
+
+def read_array(store, name=None):
+    """The whole array as zarr-python reads it, in native byte order."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        values = np.asarray(zarr.open_array(str(Path(store, name) if name else store), mode="r")[...])
+    return values.astype(values.dtype.newbyteorder("="))
+
+
+def write_group(store, zarr_format=None, consolidated=False):
+    """An empty group, or with `consolidated` the consolidated metadata of all that is in it already."""
+    zarr_format = zarr_format or max(FORMATS)
+    if zarr_format not in FORMATS:
+        pytest.skip(f"zarr-python {zarr.__version__} writes no Zarr v3")
+    options = {"zarr_format": zarr_format} if 3 in FORMATS else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # consolidated metadata is not part of the v3 specification yet
+        if consolidated:
+            zarr.consolidate_metadata(str(store), **options)
+        else:
+            zarr.open_group(str(store), mode="a", **options)
+    return Path(store)
+
+
+def chunk_files(array):
+    """All chunk files of an array on disk, sorted by path."""
+    metadata = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
+    return sorted(file for file in Path(array).rglob("*") if file.is_file() and file.name not in metadata)
+
+
+def edit_metadata(file, change):
+    """Loads a metadata file, applies `change` to the parsed value and writes it back."""
+    value = json.loads(Path(file).read_text())
+    change(value)
+    Path(file).write_text(json.dumps(value))
+
+
+def zstd_raw_frame(data, *, declared=None, with_size=True, block_bytes=1000):
+    """A zstd frame (RFC 8878) of stored blocks, to choose header fields that encoders do not offer.
+
+    `declared` is the content size in the header, by default the true one; `with_size=False` leaves it out.
+    """
+    frame = bytearray((0xFD2FB528).to_bytes(4, "little"))
+    if with_size:
+        frame.append(0b1110_0000)  # 8-byte content size, single segment: no window descriptor
+        frame += (len(data) if declared is None else declared).to_bytes(8, "little")
+    else:
+        frame += bytes([0, 0x58])  # no content size; a window of 2 MiB
+    blocks = [data[at : at + block_bytes] for at in range(0, len(data), block_bytes)] or [b""]
+    for i, block in enumerate(blocks):
+        frame += (len(block) << 3 | (i == len(blocks) - 1)).to_bytes(3, "little") + block
+    return bytes(frame)
+
+
+def zstd_skippable_frame(data):
+    """A skippable frame: a decoder must step over it."""
+    return (0x184D2A50).to_bytes(4, "little") + len(data).to_bytes(4, "little") + data
+
+
+def crc32c(data):
+    """The checksum of shard indices (RFC 3720, reflected polynomial 0x82F63B78)."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
