@@ -276,7 +276,8 @@ def ensure_stores(
 ) -> list[Path]:
     """Writes the stores that are not there yet, all from one generation; `stores` has a path for each layout.
 
-    Returns the paths that were written. A store that is there with the same arguments is left alone.
+    Returns the paths that were written. A store that is there with the same arguments is left alone, unless
+    another version of this generator wrote it.
     Raises ValueError for an unknown layout or arrangement, a grid that is too small, or when something else
     is in the way and `overwrite` is false.
     """
@@ -288,10 +289,8 @@ def ensure_stores(
         )
     missing: list[_Store] = []
     for layout, path in stores.items():
-        made_by = {
-            "generator": "era5_like",
-            "format": FORMAT,
-            "zarr_format": ZARR_FORMAT,
+        version = {"generator": "era5_like", "format": FORMAT, "zarr_format": ZARR_FORMAT}
+        arguments = {
             "layout": layout,
             "arrangement": arrangement,
             "steps": steps,
@@ -299,14 +298,16 @@ def ensure_stores(
             "seed": seed,
         }
         if path.exists():
-            if _attributes(path).get("made_by") == made_by:
+            found = _attributes(path).get("made_by", {})
+            if found == {**version, **arguments}:
                 continue
-            if not overwrite:
+            # What another version of this generator wrote from the same arguments is written anew.
+            if not overwrite and {name: found.get(name) for name in arguments} != arguments:
                 raise ValueError(
                     f"{path} exists and was not written with these arguments; remove it, choose another "
                     "path, or overwrite it"
                 )
-        missing.append(_Store(path, made_by))
+        missing.append(_Store(path, {**version, **arguments}))
     if missing:
         start = 0
         for block in generate(steps, grid, seed=seed):

@@ -21,7 +21,7 @@ use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result};
 use crate::fetch::{Locator, Posix};
 use crate::gpu::{Gpu, Kernels, PinnedPool};
-use crate::options::{Arguments, Decode, Options};
+use crate::options::{Arguments, Decode, Options, argument};
 use crate::plan::{ArrayGeometry, plan_batch};
 use crate::sampler::{Order, OrderArguments, Windows};
 
@@ -90,9 +90,9 @@ impl Reader {
     pub fn open(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         let dataset = Arc::new(Dataset::open(&arguments.path, &arguments.arrays)?);
-        let first = &dataset.arrays[0];
-        let windows = Windows::new(&first.shape, arguments.window.as_deref(), arguments.stride.as_deref())?;
-        check_arrays_agree(&dataset, windows.dimensions())?;
+        let window = arguments.window.as_deref();
+        check_shapes(&dataset, window.map_or(1, <[i64]>::len))?;
+        let windows = Windows::new(&dataset.arrays[0].shape, window, arguments.stride.as_deref())?;
         let order = Order::new(
             windows.len(),
             &OrderArguments {
@@ -323,7 +323,9 @@ impl Reader {
     }
 
     fn batch_bytes(&self) -> u64 {
-        self.outputs().iter().map(Output::sample_bytes).sum::<u64>() * self.options.batch_size
+        let sizes = self.outputs();
+        let sample = sizes.iter().fold(0u64, |all, output| all.saturating_add(output.sample_bytes()));
+        sample.saturating_mul(self.options.batch_size)
     }
 
     fn host_depth(&self) -> Result<u64> {
@@ -495,9 +497,10 @@ impl Reader {
 }
 
 impl Output {
-    /// Size of one sample.
+    /// Size of one sample, or `u64::MAX` if it is larger than that.
     pub fn sample_bytes(&self) -> u64 {
-        self.shape.iter().product::<u64>() * self.element.size_bytes() as u64
+        let size = self.element.size_bytes() as u64;
+        self.shape.iter().fold(size, |bytes, &extent| bytes.saturating_mul(extent))
     }
 }
 
@@ -515,15 +518,32 @@ fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
     }
 }
 
-fn check_arrays_agree(dataset: &Dataset, dimensions: usize) -> Result<()> {
+/// Whether all arrays have the dimensions that windows cover, with the same extents.
+fn check_shapes(dataset: &Dataset, dimensions: usize) -> Result<()> {
     let first = &dataset.arrays[0];
-    for other in &dataset.arrays[1..] {
-        if other.shape.get(..dimensions) != first.shape.get(..dimensions) {
+    for array in &dataset.arrays {
+        let (at, shape) = (array.context(), &array.shape);
+        if shape.is_empty() {
+            let problem = format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
+            return Err(argument("arrays", problem));
+        }
+        let Some(covered) = shape.get(..dimensions) else {
+            let problem = format!(
+                "it has {dimensions} extents, but {at} has the shape {shape:?}; give at most {} extents",
+                shape.len()
+            );
+            return Err(argument("window", problem));
+        };
+        if covered.contains(&0) {
+            let problem = format!("{at} has the shape {shape:?} and so not a single sample; write to it first");
+            return Err(argument("arrays", problem));
+        }
+        if first.shape.get(..dimensions) != Some(covered) {
             return Err(Error::ArraysDisagree {
                 at: first.context(),
                 shape: first.shape.clone(),
-                other: other.name.clone(),
-                other_shape: other.shape.clone(),
+                other: array.name.clone(),
+                other_shape: shape.clone(),
                 dimensions,
             });
         }

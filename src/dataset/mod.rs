@@ -238,6 +238,10 @@ impl ArrayInfo {
         })?;
         let shape = array.shape().to_vec();
         let chunk_shape = regular_chunk_shape(&array, &at)?;
+        let size = element.size_bytes() as u64;
+        if chunk_shape.iter().try_fold(size, |bytes, &extent| bytes.checked_mul(extent)).is_none() {
+            return Err(unusable(format!("its chunks {chunk_shape:?} are larger than memory can be").into()));
+        }
         let codecs = array.codecs();
         let sharding = if array.is_exclusively_sharded() {
             Sharding::of(&codecs, &chunk_shape).map_err(unusable)?
