@@ -89,9 +89,10 @@ impl Reader {
     /// cannot hold the least that is needed.
     pub fn open(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
+        codec::register();
         let dataset = Arc::new(Dataset::open(&arguments.path, &arguments.arrays)?);
         let window = arguments.window.as_deref();
-        check_shapes(&dataset, window.map_or(1, <[i64]>::len))?;
+        check_shapes(&dataset, window.unwrap_or(&[1]))?;
         let windows = Windows::new(&dataset.arrays[0].shape, window, arguments.stride.as_deref())?;
         let order = Order::new(
             windows.len(),
@@ -518,9 +519,10 @@ fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
     }
 }
 
-/// Whether all arrays have the dimensions that windows cover, with the same extents.
-fn check_shapes(dataset: &Dataset, dimensions: usize) -> Result<()> {
+/// Whether all arrays have the dimensions that the window covers, with room for it and with the same extents.
+fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
     let first = &dataset.arrays[0];
+    let dimensions = window.len();
     for array in &dataset.arrays {
         let (at, shape) = (array.context(), &array.shape);
         if shape.is_empty() {
@@ -535,8 +537,15 @@ fn check_shapes(dataset: &Dataset, dimensions: usize) -> Result<()> {
             return Err(argument("window", problem));
         };
         if covered.contains(&0) {
-            let problem = format!("{at} has the shape {shape:?} and so not a single sample; write to it first");
+            let problem = format!("{at} has the shape {shape:?} and so no samples; write to it first");
             return Err(argument("arrays", problem));
+        }
+        if let Some(d) = (0..dimensions).find(|&d| u64::try_from(window[d]).is_ok_and(|extent| extent > covered[d])) {
+            let problem = format!(
+                "{window:?} does not fit into {at} with the shape {shape:?}: {} steps are asked for in dimension {d}, which has {}",
+                window[d], covered[d]
+            );
+            return Err(argument("window", problem));
         }
         if first.shape.get(..dimensions) != Some(covered) {
             return Err(Error::ArraysDisagree {

@@ -1,6 +1,10 @@
 //! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU road is zarrs' own.
 
+mod checked;
+mod gzip;
 pub mod zstd;
+
+pub use checked::register;
 
 use crate::dataset::ArrayInfo;
 

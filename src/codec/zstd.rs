@@ -6,6 +6,8 @@
 //! Source: RFC 8878, section 3.1 (frames and blocks).
 #![forbid(unsafe_code)]
 
+use std::ops::RangeInclusive;
+
 /// nvCOMP's limit for a decoded chunk, `nvcompZstdDecompressionMaxAllowedChunkSize`.
 pub const MAX_GPU_CHUNK_BYTES: u64 = (1 << 31) - 1;
 
@@ -48,8 +50,8 @@ pub enum Verdict {
 /// # Errors
 /// What cannot be right about it, in words.
 pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
-    if encoded.get(1..4).is_some_and(|b| b == [0x2A, 0x4D, 0x18]) && encoded[0] & 0xF0 == 0x50 {
-        // A skippable frame comes first; valid, rare.
+    if skippable_bytes(encoded).is_some() {
+        // Valid, rare.
         return Ok(Verdict::Cpu);
     }
     let frame = Frame::parse(encoded)?;
@@ -71,6 +73,47 @@ pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
         ));
     }
     Ok(if frame.needs_dictionary || frame.has_checksum { Verdict::Cpu } else { Verdict::Gpu })
+}
+
+/// Checks any number of frames that together have to decode to a number of bytes within `expected`, before a decoder that allocates what
+/// they declare sees them. What comes after the last frame, and everything inside the blocks, is left to that decoder.
+///
+/// # Errors
+/// What cannot be right about it, in words.
+pub fn check_size(encoded: &[u8], expected: RangeInclusive<u64>) -> Result<(), String> {
+    let (least, most) = content_bounds(encoded)?;
+    if least <= *expected.end() && most >= *expected.start() {
+        return Ok(());
+    }
+    Err(format!(
+        "the zstd frames declare or hold {least} to {most} bytes of content, but the chunk has {}",
+        expected.end()
+    ))
+}
+
+/// The least and the most bytes that the frames decode to.
+fn content_bounds(mut encoded: &[u8]) -> Result<(u64, u64), String> {
+    let (mut least, mut most) = (0u64, 0u64);
+    while !encoded.is_empty() {
+        let bytes = match skippable_bytes(encoded) {
+            Some(bytes) => bytes,
+            None => {
+                let frame = Frame::parse(encoded)?;
+                let (low, high) = frame.content_bytes.map_or(frame.regenerates, |declared| (declared, declared));
+                (least, most) = (least.saturating_add(low), most.saturating_add(high));
+                frame.frame_bytes
+            }
+        };
+        encoded = usize::try_from(bytes).ok().and_then(|bytes| encoded.get(bytes..)).unwrap_or_default();
+    }
+    Ok((least, most))
+}
+
+/// Size of the skippable frame at the start, if there is one.
+fn skippable_bytes(encoded: &[u8]) -> Option<u64> {
+    let header = encoded.first_chunk::<8>()?;
+    let [kind, 0x2A, 0x4D, 0x18, size @ ..] = *header else { return None };
+    (kind & 0xF0 == 0x50).then(|| 8 + u64::from(u32::from_le_bytes(size)))
 }
 
 impl Frame {
@@ -193,6 +236,17 @@ mod tests {
     }
 
     #[test]
+    fn frames_add_up() {
+        let mut frames = raw_frame(b"abcd", 4);
+        frames.extend([0x50, 0x2A, 0x4D, 0x18, 3, 0, 0, 0, 9, 9, 9]);
+        frames.extend(raw_frame(b"efg", 3));
+        assert_eq!(check_size(&frames, 7..=7), Ok(()));
+        assert!(check_size(&frames, 8..=8).unwrap_err().contains("7 to 7"));
+        assert!(check_size(&raw_frame(b"abcd", 1 << 62), 0..=4).is_err());
+        assert!(check_size(&[frames, vec![0]].concat(), 7..=7).is_err());
+    }
+
+    #[test]
     fn unusual_chunks_are_left_to_the_cpu() {
         let mut two = raw_frame(b"abcd", 4);
         two.extend(raw_frame(b"efgh", 4));
@@ -211,6 +265,7 @@ mod tests {
                 bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
             }
             let _ = check(&bytes, 64);
+            let _ = check_size(&bytes, 64..=64);
         }
     }
 }

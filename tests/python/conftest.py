@@ -13,8 +13,24 @@ import reading
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "gpu: needs an NVIDIA GPU and its driver")
+    config.addinivalue_line(
+        "markers",
+        "gpu_where(condition): of the cases on the GPU backend only those whose parameters meet the condition. For "
+        "what the backends share: a pipeline on a GPU takes longer to build than all that is tested with it.",
+    )
     config.addinivalue_line("filterwarnings", "ignore:Combining a `sharding_indexed` codec")
+
+
+def pytest_collection_modifyitems(config, items):
+    left_out = []
+    for item in items:
+        case = getattr(item, "callspec", None)
+        marker = item.get_closest_marker("gpu_where")
+        if marker and case and case.params.get("backend") == "gpu" and not marker.args[0](case.params):
+            left_out.append(item)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in set(left_out)]
 
 
 def require_gpu():

@@ -205,11 +205,13 @@ def _create_with_zarr_2(
     store, name, compressors, zarr_format, config, chunk_key_encoding=None, attributes=None, **arguments
 ):
     """`zarr.create_array` in the words of zarr-python 2."""
+    separator = (chunk_key_encoding or {}).get("separator", ".")
+    folder = zarr.NestedDirectoryStore if separator == "/" else zarr.DirectoryStore
     array = zarr.create(
-        store=zarr.storage.FSStore(store),
+        store=folder(store),
         path=name,
         compressor=compressors,
-        dimension_separator=(chunk_key_encoding or {}).get("separator", "."),
+        dimension_separator=separator,
         **config,
         **arguments,
     )
@@ -283,6 +285,20 @@ def zstd_raw_frame(data, *, declared=None, with_size=True, block_bytes=1000):
     for i, block in enumerate(blocks):
         frame += (len(block) << 3 | (i == len(blocks) - 1)).to_bytes(3, "little") + block
     return bytes(frame)
+
+
+def zstd_frame_bytes(frame):
+    """Length of the zstd frame that `frame` begins with."""
+    descriptor = frame[4]
+    single_segment = descriptor >> 5 & 1
+    size_field = (single_segment, 2, 4, 8)[descriptor >> 6]
+    at = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3] + size_field
+    last = False
+    while not last:
+        header = int.from_bytes(frame[at : at + 3], "little")
+        last = header & 1
+        at += 3 + (1 if header >> 1 & 3 == 1 else header >> 3)  # run-length blocks hold one byte
+    return at + 4 * (descriptor >> 2 & 1)
 
 
 def zstd_skippable_frame(data):

@@ -11,7 +11,15 @@ import pytest
 
 import reading
 from reading import assert_same_bits, build, to_samples
-from stores import chunk_files, crc32c, random_values, read_array, write_array, zstd_raw_frame
+from stores import (
+    chunk_files,
+    crc32c,
+    random_values,
+    read_array,
+    write_array,
+    zstd_frame_bytes,
+    zstd_raw_frame,
+)
 
 SHAPE, CHUNKS, SHARDS = (6, 40), (1, 20), (2, 40)
 CHUNK_BYTES = 20 * 4
@@ -164,6 +172,35 @@ def test_zstd_frame(backend, tmp_path, values, codec, damage):
     text = assert_fails(backend, store, values, *places)
     if what:
         assert what in essence(text) and str(CHUNK_BYTES) in essence(text), text
+
+
+@pytest.mark.parametrize("declared", [1 << 40, 1 << 62])
+@pytest.mark.parametrize(
+    "codec",
+    [
+        "zstd",
+        "zstd-crc32c",
+        "transpose-zstd",
+        "shuffle-zstd",
+        "sharded-start-zstd",
+        "sharded-then-zstd",
+        "sharded-nested-zstd",
+    ],
+)
+def test_zstd_frame_that_declares_more_than_all_memory(backend, tmp_path, values, codec, declared):
+    """Wherever a frame sits in a chain, nobody reserves the memory that it asks for."""
+    store = write(tmp_path, values, codec, zarr_format=2 if codec == "shuffle-zstd" else 3)
+    file = chunk_files(store / "t2m")[-1]
+    content = file.read_bytes()
+    at = content.index(b"\x28\xb5\x2f\xfd")
+    # As long as the old frame: a header with an 8-byte content size, and one stored block up to the end.
+    block_bytes = zstd_frame_bytes(content[at:]) - 16
+    frame = zstd_raw_frame(bytes(block_bytes), declared=declared)
+    assert len(frame) == block_bytes + 16
+    overwrite(file, at, frame)
+    if codec == "zstd-crc32c":
+        overwrite(file, len(content) - 4, crc32c(file.read_bytes()[:-4]).to_bytes(4, "little"))
+    assert_fails(backend, store, values, r"chunk \[\d, \d\]", re.escape(str(file)))
 
 
 def test_flipped_bits_under_a_zstd_checksum(backend, tmp_path, values):
@@ -374,7 +411,7 @@ def test_one_damaged_chunk_among_many_arrays(backend, tmp_path, rng):
     store = tmp_path / "weather.zarr"
     names = [f"v{i}" for i in range(6)]
     for name in names:
-        write_array(store, name, random_values(rng, SHAPE, "float32"), chunks=CHUNKS)
+        write_array(store, name, random_values(rng, SHAPE, "float32"), chunks=CHUNKS, zarr_format=3)
     cut(store / "v4/c/2/1", 5)
     pipe = build(backend, store, arrays=names, batch_size=6)
     with pytest.raises(RuntimeError) as caught:

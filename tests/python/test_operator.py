@@ -123,11 +123,11 @@ def test_documentation_names_every_argument():
 
 
 def test_path_is_required(backend):
-    with (
-        pytest.raises((TypeError, ValueError, RuntimeError), match="path"),
-        Pipeline(1, 1, backend.device_id),
-    ):
-        fn.readers.zarr(device=backend.device)
+    pipe = Pipeline(batch_size=1, num_threads=1, device_id=backend.device_id)
+    with pytest.raises((TypeError, ValueError, RuntimeError), match="path"):
+        with pipe:
+            pipe.set_outputs(fn.readers.zarr(device=backend.device))
+        pipe.build()
 
 
 @pytest.mark.parametrize("as_path", [str, lambda path: path], ids=["str", "pathlib"])
@@ -275,6 +275,24 @@ def test_two_readers_in_one_pipeline(backend, store):
     assert set(pipe.reader_meta()) == {"a", "b"}
 
 
+def test_batches_that_vary_in_size(backend, store):
+    """The reader reads ahead in whole batches, and says so where another input asks for less."""
+    sizes = iter([4, 4, 3, 4])
+
+    def other():
+        return [np.zeros(1, "float32")] * next(sizes)
+
+    pipe = Pipeline(batch_size=4, num_threads=2, device_id=backend.device_id)
+    with pipe:
+        number = fn.readers.zarr(path=str(store), arrays=["number"], device=backend.device)
+        pipe.set_outputs(number, fn.external_source(other, batch=True))
+    pipe.build()
+    with pytest.raises(RuntimeError, match=r"batch.* 4 .* 3"):
+        for _ in range(4):
+            pipe.run()
+    assert_all_arrays(read_all(backend, store, arrays=ARRAYS), store)
+
+
 def test_serialized_pipeline(backend, store):
     pipe = define(backend, store, arrays=ARRAYS, window=[2], random_shuffle=True, seed=1)
     text = pipe.serialize()
@@ -325,8 +343,8 @@ def test_prefetch_queue_depth_of_the_reader(backend, store, depth):
         {"num_io_threads": 1},
         {"num_io_threads": 3},
         {"host_memory_budget": 1 << 20},
-        {"device_memory_budget": 1 << 24},
-        {"num_io_threads": 1, "host_memory_budget": 1 << 20, "device_memory_budget": 1 << 24},
+        {"device_memory_budget": 1 << 26},
+        {"num_io_threads": 1, "host_memory_budget": 1 << 20, "device_memory_budget": 1 << 26},
         {"host_memory_budget": 1 << 40},
     ],
     ids=str,
@@ -629,13 +647,28 @@ DYNAMIC = """
     {imports}
     import numpy as np
     path, device = sys.argv[1:]
-    reader = ndd.readers.Zarr(path=path, arrays=["number", "t2m"], device=device)
-    assert reader.get_metadata()["epoch_size"] == 34
-    seen = []
-    for number, t2m in reader.next_epoch(batch_size=5):
-        seen += [int(np.asarray(tensor.cpu())) for tensor in number.tensors]
-        assert t2m.shape[0] == (6, 5)
-    print(seen)
+
+    def reader(**arguments):
+        arrays = ["number", "t2m"]
+        return ndd.readers.Zarr(path=path, arrays=arrays, device=device, pad_last_batch=True, **arguments)
+
+    def numbers(batches):
+        seen = []
+        for number, t2m in batches:
+            seen += [int(np.asarray(tensor.cpu())) for tensor in number.tensors]
+            assert t2m.shape[0] == (6, 5)
+        return seen
+
+    two_epochs = reader()
+    print(numbers(two_epochs.next_epoch(batch_size=5)))
+    print(numbers(two_epochs.next_epoch(batch_size=5)))
+    assert two_epochs.get_metadata()["epoch_size"] == 34
+
+    original, restored = reader(enable_checkpointing=True), reader(enable_checkpointing=True)
+    batches = original.next_epoch(batch_size=5)
+    numbers([next(batches), next(batches)])
+    restored.set_state(str(original.get_state()))
+    print(numbers([next(restored.next_epoch(batch_size=5))]))
 """
 
 
@@ -651,7 +684,8 @@ def test_dynamic_mode(backend, store, imports):
     """The class is there whether the package is imported before DALI's dynamic mode or after it."""
     done = run_python(DYNAMIC.format(imports=imports), store, backend.device)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() == str([i % SAMPLES for i in range(35)])
+    epoch = [min(i, SAMPLES - 1) for i in range(35)]
+    assert done.stdout.splitlines() == [str(epoch), str(epoch), str([10, 11, 12, 13, 14])]
 
 
 # --- the package ----------------------------------------------------------------------------------
@@ -691,6 +725,69 @@ def test_import_under_another_dali_release():
     text, loaded = done.stdout.rsplit("\n", 2)[:2]
     assert "1.99.0" in text and "2.4.0" in text and "install" in text
     assert loaded == "False"
+
+
+def test_second_copy_of_the_library(tmp_path):
+    """DALI would end the process at a second registration; the import refuses it, naming the first copy."""
+    done = run_python(
+        """
+        import importlib.util, pathlib, shutil, sys
+        package = pathlib.Path(importlib.util.find_spec("zarr_dali").origin).parent
+        (library,) = package.glob("*.so")
+        copy = shutil.copy(library, sys.argv[1])
+        from nvidia.dali import plugin_manager
+        plugin_manager.load_library(str(copy))
+        try:
+            import zarr_dali
+        except ImportError as error:
+            print(error)
+        """,
+        tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    assert str(tmp_path) in done.stdout
+
+
+def test_preloaded_library(store):
+    """`DALI_PRELOAD_PLUGINS` loads the plugin with DALI itself; the import then has nothing left to do."""
+    import zarr_dali
+
+    done = run_python(
+        """
+        import sys
+        from nvidia.dali import fn
+        assert callable(fn.readers.zarr)
+        from reading import CPU, read_all
+        print(len(read_all(CPU, sys.argv[1], arrays=["number"])[0]))
+        """,
+        store,
+        env={"DALI_PRELOAD_PLUGINS": str(zarr_dali.library_path())},
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == str(SAMPLES)
+
+
+def test_each_road_is_logged_once(backend, store):
+    """On the GPU backend a line per array says where it is decoded; the CPU backend has one road."""
+    done = run_python(
+        """
+        import sys
+        from reading import Backend, read_all
+        path, device, device_id = sys.argv[1:]
+        for _ in range(3):
+            read_all(Backend(device, eval(device_id)), path, arrays=["number", "mask"])
+        """,
+        store,
+        backend.device,
+        backend.device_id,
+    )
+    assert done.returncode == 0, done.stderr
+    if backend is CPU:
+        assert done.stderr == ""
+    else:
+        for name, road in {"number": "GPU", "mask": "gzip"}.items():
+            (line,) = [line for line in done.stderr.splitlines() if f'"{name}"' in line]
+            assert str(store) in line and road in line
 
 
 def test_import_without_any_gpu_library():

@@ -24,6 +24,7 @@ from reading import (
     run_batches,
     to_samples,
 )
+from selections import ON_CPU_ALONE
 from stores import (
     CODECS,
     DTYPES,
@@ -42,6 +43,14 @@ from stores import (
     zstd_skippable_frame,
 )
 
+# Chains that are decoded on the GPU.
+GPU_CODECS = ("raw", "zstd", "zstd-checksum", "zstd-fast", "zstd-best")
+GPU_CHAINS = {
+    f"v{zarr_format}-{place}{codec}"
+    for zarr_format in (2, 3)
+    for place in ("", "sharded-end-", "sharded-start-")
+    for codec in GPU_CODECS
+}
 CHAINS = [f"v{zarr_format}-{codec}" for zarr_format in FORMATS for codec in codecs_of(zarr_format)]
 
 
@@ -63,6 +72,7 @@ def write_every_dtype(store, zarr_format, codec, **options):
         write_array(store, dtype, values, chunks=(2, 3, 2), codec=codec, zarr_format=zarr_format, **options)
 
 
+@pytest.mark.gpu_where(lambda case: case["chain"] in GPU_CHAINS or case["endian"] == "little")
 @pytest.mark.parametrize("endian", ["little", "big"])
 @pytest.mark.parametrize("chain", CHAINS)
 def test_every_dtype(backend, cached_store, chain, endian):
@@ -171,6 +181,10 @@ WINDOW_CASES = [
 ]
 
 
+@pytest.mark.gpu_where(
+    lambda case: case["chain"] in ("v3-raw", "v3-sharded-end-zstd")
+    or (case["ndim"] == 3 and case["chain"] in ("v2-zstd", "v3-zstd", "v3-gzip"))
+)
 @pytest.mark.parametrize("ndim, window, stride", WINDOW_CASES)
 @pytest.mark.parametrize(
     "chain",
@@ -209,6 +223,7 @@ def test_windows(backend, cached_store, rng, chain, ndim, window, stride):
     assert_reads(backend, store, "", read_array(store), window, stride)
 
 
+@pytest.mark.gpu_where(lambda case: case["codec"] in ("zstd", "sharded-start-raw"))
 @pytest.mark.parametrize("codec", ["raw", "zstd", "gzip", "sharded-end-zstd", "sharded-start-raw"])
 @pytest.mark.parametrize(
     "shape, chunks, shards",
@@ -228,6 +243,16 @@ def test_chunk_shapes(backend, tmp_path, rng, codec, shape, chunks, shards):
     write_array(tmp_path, "a", values, chunks=chunks, shards=shards, codec=codec)
     assert_reads(backend, tmp_path, "a", values)
     assert_reads(backend, tmp_path, "a", values, [1] * len(shape), [1, *(2 for _ in shape[1:])])
+
+
+def test_stride_without_a_window(backend, tmp_path, rng):
+    """Samples are single steps then, and the stride is along the first dimension."""
+    values = random_values(rng, (8, 3), "int32")
+    write_array(tmp_path, "a", values, chunks=(3, 3))
+    (samples,) = read_all(backend, tmp_path, arrays=["a"], stride=[3])
+    assert len(samples) == 3
+    for sample, step in zip(samples, (0, 3, 6)):
+        assert_same_bits(sample, values[step])
 
 
 # --- missing chunks -------------------------------------------------------------------------------
@@ -273,6 +298,7 @@ def write_with_missing(store, zarr_format, codec, endian):
             assert len(chunk_files(store / name)) == (1 if CODECS[codec].sharded else 2), name
 
 
+@pytest.mark.gpu_where(lambda case: case["chain"] in GPU_CHAINS or case["endian"] == "little")
 @pytest.mark.parametrize("endian", ["little", "big"])
 @pytest.mark.parametrize(
     "chain",
@@ -354,6 +380,7 @@ def test_group_with_three_arrays(backend, tmp_path, rng, zarr_format, consolidat
                 assert_samples(samples, arrays[name][0], window, what=name)
 
 
+@pytest.mark.gpu_where(ON_CPU_ALONE)
 @pytest.mark.parametrize("consolidated", [False, True], ids=["plain", "consolidated"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_array_in_nested_groups(backend, tmp_path, rng, zarr_format, consolidated):
@@ -375,6 +402,7 @@ def test_same_array_twice(backend, tmp_path, rng):
         assert_samples(samples, values, [2])
 
 
+@pytest.mark.gpu_where(ON_CPU_ALONE)
 @pytest.mark.parametrize("separator", [".", "/"])
 @pytest.mark.parametrize("zarr_format", [2, 3])
 def test_key_separator(backend, tmp_path, rng, zarr_format, separator):
@@ -385,6 +413,7 @@ def test_key_separator(backend, tmp_path, rng, zarr_format, separator):
     assert_reads(backend, tmp_path, "a", values, [2, 2])
 
 
+@pytest.mark.gpu_where(ON_CPU_ALONE)
 @pytest.mark.parametrize("separator", [".", "/"])
 def test_v2_key_encoding_in_v3(backend, tmp_path, rng, separator):
     values = random_values(rng, (5, 4), "int16")
@@ -398,6 +427,7 @@ def test_v2_key_encoding_in_v3(backend, tmp_path, rng, separator):
     assert_reads(backend, tmp_path, "a", values)
 
 
+@pytest.mark.gpu_where(ON_CPU_ALONE)
 @pytest.mark.parametrize("name", ["two words", "ünï", "a+b=c&d", "trailing.dot."])
 def test_unusual_names(backend, tmp_path, rng, name):
     values = random_values(rng, (4, 3), "float32")
@@ -406,6 +436,7 @@ def test_unusual_names(backend, tmp_path, rng, name):
     assert_reads(backend, store, name, values)
 
 
+@pytest.mark.gpu_where(ON_CPU_ALONE)
 def test_path_forms(backend, tmp_path, rng, monkeypatch):
     """Relative paths, trailing and doubled separators, symbolic links."""
     values = random_values(rng, (4, 3), "float32")

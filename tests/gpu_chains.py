@@ -1,0 +1,64 @@
+"""One pass over every chain that the GPU decodes, compared with NumPy: short enough for a memory checker.
+
+    compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu_chains.py
+
+Chunks have odd shapes and reach over the array's edges, some are missing, and batches repeat samples, so that
+every path of the gather kernel runs. Prints one line per chain.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import zarr
+from nvidia.dali import Pipeline, fn
+from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
+
+import zarr_dali  # noqa: F401  loads the plugin
+
+SHAPE, CHUNKS, WINDOW, BATCH = (9, 3, 37, 53), (2, 2, 16, 17), [2, 3, 20], 3
+ZSTD, BIG = ZstdCodec(level=1), BytesCodec(endian="big")
+CHAINS = {
+    "raw": {"compressors": None},
+    "raw big-endian": {"compressors": None, "serializer": BIG},
+    "zstd": {"compressors": ZSTD},
+    "zstd big-endian": {"compressors": ZSTD, "serializer": BIG},
+    "zstd with checksum": {"compressors": ZstdCodec(level=1, checksum=True)},
+    "raw sharded": {"compressors": None, "shards": (4, 4, 32, 34)},
+    "zstd sharded": {"compressors": ZSTD, "shards": (4, 4, 32, 34)},
+    "gzip, on the CPU": {"compressors": GzipCodec(level=1)},
+}
+
+
+def main() -> None:
+    values = np.random.default_rng(7).integers(0, 200, SHAPE)
+    with tempfile.TemporaryDirectory() as folder:
+        for chain, options in CHAINS.items():
+            for dtype in ("uint8", "int16", "float32", "float64"):
+                store = Path(folder) / f"{chain} {dtype}.zarr"
+                array = zarr.create_array(
+                    store=store, shape=SHAPE, chunks=CHUNKS, dtype=dtype, fill_value=7, **options
+                )
+                array[:6] = values[:6]  # the last chunks stay missing
+                compare(store, array[:])
+            print(f"{chain}: one pass of each data type equals zarr-python", flush=True)
+
+
+def compare(store: Path, expected: np.ndarray) -> None:
+    """One epoch of windows, the last batch running into the next epoch."""
+    pipe = Pipeline(batch_size=BATCH, num_threads=1, device_id=0)
+    with pipe:
+        pipe.set_outputs(fn.readers.zarr(path=store, window=WINDOW, device="gpu", pad_last_batch=True))
+    starts = [(t, 0, y) for t in range(SHAPE[0] - 1) for y in range(0, SHAPE[2] - 19, 20)]
+    for first in range(0, len(starts), BATCH):
+        (batch,) = pipe.run()
+        samples = batch.as_cpu()
+        for place in range(BATCH):
+            t, _, y = starts[min(first + place, len(starts) - 1)]
+            np.testing.assert_array_equal(np.asarray(samples[place]), expected[t : t + 2, :, y : y + 20])
+
+
+if __name__ == "__main__":
+    main()
