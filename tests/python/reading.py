@@ -110,8 +110,10 @@ def assert_samples(samples, whole, window=None, stride=None, what=""):
 
 
 def assert_reads(backend, store, array, whole, window=None, stride=None, **arguments):
-    """A reader over one array of a store yields exactly the windows of `whole`."""
+    """A reader over one array of a store yields exactly the windows of `whole`; a dozen batches at most."""
     arguments |= {"arrays": [array]} if array else {}
+    count = len(reference.windows(whole.shape, window, stride))
+    arguments.setdefault("batch_size", max(5, -(-count // 12)))
     (samples,) = read_all(backend, store, window=window, stride=stride, **arguments)
     assert_samples(samples, whole, window, stride, f"{store}/{array or ''} {window} {stride}")
 

@@ -107,7 +107,6 @@ def test_train_unet_on_a_store(backend, store, tmp_path):
 @pytest.mark.parametrize(
     "arguments, part",
     [
-        (["--store", "weather.zarr", "--arrays", "t2n"], "t2n"),
         (["--store", "nowhere.zarr"], "nowhere.zarr"),
         (["--store", "weather.zarr/lat"], "T, H, W"),
     ],
