@@ -116,8 +116,8 @@ and ``DROP`` of the framework iterators, which are exact in every epoch only wit
     .AddOptionalArg("prefetch_queue_depth",
                     R"code(Least number of batches that are kept in flight, at least 1.
 
-The reader runs further ahead on its own as its memory budgets allow; give more than 1 only to force
-it beyond them.)code",
+The reader runs further ahead on its own as its memory budgets allow. More than the budgets can hold
+is refused.)code",
                     int64_t{1})
     .AddOptionalArg(
         "lazy_init",

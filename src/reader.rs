@@ -526,7 +526,8 @@ fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
     for array in &dataset.arrays {
         let (at, shape) = (array.context(), &array.shape);
         if shape.is_empty() {
-            let problem = format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
+            let problem =
+                format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
             return Err(argument("arrays", problem));
         }
         let Some(covered) = shape.get(..dimensions) else {
@@ -540,7 +541,9 @@ fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
             let problem = format!("{at} has the shape {shape:?} and so no samples; write to it first");
             return Err(argument("arrays", problem));
         }
-        if let Some(d) = (0..dimensions).find(|&d| u64::try_from(window[d]).is_ok_and(|extent| extent > covered[d])) {
+        if let Some(d) =
+            (0..dimensions).find(|&d| u64::try_from(window[d]).is_ok_and(|extent| extent > covered[d]))
+        {
             let problem = format!(
                 "{window:?} does not fit into {at} with the shape {shape:?}: {} steps are asked for in dimension {d}, which has {}",
                 window[d], covered[d]

@@ -99,7 +99,7 @@ impl Regions {
             Source::Fill(fill) => (0, fill, false),
         };
         // Everything that an access is added up from; the granule has to divide it all.
-        let mut alignment = MAX_GRANULE_BYTES | to | piece.extents[last] * element;
+        let mut alignment = MAX_GRANULE_BYTES | to | (piece.extents[last] * element);
         for &stride in &piece.to_strides[..last] {
             alignment |= stride * element;
         }

@@ -63,22 +63,13 @@ impl<T> Queue<T> {
             if let Some(first) = state.items.pop_front() {
                 fits(&first);
                 let mut group = vec![first];
-                while let Some(item) = state.items.pop_front_if(|item| fits(item)) {
-                    group.push(item);
+                while state.items.front().is_some_and(&mut fits) {
+                    group.extend(state.items.pop_front());
                 }
                 return Some(group);
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-    }
-
-    /// Puts items back that were taken, in the same order.
-    pub fn put_back(&self, items: Vec<T>) {
-        let mut state = self.lock();
-        for item in items.into_iter().rev() {
-            state.items.push_front(item);
-        }
-        self.changed.notify_all();
     }
 
     /// Ends all waiting and drops what is queued.
@@ -111,8 +102,7 @@ mod tests {
         };
         assert_eq!(queue.pop_group(&mut take), Some(vec![5, 1, 2]));
         assert_eq!(queue.pop_group(|_| false), Some(vec![9]));
-        queue.put_back(vec![7, 8]);
-        assert_eq!([queue.pop(), queue.pop(), queue.pop()], [Some(7), Some(8), Some(1)]);
+        assert_eq!(queue.pop(), Some(1));
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct Workers {
     pub target: Target,
 }
 
+/// Where encoded bytes are.
+type Place = (Arc<dyn Blob>, Range<u64>);
+
 /// Where workers put what they have read.
 pub enum Target {
     /// Into the outputs, in host memory.
@@ -68,7 +71,7 @@ impl Workers {
         &self.dataset.arrays[unit.task.array]
     }
 
-    fn locate(&self, unit: &Unit) -> Result<(Option<(Arc<dyn Blob>, Range<u64>)>, Context)> {
+    fn locate(&self, unit: &Unit) -> Result<(Option<Place>, Context)> {
         let (located, at) = self.locator.locate(unit.task.array, self.array(unit), &unit.task.read_chunk)?;
         match located {
             Located::At { blob, range } => Ok((Some((blob, range)), at)),

@@ -6,10 +6,11 @@
 //       value = source ? source[sum i_d * from_stride_d] : fill
 //       destination[sum i_d * to_stride_d] = swap(value)
 //
-// A block takes one tile: GRANULES_PER_TILE granules of one region, found by bisection over `first_tile`.
-// A granule is the largest power of two up to 16 bytes that divides the row length, every stride and both
-// addresses, and never smaller than an element; the host chooses it (src/assemble/device.rs), so every access is
-// aligned. `Region` and the constants mirror that file, which checks its own layout.
+// A block takes one tile: GRANULES_PER_TILE granules of one region, found by bisection over
+// `first_tile`. A granule is the largest power of two up to 16 bytes that divides the row length,
+// every stride and both addresses, and never smaller than an element; the host chooses it
+// (src/assemble/device.rs), so every access is aligned. `Region` and the constants mirror that
+// file, which checks its own layout.
 
 #include <cstdint>
 
@@ -19,10 +20,10 @@ constexpr int MAX_DIMENSIONS = 6;
 constexpr uint32_t GRANULES_PER_TILE = 2048;
 
 struct Region {
-  uint64_t from;        // address of the first element in the source, 0: fill
-  uint64_t to;          // address of the first element in the destination
-  uint64_t fill;        // the fill element, repeated to 8 bytes
-  uint64_t first_tile;  // number of the region's first tile in the launch
+  uint64_t from;                              // address of the first element in the source, 0: fill
+  uint64_t to;                                // address of the first element in the destination
+  uint64_t fill;                              // the fill element, repeated to 8 bytes
+  uint64_t first_tile;                        // number of the region's first tile in the launch
   uint64_t from_strides[MAX_DIMENSIONS - 1];  // bytes; the last dimension is contiguous
   uint64_t to_strides[MAX_DIMENSIONS - 1];    // bytes
   uint32_t extents[MAX_DIMENSIONS];           // the last in granules

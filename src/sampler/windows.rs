@@ -62,8 +62,11 @@ impl Windows {
             Some(stride) => positive("stride", stride)?,
         };
         let counts: Vec<u64> = (0..window.len()).map(|d| (shape[d] - window[d]) / stride[d] + 1).collect();
-        if counts.iter().try_fold(1u64, |all, &n| all.checked_mul(n)).is_none_or(|all| all > i64::MAX as u64) {
-            let problem = format!("{window:?} has more places in the shape {shape:?} than can be counted; cover fewer dimensions");
+        if counts.iter().try_fold(1u64, |all, &n| all.checked_mul(n)).is_none_or(|all| all > i64::MAX as u64)
+        {
+            let problem = format!(
+                "{window:?} has more places in the shape {shape:?} than can be counted; cover fewer dimensions"
+            );
             return Err(argument("window", problem));
         }
         Ok(Self { window, stride, counts, drops_first })
