@@ -5,6 +5,7 @@ use crate::error::{Error, Result};
 use crate::plan::ChunkTask;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use cudarc::driver::CudaEvent;
 
@@ -51,14 +52,23 @@ impl Batch {
         self.lock().error.is_some()
     }
 
-    /// Waits until every unit is finished.
+    /// Waits until every unit is finished, looking every second whether they still can be.
     ///
     /// # Errors
-    /// The first error of any unit.
-    pub fn wait(&self) -> Result<(), Arc<Error>> {
+    /// The first error of any unit, or what `hopeless` says.
+    pub fn wait(&self, hopeless: impl Fn() -> Option<Error>) -> Result<(), Arc<Error>> {
         let mut state = self.lock();
         while state.missing > 0 {
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let (locked, waited) = self
+                .changed
+                .wait_timeout(state, Duration::from_secs(1))
+                .unwrap_or_else(PoisonError::into_inner);
+            state = locked;
+            if waited.timed_out()
+                && let Some(error) = hopeless()
+            {
+                return Err(Arc::new(error));
+            }
         }
         state.error.clone().map_or(Ok(()), Err)
     }

@@ -217,6 +217,15 @@ pub enum Error {
         /// nvCOMP's status in words.
         status: String,
     },
+    /// The GPU does not come to an end with a group of chunks.
+    GpuStuck {
+        /// The group's first chunk.
+        at: Context,
+        /// How many chunks it has.
+        chunks: usize,
+        /// For how long.
+        seconds: u64,
+    },
     /// A checkpoint that does not belong to this reader.
     Checkpoint {
         /// What differs.
@@ -264,6 +273,7 @@ impl Error {
             | Self::Decode { .. }
             | Self::Cuda { .. }
             | Self::NvcompCall { .. }
+            | Self::GpuStuck { .. }
             | Self::Checkpoint { .. }
             | Self::Thread { .. }
             | Self::Panic { .. } => Kind::Runtime,
@@ -390,6 +400,11 @@ impl fmt::Display for Error {
             Self::NvcompCall { operation, status } => write!(
                 f,
                 "nvCOMP's {operation} failed: {status}; read with decode=\"cpu\" to go around it, and report it"
+            ),
+            Self::GpuStuck { at, chunks, seconds } => write!(
+                f,
+                "{at}: the GPU has not ended decoding it, together with {} other chunk(s), for {seconds} s; a damaged zstd chunk can do that to nvCOMP: end this process, and read with decode=\"cpu\" to find the chunk",
+                chunks.saturating_sub(1)
             ),
             Self::Checkpoint { problem } => {
                 write!(

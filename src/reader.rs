@@ -15,7 +15,7 @@ use crate::assemble::{OutputMemory, device};
 use crate::batch::{Batch, Unit};
 use crate::codec::{self, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType};
-use crate::decode::lane::{self, Lane, Lanes, Zstd};
+use crate::decode::lane::{self, Lane, Lanes, Pulse, Zstd};
 use crate::decode::worker::{Target, Workers, largest_pinned_bytes};
 use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result};
@@ -228,7 +228,9 @@ impl Reader {
             let message = "next_batch was called before submit".to_string();
             return Err(Error::Panic { place: "the operator".into(), message });
         };
-        match batch.wait() {
+        let running = &self.running;
+        let hopeless = || running.as_ref().and_then(Running::stuck);
+        match batch.wait(hopeless) {
             Ok(()) => {
                 self.current.clone_from(&batch.samples);
                 Ok(())
@@ -491,7 +493,9 @@ impl Reader {
         });
         for _ in 0..device.lanes {
             let mut lane = Lane::new(lanes.clone(), device.arena_bytes)?;
-            running.spawn("zarr GPU lane", move || while lane.step() {})?;
+            let pulse = lane.pulse.clone();
+            let thread = spawn("zarr GPU lane", move || while lane.step() {})?;
+            running.lanes.push((pulse, thread));
         }
         Ok(())
     }
@@ -571,6 +575,7 @@ struct Running {
     fetched: Arc<Queue<Fetched>>,
     pinned: Option<Arc<PinnedPool>>,
     threads: Vec<JoinHandle<()>>,
+    lanes: Vec<(Arc<Pulse>, JoinHandle<()>)>,
 }
 
 impl Running {
@@ -580,10 +585,19 @@ impl Running {
     }
 
     fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-        self.threads.push(thread.map_err(|source| Error::Thread { source })?);
+        self.threads.push(spawn(name, work)?);
         Ok(())
     }
+
+    /// The error of a lane that does not come to an end.
+    fn stuck(&self) -> Option<Error> {
+        self.lanes.iter().find_map(|(pulse, _)| pulse.stuck())
+    }
+}
+
+fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
+    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+    thread.map_err(|source| Error::Thread { source })
 }
 
 impl Drop for Running {
@@ -594,7 +608,10 @@ impl Drop for Running {
         if let Some(pinned) = &self.pinned {
             pinned.close();
         }
-        for thread in self.threads.drain(..) {
+        // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
+        let lanes =
+            self.lanes.drain(..).filter(|(pulse, _)| pulse.stuck().is_none()).map(|(_, thread)| thread);
+        for thread in self.threads.drain(..).chain(lanes) {
             // Panics were caught inside and reported to their batch.
             let _ = thread.join();
         }
