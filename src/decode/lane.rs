@@ -72,9 +72,10 @@ pub struct Lanes {
 /// nvCOMP's zstd decoder.
 pub struct Zstd {
     nvcomp: Nvcomp,
-    /// What every address given to nvCOMP is a multiple of.
-    alignment: u64,
 }
+
+const _: () =
+    assert!(DeviceMemory::ALIGNMENT as usize >= nvcomp_sys::nvcompZstdRequiredDecompressionAlignment);
 
 /// Arena bytes of a unit's entries in the staging area, apart from its regions: two pointers, three sizes, a status,
 /// and what aligning them may cost.
@@ -86,19 +87,17 @@ fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(DeviceMemory::ALIGNMENT)
 }
 
+fn aligned_down(address: u64) -> u64 {
+    address - address % DeviceMemory::ALIGNMENT
+}
+
 impl Zstd {
     /// Loads nvCOMP.
     ///
     /// # Errors
     /// What the loader says.
     pub fn open() -> std::result::Result<Self, nvcomp_sys::LoadError> {
-        let nvcomp = nvcomp_sys::open()?;
-        let mut needed = nvcomp_sys::nvcompAlignmentRequirements_t::default();
-        let options = nvcompBatchedZstdDecompressOpts_t::default();
-        // SAFETY: writes to a live value of its type. A failure leaves zeros, and the minimum below holds.
-        unsafe { nvcomp.nvcompBatchedZstdDecompressGetRequiredAlignments(options, &mut needed) };
-        let alignment = needed.input.max(needed.output).max(needed.temp) as u64;
-        Ok(Self { nvcomp, alignment: alignment.max(DeviceMemory::ALIGNMENT) })
+        Ok(Self { nvcomp: nvcomp_sys::open()? })
     }
 
     /// What a call with `chunks` chunks of at most `largest` and together `total` decoded bytes usually needs as scratch
@@ -334,8 +333,9 @@ impl Lane {
         let mut encoded = self.arena.address();
         let mut decoded = encoded + sizes.encoded;
         let scratch = decoded + sizes.decoded;
-        // At the end of the arena, so that the scratch memory has all that is left.
-        let staging = self.arena.address() + self.arena.bytes() - aligned(sizes.staging + ARENA_SLACK / 2);
+        // At the end of the arena, so that the scratch memory has all that is left. The arena may be of any size.
+        let end = self.arena.address() + self.arena.bytes();
+        let staging = aligned_down(end - sizes.staging - ARENA_SLACK / 2);
 
         let mut chunks = ZstdArrays::default();
         let mut regions = Regions::default();
@@ -381,7 +381,6 @@ impl Lane {
         self.copied.record(&self.stream).map_err(Error::cuda("recording an event"))?;
 
         if let (Some(decoder), true) = (&lanes.nvcomp, zstd.count > 0) {
-            debug_assert_eq!(scratch % decoder.alignment, 0);
             self.decompress(decoder, &zstd, scratch..staging)?;
         }
         let mut waited_for: Vec<*const crate::batch::Batch> = vec![];

@@ -373,7 +373,10 @@ def test_smallest_budget_that_is_accepted(backend, store):
             name, least = re.search(r"(\w+_memory_budget).*at least (\d+)", str(error)).groups()
             assert int(least) > arguments[name]
             arguments[name] = int(least)
-    assert_all_arrays(read_all(backend, store, arrays=ARRAYS, **arguments), store)
+    # Sizes that nothing divides: no part of the memory may lean on a round budget.
+    for more in (0, 1, 1_003, 40_007, 1_000_003):
+        larger = {name: least + more for name, least in arguments.items()}
+        assert_all_arrays(read_all(backend, store, arrays=ARRAYS, **larger), store)
 
 
 # --- lifetimes ------------------------------------------------------------------------------------
