@@ -353,7 +353,7 @@ impl fmt::Display for Error {
             ),
             Self::Metadata { at, source } => write!(
                 f,
-                "{at}: its metadata cannot be used: {source}; rewrite the array with supported codecs and types"
+                "{at}: its metadata cannot be used: {source}; repair it, or rewrite the array with codecs and types that are supported"
             ),
             Self::DataType { at, data_type } => write!(
                 f,

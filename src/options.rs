@@ -90,15 +90,15 @@ pub struct Options {
 }
 
 impl Options {
-    /// More threads than this did not read faster from a warm page cache.
+    /// Enough to copy from the page cache at the memory's rate on the machines measured (benches/NOTES.md).
     pub const MAX_AUTO_THREADS: usize = 16;
     /// One part in so many of the free GPU memory; the rest is the model's.
     pub const DEVICE_SHARE: u64 = 8;
     /// One part in so many of the machine's memory.
     pub const HOST_SHARE: u64 = 8;
-    /// Pinned memory beyond this does not help: it is more than 16 batches of 256 MiB.
+    /// Pinned memory for 16 batches of 256 MiB, the most that are in flight.
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
-    /// Batches in flight never exceed this: more add latency and memory, not speed.
+    /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md).
     pub const MAX_DEPTH: u64 = 16;
 
     /// Checks the tunables among the arguments.

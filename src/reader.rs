@@ -75,7 +75,7 @@ struct Device {
 }
 
 impl Reader {
-    /// More lanes than this did not decode faster: each has its own stream, and the GPU runs only so many at once.
+    /// Each has a stream and an arena; eight overlap copies, decoding and the host's part (benches/NOTES.md).
     const MAX_LANES: u64 = 8;
     /// One part in so many of the device budget is for outputs in flight; the rest is for decoding.
     const OUTPUT_SHARE: u64 = 4;
