@@ -63,6 +63,32 @@ pub struct Arguments {
     pub device_id: i32,
 }
 
+impl Arguments {
+    /// The operator's defaults for the array at `path`, in batches of one sample on the CPU backend.
+    pub fn new(path: &str) -> Self {
+        Self {
+            path: path.into(),
+            arrays: vec![],
+            window: None,
+            stride: None,
+            random_shuffle: false,
+            seed: 0,
+            shard_id: 0,
+            num_shards: 1,
+            stick_to_shard: false,
+            pad_last_batch: false,
+            prefetch_queue_depth: 1,
+            missing_chunks: "fill".into(),
+            decode: "auto".into(),
+            num_io_threads: 0,
+            device_memory_budget: 0,
+            host_memory_budget: 0,
+            batch_size: 1,
+            device_id: -1,
+        }
+    }
+}
+
 /// The tunables after their check.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -185,36 +211,12 @@ fn machine_memory_bytes() -> u64 {
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-
-    /// Arguments with every default of the operator.
-    pub(crate) fn defaults(path: &str) -> Arguments {
-        Arguments {
-            path: path.into(),
-            arrays: vec![],
-            window: None,
-            stride: None,
-            random_shuffle: false,
-            seed: 0,
-            shard_id: 0,
-            num_shards: 1,
-            stick_to_shard: false,
-            pad_last_batch: false,
-            prefetch_queue_depth: 1,
-            missing_chunks: "fill".into(),
-            decode: "auto".into(),
-            num_io_threads: 0,
-            device_memory_budget: 0,
-            host_memory_budget: 0,
-            batch_size: 1,
-            device_id: -1,
-        }
-    }
 
     #[test]
     fn automatic_values_are_usable() {
-        let options = Options::check(&defaults("x")).unwrap();
+        let options = Options::check(&Arguments::new("x")).unwrap();
         assert!((1..=Options::MAX_AUTO_THREADS).contains(&options.threads));
         assert!(options.host_memory_bytes > 0 && options.host_memory_bytes <= Options::MAX_AUTO_HOST_BYTES);
         assert_eq!(options.device, None);
@@ -233,7 +235,7 @@ pub(crate) mod tests {
             ("batch_size", |a| a.batch_size = 0),
         ];
         for (name, change) in cases {
-            let mut arguments = defaults("x");
+            let mut arguments = Arguments::new("x");
             change(&mut arguments);
             let error = Options::check(&arguments).unwrap_err();
             assert!(error.to_string().contains(&format!("`{name}`")), "{error}");

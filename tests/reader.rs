@@ -67,26 +67,7 @@ fn cells(chunk: &[u64], shape: &[u64]) -> Vec<Vec<u64>> {
 }
 
 fn arguments(folder: &Path, batch_size: i64) -> Arguments {
-    Arguments {
-        path: folder.to_str().unwrap().into(),
-        arrays: vec![],
-        window: None,
-        stride: None,
-        random_shuffle: false,
-        seed: 7,
-        shard_id: 0,
-        num_shards: 1,
-        stick_to_shard: false,
-        pad_last_batch: false,
-        prefetch_queue_depth: 1,
-        missing_chunks: "fill".into(),
-        decode: "auto".into(),
-        num_io_threads: 2,
-        device_memory_budget: 0,
-        host_memory_budget: 0,
-        batch_size,
-        device_id: -1,
-    }
+    Arguments { batch_size, num_io_threads: 2, ..Arguments::new(folder.to_str().unwrap()) }
 }
 
 /// Submits and takes `batches` batches; each as the bits of its elements, poisoned before.
