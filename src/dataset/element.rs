@@ -62,6 +62,38 @@ impl ElementType {
     }
 }
 
+/// How an element lies in a decoded chunk: as one of DALI's types, or as something narrower that is widened when
+/// samples are assembled.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoredType {
+    /// As it is handed out.
+    Element(ElementType),
+    /// The upper half of a float32; widened to float32.
+    BFloat16,
+    /// One byte per element with fewer values than bytes have; widened as the format says.
+    Byte(ByteFormat),
+}
+
+/// Formats of one byte or less, each stored in a byte of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[allow(missing_docs)]
+pub enum ByteFormat {
+    Int2,
+    Int4,
+    UInt2,
+    UInt4,
+    Float4E2M1Fn,
+    Float6E2M3Fn,
+    Float6E3M2Fn,
+    Float8E3M4,
+    Float8E4M3,
+    Float8E4M3B11Fnuz,
+    Float8E4M3Fnuz,
+    Float8E5M2,
+    Float8E5M2Fnuz,
+    Float8E8M0Fnu,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -18,7 +18,7 @@ use zarrs::node::{Node, NodeMetadata};
 use zarrs::plugin::ExtensionName;
 use zarrs::storage::ReadableListableStorageTraits;
 
-pub use element::ElementType;
+pub use element::{ByteFormat, ElementType, StoredType};
 
 type Store = dyn ReadableListableStorageTraits;
 
