@@ -1,14 +1,24 @@
 //! Errors: what went wrong, where, and what to do about it.
 
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// A result of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// The error of a library below us, kept whole.
 pub type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// Tells the user on stderr, once per process and text.
+pub fn log_once(text: &str) {
+    static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
+    let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
+    if logged.get_or_insert_default().insert(text.to_owned()) {
+        eprintln!("zarr-dali: {text}");
+    }
+}
 
 /// The place in a store that an error speaks of, as exactly as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -15,19 +15,20 @@ use crate::assemble::{OutputMemory, device};
 use crate::batch::{Batch, Unit};
 use crate::codec::{self, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType};
-use crate::decode::lane::{self, Lane, Lanes, Pulse, Zstd};
+use crate::decode::lane::{self, Lane, Lanes, Pulse};
+use crate::decode::nvcomp::Zstd;
 use crate::decode::worker::{Target, Workers, largest_pinned_bytes};
 use crate::decode::{Queue, lane::Fetched};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, log_once};
 use crate::fetch::{Locator, Posix};
 use crate::gpu::{Gpu, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, Options, argument};
 use crate::plan::{ArrayGeometry, plan_batch};
 use crate::sampler::{Order, OrderArguments, Windows};
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 
 use cudarc::driver::CudaStream;
@@ -66,7 +67,8 @@ pub struct Reader {
 /// What the GPU backend needs besides, and how much of it.
 struct Device {
     gpu: Arc<Gpu>,
-    zstd: bool,
+    /// nvCOMP, if any array needs it.
+    zstd: Option<Arc<Zstd>>,
     lanes: u64,
     arena_bytes: u64,
     largest_pinned_bytes: u64,
@@ -350,10 +352,10 @@ impl Reader {
         let gpu = Gpu::open(ordinal)?;
         let zstd = match self.roads.iter().position(Road::needs_nvcomp) {
             None => None,
-            Some(array) => Some(Zstd::open().map_err(|error| Error::Nvcomp {
+            Some(array) => Some(Arc::new(Zstd::open().map_err(|error| Error::Nvcomp {
                 at: self.dataset.arrays[array].context(),
                 source: error.into(),
-            })?),
+            })?)),
         };
 
         let mut largest_unit = 0;
@@ -368,10 +370,9 @@ impl Reader {
                 );
                 return Err(Error::NotOnGpu { at: array.context(), reason });
             }
-            let zstd = zstd.as_ref().filter(|_| road.needs_nvcomp());
-            let bytes = lane::unit_bytes(zstd, array, self.options.batch_size)?;
+            let bytes = lane::unit_bytes(zstd.as_deref(), array, road, self.options.batch_size)?;
             largest_unit = largest_unit.max(bytes);
-            largest_pinned = largest_pinned.max(largest_pinned_bytes(array));
+            largest_pinned = largest_pinned.max(largest_pinned_bytes(array, road));
             unit_bytes.push(bytes);
         }
         if self.options.host_memory_bytes < largest_pinned {
@@ -407,7 +408,7 @@ impl Reader {
         let arenas = (budget - batch * depth).min(useful).max(largest_unit);
         let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
         let device = Device {
-            zstd: zstd.is_some(),
+            zstd,
             lanes,
             arena_bytes: arenas / lanes,
             largest_pinned_bytes: largest_pinned,
@@ -419,13 +420,8 @@ impl Reader {
 
     /// Says once per process which road each array takes.
     fn log_roads(&self) {
-        static LOGGED: Mutex<Option<HashSet<String>>> = Mutex::new(None);
         for (array, road) in self.dataset.arrays.iter().zip(&self.roads) {
-            let line = format!("zarr-dali: {}: {road}", array.context());
-            let mut logged = LOGGED.lock().unwrap_or_else(PoisonError::into_inner);
-            if logged.get_or_insert_default().insert(line.clone()) {
-                eprintln!("{line}");
-            }
+            log_once(&format!("{}: {road}", array.context()));
         }
     }
 
@@ -479,15 +475,10 @@ impl Reader {
     }
 
     fn start_lanes(&self, device: &Device, running: &mut Running) -> Result<()> {
-        let array = self.dataset.arrays[0].context();
-        let nvcomp = match device.zstd {
-            false => None,
-            true => Some(Zstd::open().map_err(|error| Error::Nvcomp { at: array, source: error.into() })?),
-        };
         let lanes = Arc::new(Lanes {
             gpu: device.gpu.clone(),
             kernels: Kernels::load(&device.gpu)?,
-            nvcomp,
+            nvcomp: device.zstd.clone(),
             dataset: self.dataset.clone(),
             queue: running.fetched.clone(),
         });

@@ -1,16 +1,29 @@
-//! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU road is zarrs' own.
+//! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU road is zarrs'.
 
-mod checked;
+pub mod blosc;
+mod checksum;
+mod cpu;
+mod delta;
 mod gzip;
+mod lz4;
+mod shuffle;
+mod snappy;
+pub mod work;
+mod zlib;
 pub mod zstd;
 
-pub use checked::register;
+pub use cpu::{decode_on_cpu, register};
+pub use work::{Verdict, Work};
 
 use crate::dataset::ArrayInfo;
+use checksum::ChecksumCodec;
+use work::{Expected, Pass};
 
 use std::borrow::Cow;
+use std::ops::Range;
 
-use zarrs::array::{ArrayToBytesCodecTraits, CodecError, CodecMetadataOptions, CodecOptions};
+use zarrs::array::CodecMetadataOptions;
+use zarrs::array::codec::api::BytesToBytesCodecTraits;
 use zarrs::plugin::ExtensionName;
 
 /// How the read chunks of an array become decoded bytes.
@@ -22,99 +35,301 @@ pub enum Road {
     Cpu(String),
 }
 
-/// A codec chain that the GPU can decode: at most one compression over the `bytes` codec.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// A codec chain that the GPU can decode.
+///
+/// In the order of decoding: checksums that the host verifies, at most one compression, what was done to the bytes
+/// before it, the byte order, and differences of elements.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GpuChain {
-    /// The bytes-to-bytes codec.
-    pub compression: Compression,
-    /// Elements are stored in the other byte order.
-    pub swaps_bytes: bool,
+    outer: Vec<ChecksumCodec>,
+    compression: Option<Compression>,
+    inner: Vec<Inner>,
+    delta_element_bytes: Option<u32>,
+    swaps_bytes: bool,
+    /// Of a decoded read chunk.
+    decoded_bytes: u64,
 }
 
-/// A bytes-to-bytes codec that the GPU can decode.
+/// A compression that the GPU can decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
-    /// The bytes as they are.
-    None,
     /// One Zstandard frame.
     Zstd,
+    /// A Blosc container; whether the metadata says that zstd is inside.
+    Blosc {
+        /// Then nvCOMP is needed.
+        zstd: bool,
+    },
+    /// One gzip member.
+    Gzip,
+    /// One zlib stream.
+    Zlib,
+    /// numcodecs' LZ4.
+    Lz4,
+    /// Snappy's raw format.
+    Snappy,
+}
+
+/// A bytes-to-bytes codec below a compression.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Inner {
+    Checksum(ChecksumCodec),
+    Shuffle { element_bytes: u32 },
+}
+
+impl Compression {
+    fn new(name: &str, codec: &dyn BytesToBytesCodecTraits) -> Option<Self> {
+        let zstd_inside = || {
+            let configuration = codec.configuration_v3(&CodecMetadataOptions::default());
+            configuration.is_some_and(|c| c.get("cname").and_then(|name| name.as_str()) == Some("zstd"))
+        };
+        Some(match name {
+            "zstd" => Self::Zstd,
+            "blosc" => Self::Blosc { zstd: zstd_inside() },
+            "gzip" => Self::Gzip,
+            "numcodecs.zlib" => Self::Zlib,
+            "numcodecs.lz4" => Self::Lz4,
+            "snappy" => Self::Snappy,
+            _ => return None,
+        })
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Zstd => "zstd",
+            Self::Blosc { zstd: false } => "blosc",
+            Self::Blosc { zstd: true } => "blosc with zstd",
+            Self::Gzip => "gzip",
+            Self::Zlib => "zlib",
+            Self::Lz4 => "lz4",
+            Self::Snappy => "snappy",
+        }
+    }
+
+    /// The most bytes that an encoder makes of `decoded` bytes; what is longer is left to the CPU.
+    fn encoded_bound(self, decoded: u64) -> u64 {
+        match self {
+            Self::Zstd => zstd::encoded_bound(decoded),
+            Self::Blosc { .. } => blosc::encoded_bound(decoded),
+            // What zlib promises for its lowest memory level, with the longer of the two frames.
+            Self::Gzip | Self::Zlib => decoded + decoded.div_ceil(8) + decoded.div_ceil(64) + 64,
+            Self::Lz4 => lz4::encoded_bound(decoded),
+            Self::Snappy => snappy::encoded_bound(decoded),
+        }
+    }
+
+    fn work(self, encoded: &[u8], decoded: u64, work: &mut Work) -> Result<Verdict, String> {
+        match self {
+            Self::Zstd => zstd::work(encoded, 0, 0..decoded, work),
+            Self::Blosc { .. } => blosc::work(encoded, decoded, work),
+            Self::Gzip => gzip::work(encoded, decoded, work),
+            Self::Zlib => zlib::work(encoded, decoded, work),
+            Self::Lz4 => lz4::work(encoded, decoded, work),
+            Self::Snappy => snappy::work(encoded, decoded, work),
+        }
+    }
 }
 
 /// Chooses the road of an array's read chunks from its codec chain.
 pub fn road(array: &ArrayInfo) -> Road {
-    let chain = &array.codec.chain;
-    if let Some(codec) = chain.array_to_array_codecs().first() {
-        return Road::Cpu(format!("codec \"{}\" is decoded on the CPU", name(codec.name_v3())));
+    match GpuChain::new(array) {
+        Ok(chain) => Road::Gpu(chain),
+        Err(reason) => Road::Cpu(reason),
     }
-    let serializer = chain.array_to_bytes_codec();
-    if serializer.name_v3().as_deref() != Some("bytes") {
-        return Road::Cpu(format!("codec \"{}\" is decoded on the CPU", name(serializer.name_v3())));
-    }
-    let swaps_bytes = serializer
-        .configuration_v3(&CodecMetadataOptions::default())
-        .and_then(|configuration| configuration.get("endian").and_then(|e| e.as_str()).map(str::to_owned))
-        .is_some_and(|endian| endian != if cfg!(target_endian = "big") { "big" } else { "little" })
-        && array.element.size_bytes() > 1;
-    let compression = match chain.bytes_to_bytes_codecs() {
-        [] => Compression::None,
-        [codec] if codec.name_v3().as_deref() == Some("zstd") => Compression::Zstd,
-        [codec] => return Road::Cpu(format!("codec \"{}\" is decoded on the CPU", name(codec.name_v3()))),
-        codecs => {
-            let names: Vec<_> = codecs.iter().map(|codec| name(codec.name_v3())).collect();
-            return Road::Cpu(format!("codecs \"{}\" are decoded on the CPU", names.join("\", \"")));
-        }
-    };
-    if compression == Compression::Zstd && array.read_chunk_bytes() > zstd::MAX_GPU_CHUNK_BYTES {
-        return Road::Cpu(format!(
-            "its read chunks decode to {} bytes, and nvCOMP takes at most {}",
-            array.read_chunk_bytes(),
-            zstd::MAX_GPU_CHUNK_BYTES
-        ));
-    }
-    Road::Gpu(GpuChain { compression, swaps_bytes })
 }
 
-fn name(name: Option<Cow<'static, str>>) -> Cow<'static, str> {
-    name.unwrap_or(Cow::Borrowed("unknown"))
+/// An encoded read chunk on its way to the GPU.
+#[derive(Debug)]
+pub enum Prepared {
+    /// The part of the encoded bytes that the GPU needs, and what it does with it.
+    Gpu(Range<usize>, Work),
+    /// The CPU has to decode it, for this reason.
+    Cpu(&'static str),
+}
+
+impl GpuChain {
+    /// Largest read chunk: offsets on the GPU have 32 bits, sizes for nvCOMP 31.
+    pub const MAX_CHUNK_BYTES: u64 = zstd::MAX_GPU_CHUNK_BYTES;
+
+    fn new(array: &ArrayInfo) -> Result<Self, String> {
+        let chain = &array.codec.chain;
+        let refused = |name: Option<Cow<'static, str>>| {
+            format!("codec \"{}\" is decoded on the CPU", name.unwrap_or(Cow::Borrowed("unknown")))
+        };
+        let serializer = chain.array_to_bytes_codec();
+        if serializer.name_v3().as_deref() != Some("bytes") {
+            return Err(refused(serializer.name_v3()));
+        }
+        let swaps_bytes = serializer
+            .configuration_v3(&CodecMetadataOptions::default())
+            .and_then(|configuration| configuration.get("endian").and_then(|e| e.as_str()).map(str::to_owned))
+            .is_some_and(|endian| endian != if cfg!(target_endian = "big") { "big" } else { "little" })
+            && array.element.size_bytes() > 1;
+        let delta_element_bytes = match chain.array_to_array_codecs() {
+            [] => None,
+            [codec] if !swaps_bytes => match delta::DeltaCodec::gpu_element_bytes(&**codec) {
+                None => return Err(refused(codec.name_v3())),
+                bytes => bytes,
+            },
+            [codec, ..] => return Err(refused(codec.name_v3())),
+        };
+        let mut result = Self {
+            outer: vec![],
+            compression: None,
+            inner: vec![],
+            delta_element_bytes,
+            swaps_bytes,
+            decoded_bytes: array.read_chunk_bytes(),
+        };
+        for codec in chain.bytes_to_bytes_codecs().iter().rev() {
+            let name = codec.name_v3();
+            let before = result.compression.is_none() && result.inner.is_empty();
+            let known = name.as_deref().unwrap_or_default();
+            if let Some(checksum) = ChecksumCodec::new(known, codec) {
+                if before {
+                    result.outer.push(checksum);
+                } else {
+                    result.inner.push(Inner::Checksum(checksum));
+                }
+            } else if let Some(element_bytes) = shuffle::element_bytes(known, &**codec) {
+                result.inner.push(Inner::Shuffle { element_bytes });
+            } else if let (true, Some(compression)) = (before, Compression::new(known, &**codec)) {
+                result.compression = Some(compression);
+            } else {
+                return Err(refused(name));
+            }
+        }
+        if result.decoded_bytes > Self::MAX_CHUNK_BYTES {
+            return Err(format!(
+                "its read chunks decode to {} bytes, and the GPU takes at most {}",
+                result.decoded_bytes,
+                Self::MAX_CHUNK_BYTES
+            ));
+        }
+        Ok(result)
+    }
+
+    /// Whether decoding needs nvCOMP.
+    pub fn needs_nvcomp(&self) -> bool {
+        matches!(self.compression, Some(Compression::Zstd | Compression::Blosc { zstd: true }))
+    }
+
+    /// Size of what the compression decodes to: the elements with the checksums below it.
+    fn area_bytes(&self) -> u64 {
+        let checksums = self.inner.iter().filter(|inner| matches!(inner, Inner::Checksum(_))).count();
+        self.decoded_bytes + checksums as u64 * checksum::BYTES
+    }
+
+    /// The most bytes that an encoded chunk has which goes to the GPU.
+    pub fn encoded_bound(&self) -> u64 {
+        let area = self.area_bytes();
+        let compressed = self.compression.map_or(area, |compression| compression.encoded_bound(area));
+        compressed + self.outer.len() as u64 * checksum::BYTES
+    }
+
+    /// What the GPU needs at most for a chunk, for budgets.
+    pub fn most(&self) -> Most {
+        let area = self.area_bytes();
+        let shuffles =
+            self.inner.iter().filter(|inner| matches!(inner, Inner::Shuffle { .. })).count() as u64;
+        let (streams, containers) = match self.compression {
+            None => (0, 0),
+            Some(Compression::Blosc { .. }) => (blosc::max_gpu_streams(area), 1),
+            Some(_) => (1, 0),
+        };
+        Most {
+            encoded_bytes: if self.compression.is_some() { self.encoded_bound() } else { 0 },
+            area_bytes: area,
+            areas: 1 + shuffles + containers,
+            streams,
+            zstd: self.needs_nvcomp(),
+        }
+    }
+
+    /// Checks an encoded chunk and says what the GPU has to do.
+    ///
+    /// # Errors
+    /// What cannot be right about the bytes, in words.
+    pub fn prepare(&self, encoded: &[u8]) -> Result<Prepared, String> {
+        let mut part = encoded;
+        for checksum in &self.outer {
+            part = checksum.verify(part)?;
+        }
+        let mut work = Work { swaps_bytes: self.swaps_bytes, bytes: self.area_bytes(), ..Work::default() };
+        match self.compression {
+            None if part.len() as u64 == work.bytes => {}
+            None => {
+                let problem =
+                    format!("the uncompressed chunk has {} bytes instead of {}", part.len(), work.bytes);
+                return Err(problem);
+            }
+            Some(compression) => {
+                if part.len() as u64 > compression.encoded_bound(work.bytes) {
+                    return Ok(Prepared::Cpu("its chunks are longer than their codec makes them"));
+                }
+                if let Verdict::Cpu(reason) = compression.work(part, work.bytes, &mut work)? {
+                    return Ok(Prepared::Cpu(reason));
+                }
+            }
+        }
+        let mut range = 0..work.bytes;
+        for inner in &self.inner {
+            match inner {
+                Inner::Shuffle { element_bytes } => {
+                    let bytes = range.end - range.start;
+                    work.passes.push(shuffle::pass(*element_bytes, range));
+                    range = 0..bytes;
+                }
+                Inner::Checksum(codec) => {
+                    let bytes = range.end - range.start;
+                    let covered = codec.covered(bytes);
+                    let at = if codec.at_start { range.start } else { range.end - checksum::BYTES };
+                    let (start, end) = (range.start + covered.start, range.start + covered.end);
+                    let expected = Expected::At(at);
+                    work.passes.push(Pass::Check { checksum: codec.checksum, start, end, expected });
+                    range = start..end;
+                }
+            }
+        }
+        work.elements = range;
+        if let Some(element_bytes) = self.delta_element_bytes {
+            work.passes.push(Pass::UndoDelta { element_bytes });
+        }
+        let start = part.as_ptr() as usize - encoded.as_ptr() as usize;
+        Ok(Prepared::Gpu(start..start + part.len(), work))
+    }
+}
+
+/// What the GPU needs at most for a chunk of a chain.
+#[derive(Clone, Copy, Debug)]
+pub struct Most {
+    /// Encoded bytes that are kept on the GPU while they are decoded.
+    pub encoded_bytes: u64,
+    /// Size of an area.
+    pub area_bytes: u64,
+    /// How many areas.
+    pub areas: u64,
+    /// How many streams.
+    pub streams: u64,
+    /// Streams may be zstd frames.
+    pub zstd: bool,
 }
 
 impl Road {
     /// Whether decoding needs nvCOMP.
     pub fn needs_nvcomp(&self) -> bool {
-        matches!(self, Self::Gpu(GpuChain { compression: Compression::Zstd, .. }))
+        matches!(self, Self::Gpu(chain) if chain.needs_nvcomp())
     }
 }
 
 impl std::fmt::Display for Road {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Gpu(GpuChain { compression: Compression::None, .. }) => {
-                f.write_str("uncompressed, on the GPU")
+            Self::Gpu(GpuChain { compression: None, .. }) => f.write_str("uncompressed, on the GPU"),
+            Self::Gpu(GpuChain { compression: Some(compression), .. }) => {
+                write!(f, "{} on the GPU", compression.name())
             }
-            Self::Gpu(GpuChain { compression: Compression::Zstd, .. }) => f.write_str("zstd on the GPU"),
             Self::Cpu(reason) => write!(f, "on the CPU: {reason}"),
         }
     }
-}
-
-/// Decodes a read chunk through zarrs on the calling thread, into native byte order.
-///
-/// # Errors
-/// What zarrs says of the bytes.
-pub fn decode_on_cpu<'a>(array: &ArrayInfo, encoded: Cow<'a, [u8]>) -> Result<Cow<'a, [u8]>, CodecError> {
-    let codec = &array.codec;
-    // Chunks are spread over our own threads; zarrs must not spread each of them once more.
-    let options = CodecOptions::default().with_concurrent_target(1);
-    let decoded = codec
-        .chain
-        .decode(encoded, &codec.shape, &codec.data_type, &codec.fill_value, &options)?
-        .into_fixed()?;
-    let expected = array.read_chunk_bytes();
-    if decoded.len() as u64 != expected {
-        return Err(CodecError::Other(format!(
-            "it decodes to {} bytes instead of {expected}",
-            decoded.len()
-        )));
-    }
-    Ok(decoded)
 }

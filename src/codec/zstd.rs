@@ -6,7 +6,9 @@
 //! Source: RFC 8878, section 3.1 (frames and blocks).
 #![forbid(unsafe_code)]
 
-use std::ops::RangeInclusive;
+use super::work::{self, Decoder, Stream, Work};
+
+use std::ops::{Range, RangeInclusive};
 
 /// nvCOMP's limit for a decoded chunk, `nvcompZstdDecompressionMaxAllowedChunkSize`.
 pub const MAX_GPU_CHUNK_BYTES: u64 = (1 << 31) - 1;
@@ -92,6 +94,25 @@ pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
     let unusual =
         frame.needs_dictionary || frame.has_checksum || frame.compressed_blocks > max_gpu_blocks(expected);
     Ok(if unusual { Verdict::Cpu } else { Verdict::Gpu })
+}
+
+/// What our own kernel needs to know of a frame's blocks.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Blocks;
+
+/// Adds a stream that starts at `offset` of the chunk and belongs at `to`.
+///
+/// # Errors
+/// As [`check`].
+pub fn work(encoded: &[u8], offset: u64, to: Range<u64>, work: &mut Work) -> Result<work::Verdict, String> {
+    match check(encoded, to.end - to.start)? {
+        Verdict::Cpu => Ok(work::Verdict::Cpu("its zstd frames are unusual or carry a checksum")),
+        Verdict::Gpu => {
+            let from = offset..offset + encoded.len() as u64;
+            work.streams.push(Stream { decoder: Decoder::Zstd(Blocks), from, to });
+            Ok(work::Verdict::Gpu)
+        }
+    }
 }
 
 /// Checks any number of frames that together have to decode to a number of bytes within `expected`, before a decoder that allocates what

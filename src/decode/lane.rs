@@ -1,29 +1,35 @@
 //! The GPU side: a lane is a thread with a stream and a piece of device memory, and takes groups of fetched units.
 //!
 //! ```text
-//! host    pinned chunk, pinned chunk, ...        staging (pointers, sizes, regions)
-//!            | copy                                  | copy
-//! arena   [encoded chunks][decoded chunks][scratch][staging]
-//!            '---- nvCOMP, one call ----^'----- gather, one launch -----> outputs of the batches
+//! host    pinned chunk, pinned chunk, ...                    staging (streams, passes, regions)
+//!            | copy                                              | copy
+//! arena   [encoded chunks][areas][scratch]                   [staging]
+//!            '- decoders -^ '- checks, unshuffling -> gather -> outputs of the batches
 //! ```
 //!
 //! A group is whatever waits when a lane becomes free, as far as it fits into the lane's arena; its units may belong
-//! to several batches. nvCOMP takes about as long for one chunk as for hundreds, so groups grow by themselves as the
+//! to several batches. A decoder takes about as long for one chunk as for hundreds, so groups grow by themselves as the
 //! load does, and several lanes overlap copies, decoding and the host's part.
 
 use super::Queue;
+use super::nvcomp::{Frames, FramesOnDevice, Zstd};
 use crate::assemble::device::{Region, Regions, Source, repeated};
 use crate::batch::Unit;
+use crate::codec::work::{Checksum, Decoder, Expected, Pass};
+use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
-use crate::gpu::{DeviceMemory, Gpu, Kernels, PinnedBuffer, PinnedMemory};
+use crate::gpu::{
+    CheckOnDevice, DeltaOnDevice, DeviceMemory, Gpu, Kernels, PinnedBuffer, PinnedMemory, ShuffledOnDevice,
+    StreamKernel, StreamOnDevice, StreamStatus, status_text,
+};
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, result};
-use nvcomp_sys::{Nvcomp, nvcompBatchedZstdDecompressOpts_t, nvcompStatus_t, nvcompSuccess};
+use nvcomp_sys::nvcompStatus_t;
 
 /// A unit whose bytes are in pinned memory.
 pub struct Fetched {
@@ -37,21 +43,16 @@ pub struct Fetched {
 
 /// What was fetched for a unit.
 pub enum Payload {
-    /// Nothing: the fill value is meant.
+    /// Nothing: the fill value is meant, or the bytes are on the GPU already.
     Missing,
-    /// A decoded read chunk.
-    Plain {
-        /// Its elements.
+    /// A read chunk.
+    Chunk {
+        /// Its bytes, decoded or not.
         buffer: PinnedBuffer,
-        /// They are in the other byte order.
-        swaps_bytes: bool,
-    },
-    /// A read chunk as one zstd frame whose headers were checked.
-    Zstd {
-        /// The frame.
-        buffer: PinnedBuffer,
-        /// The elements in it are in the other byte order.
-        swaps_bytes: bool,
+        /// The part of them that the GPU needs.
+        part: Range<usize>,
+        /// What the GPU does with it.
+        work: Work,
     },
 }
 
@@ -61,27 +62,24 @@ pub struct Lanes {
     pub gpu: Arc<Gpu>,
     /// Its kernels.
     pub kernels: Kernels,
-    /// The decoder, if any array needs it.
-    pub nvcomp: Option<Zstd>,
+    /// nvCOMP, if any array needs it.
+    pub nvcomp: Option<Arc<Zstd>>,
     /// What is read.
     pub dataset: Arc<Dataset>,
     /// Work.
     pub queue: Arc<Queue<Fetched>>,
 }
 
-/// nvCOMP's zstd decoder.
-pub struct Zstd {
-    nvcomp: Nvcomp,
-}
-
-const _: () =
-    assert!(DeviceMemory::ALIGNMENT as usize >= nvcomp_sys::nvcompZstdRequiredDecompressionAlignment);
-
-/// Arena bytes of a unit's entries in the staging area, apart from its regions: two pointers, three sizes, a status,
-/// and what aligning them may cost.
-const STAGING_BYTES: u64 = 64;
+/// Staging bytes of a unit, apart from its streams, passes and regions: its status, and what aligning may cost.
+const UNIT_BYTES: u64 = 16;
+/// Staging bytes of a stream: a [`StreamOnDevice`], or for zstd two pointers, three sizes and a status.
+const STREAM_BYTES: u64 = 48;
+/// Staging bytes of a pass, whichever it is; a stream may have a check of its own.
+const PASS_BYTES: u64 = 40;
 /// What aligning the parts of a whole arena may cost.
 const ARENA_SLACK: u64 = 16 << 10;
+/// A chunk's elements start at a multiple of this, so that they are gathered with wide accesses.
+const ELEMENT_ALIGNMENT: u64 = 16;
 
 fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(DeviceMemory::ALIGNMENT)
@@ -91,103 +89,70 @@ fn aligned_down(address: u64) -> u64 {
     address - address % DeviceMemory::ALIGNMENT
 }
 
-impl Zstd {
-    /// Loads nvCOMP.
-    ///
-    /// # Errors
-    /// What the loader says.
-    pub fn open() -> std::result::Result<Self, nvcomp_sys::LoadError> {
-        Ok(Self { nvcomp: nvcomp_sys::open()? })
-    }
-
-    /// What a call with `chunks` chunks of at most `largest` and together `total` decoded bytes usually needs as scratch
-    /// memory, for forming groups. Not a bound: nvCOMP 5.3 assumes fewer sequences than zstd makes at level 19 (measured:
-    /// 877,872 bytes promised and 888,368 needed for a chunk of 288,000, which ended the CUDA context), so that [`Lane::decompress`] asks again with the chunks at hand.
-    fn usual_scratch_bytes(&self, chunks: u64, largest: u64, total: u64) -> Result<u64> {
-        let mut bytes = 0;
-        let options = nvcompBatchedZstdDecompressOpts_t::default();
-        // SAFETY: writes to a live value; does not touch the device.
-        let status = unsafe {
-            self.nvcomp.nvcompBatchedZstdDecompressGetTempSizeAsync(
-                chunks as usize,
-                largest as usize,
-                options,
-                &mut bytes,
-                total as usize,
-            )
-        };
-        self.check("nvcompBatchedZstdDecompressGetTempSizeAsync", status)?;
-        Ok(bytes as u64)
-    }
-
-    fn check(&self, operation: &'static str, status: nvcompStatus_t) -> Result<()> {
-        if status == nvcompSuccess {
-            return Ok(());
-        }
-        Err(Error::NvcompCall { operation, status: self.nvcomp.status_text(status) })
-    }
+/// Size of an area in the arena, with room to move its start.
+fn area_bytes(bytes: u64) -> u64 {
+    aligned(bytes + ELEMENT_ALIGNMENT)
 }
 
 /// Arena bytes that a unit of an array needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
 ///
 /// # Errors
 /// What nvCOMP says.
-pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, boxes: u64) -> Result<u64> {
+pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u64) -> Result<u64> {
     let decoded = array.read_chunk_bytes();
-    let encoded_bound = crate::codec::zstd::encoded_bound(decoded);
-    let scratch = zstd.map_or(Ok(0), |zstd| zstd.usual_scratch_bytes(1, decoded, decoded))?;
-    let scratch =
-        if zstd.is_some() { scratch.max(crate::codec::zstd::gpu_scratch_bound(decoded)) } else { 0 };
     let regions = boxes * size_of::<Region>() as u64;
-    Ok(aligned(decoded)
-        + zstd.map_or(0, |_| aligned(encoded_bound))
+    let least = area_bytes(decoded) + UNIT_BYTES + regions + ARENA_SLACK;
+    let Road::Gpu(chain) = road else { return Ok(least) };
+    let most = chain.most();
+    let scratch = match zstd.filter(|_| most.zstd) {
+        None => 0,
+        Some(zstd) => {
+            let one = Frames::default().with(most.area_bytes);
+            zstd.usual_scratch_bytes(one)?.max(crate::codec::zstd::gpu_scratch_bound(most.area_bytes))
+        }
+    };
+    Ok(least
+        + aligned(most.encoded_bytes)
+        + area_bytes(most.area_bytes) * most.areas
         + aligned(scratch)
-        + STAGING_BYTES
-        + regions
-        + ARENA_SLACK)
+        + most.streams * (STREAM_BYTES + PASS_BYTES)
+        + most.areas * 2 * PASS_BYTES)
 }
 
 /// Sizes of the parts of an arena.
 #[derive(Clone, Copy, Default)]
 struct Sizes {
     encoded: u64,
-    decoded: u64,
+    areas: u64,
     staging: u64,
-    zstd_chunks: u64,
-    zstd_largest: u64,
-    zstd_total: u64,
+    zstd: Frames,
 }
 
 impl Sizes {
-    fn with(mut self, fetched: &Fetched, array: &ArrayInfo) -> Self {
-        let decoded = array.read_chunk_bytes();
-        match &fetched.payload {
-            Payload::Missing => {}
-            Payload::Plain { .. } => self.decoded += aligned(decoded),
-            Payload::Zstd { buffer, .. } => {
-                self.decoded += aligned(decoded);
-                self.encoded += aligned(buffer.bytes().len() as u64);
-                self.zstd_chunks += 1;
-                self.zstd_largest = self.zstd_largest.max(decoded);
-                self.zstd_total += decoded;
+    fn with(mut self, fetched: &Fetched) -> Self {
+        if let Payload::Chunk { part, work, .. } = &fetched.payload {
+            self.areas += area_bytes(work.bytes) * work.areas();
+            if !work.streams.is_empty() {
+                self.encoded += aligned(part.len() as u64);
             }
+            for stream in &work.streams {
+                if let Decoder::Zstd(_) = stream.decoder {
+                    self.zstd = self.zstd.with(stream.to.end - stream.to.start);
+                }
+            }
+            self.staging += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
         }
         let regions: u64 = fetched.unit.task.boxes.iter().map(Regions::count).sum();
-        self.staging += STAGING_BYTES + regions * size_of::<Region>() as u64;
+        self.staging += UNIT_BYTES + regions * size_of::<Region>() as u64;
         self
     }
 
     fn scratch(&self, zstd: Option<&Zstd>) -> Result<u64> {
-        match zstd {
-            Some(zstd) if self.zstd_chunks > 0 => {
-                zstd.usual_scratch_bytes(self.zstd_chunks, self.zstd_largest, self.zstd_total)
-            }
-            _ => Ok(0),
-        }
+        zstd.map_or(Ok(0), |zstd| zstd.usual_scratch_bytes(self.zstd))
     }
 
     fn arena_bytes(&self, scratch: u64) -> u64 {
-        self.encoded + self.decoded + self.staging + aligned(scratch) + ARENA_SLACK
+        self.encoded + self.areas + self.staging + aligned(scratch) + ARENA_SLACK
     }
 }
 
@@ -273,10 +238,10 @@ impl Lane {
 
     /// Takes as many waiting units as the arena holds.
     fn take(&self) -> Option<Vec<Fetched>> {
-        let zstd = self.lanes.nvcomp.as_ref();
+        let zstd = self.lanes.nvcomp.as_deref();
         let mut sizes = Sizes::default();
         self.lanes.queue.pop_group(|fetched| {
-            let more = sizes.with(fetched, self.array(fetched));
+            let more = sizes.with(fetched);
             // An error of nvCOMP's comes back when the group is laid out, where it can be reported.
             let scratch = more.scratch(zstd).unwrap_or(0);
             let fits = more.arena_bytes(scratch) <= self.arena.bytes();
@@ -314,11 +279,8 @@ impl Lane {
     fn enqueue(&mut self, group: &[Fetched]) -> Result<Results> {
         let lanes = self.lanes.clone();
         lanes.gpu.bind()?;
-        let mut sizes = Sizes::default();
-        for fetched in group {
-            sizes = sizes.with(fetched, self.array(fetched));
-        }
-        let scratch_bytes = sizes.scratch(lanes.nvcomp.as_ref())?;
+        let sizes = group.iter().fold(Sizes::default(), Sizes::with);
+        let scratch_bytes = sizes.scratch(lanes.nvcomp.as_deref())?;
         if sizes.arena_bytes(scratch_bytes) > self.arena.bytes() {
             return Err(Error::Budget {
                 name: "device_memory_budget",
@@ -329,59 +291,75 @@ impl Lane {
         }
 
         // The parts of the arena, one behind the other.
-        let mut encoded = self.arena.address();
-        let mut decoded = encoded + sizes.encoded;
-        let scratch = decoded + sizes.decoded;
+        let encoded = self.arena.address();
+        let areas = encoded + sizes.encoded;
+        let scratch = areas + sizes.areas;
         // At the end of the arena, so that the scratch memory has all that is left. The arena may be of any size.
         let end = self.arena.address() + self.arena.bytes();
         let staging = aligned_down(end - sizes.staging - ARENA_SLACK / 2);
 
-        let mut chunks = ZstdArrays::default();
+        let mut plan = Plan { encoded, areas, ..Plan::default() };
+        let mut builder = Staging { bytes: vec![], device: staging };
+        let statuses = builder.put(&vec![0 as StreamStatus; group.len()]);
         let mut regions = Regions::default();
         for (number, fetched) in group.iter().enumerate() {
-            let array = &lanes.dataset.arrays[fetched.unit.task.array];
+            let array = self.array(fetched);
             let output = fetched.unit.batch.outputs[fetched.unit.task.array].address;
-            let chunk_bytes = array.read_chunk_bytes();
             let source = match &fetched.payload {
                 Payload::Missing => Source::Fill(repeated(&array.fill_value)),
-                Payload::Plain { buffer, swaps_bytes } => {
-                    self.copy(decoded, buffer.bytes())?;
-                    let source = Source::Decoded { address: decoded, swaps_bytes: *swaps_bytes };
-                    decoded += aligned(chunk_bytes);
-                    source
-                }
-                Payload::Zstd { buffer, swaps_bytes } => {
-                    let bytes = buffer.bytes();
-                    self.copy(encoded, bytes)?;
-                    chunks.push(number, encoded, bytes.len() as u64, decoded, chunk_bytes);
-                    encoded += aligned(bytes.len() as u64);
-                    let source = Source::Decoded { address: decoded, swaps_bytes: *swaps_bytes };
-                    decoded += aligned(chunk_bytes);
-                    source
+                Payload::Chunk { buffer, part, work } => {
+                    let status = statuses + (number * size_of::<StreamStatus>()) as u64;
+                    let (to, address) = plan.chunk(number, status, part.len() as u64, work);
+                    self.copy(to, &buffer.bytes()[part.clone()])?;
+                    Source::Decoded { address, swaps_bytes: work.swaps_bytes }
                 }
             };
             regions.add(source, &fetched.unit.task.boxes, array.element.size_bytes(), output);
         }
 
-        let mut builder = Staging { bytes: vec![], device: staging };
-        let zstd = ZstdOnDevice {
+        let streams = plan.streams.each_ref().map(|list| (builder.put(list), list.len()));
+        let frames = FramesOnDevice {
             first: 0,
-            count: chunks.encoded.len(),
-            largest: sizes.zstd_largest,
-            encoded: builder.put(&chunks.encoded),
-            encoded_bytes: builder.put(&chunks.encoded_bytes),
-            decoded: builder.put(&chunks.decoded),
-            decoded_bytes: builder.put(&chunks.decoded_bytes),
-            actual_bytes: builder.put(&vec![0u64; chunks.encoded.len()]),
-            statuses: builder.put(&vec![0u32; chunks.encoded.len()]),
+            count: plan.frames.encoded.len(),
+            largest: sizes.zstd.largest,
+            encoded: builder.put(&plan.frames.encoded),
+            encoded_bytes: builder.put(&plan.frames.encoded_bytes),
+            decoded: builder.put(&plan.frames.decoded),
+            decoded_bytes: builder.put(&plan.frames.decoded_bytes),
+            actual_bytes: builder.put(&vec![0u64; plan.frames.encoded.len()]),
+            statuses: builder.put(&vec![0u32; plan.frames.encoded.len()]),
         };
+        let levels: Vec<_> = plan
+            .levels
+            .iter()
+            .map(|level| {
+                let checks = (builder.put(&level.checks), level.checks.len());
+                (checks, builder.put(&level.shuffled), &level.shuffled)
+            })
+            .collect();
+        let deltas = (builder.put(&plan.deltas), plan.deltas.len());
         let region_list = builder.put(regions.list());
         self.upload(&builder.bytes, staging)?;
         self.copied.record(&self.stream).map_err(Error::cuda("recording an event"))?;
 
-        if let (Some(decoder), true) = (&lanes.nvcomp, zstd.count > 0) {
-            self.decompress(decoder, &zstd, scratch..staging)?;
+        let kernels = &lanes.kernels;
+        for (kernel, (list, count)) in StreamKernel::ALL.into_iter().zip(streams) {
+            // SAFETY: the list was put into this lane's arena by the copy above; the streams lie in the arena.
+            unsafe { kernels.decode(&self.stream, kernel, list, count)? };
         }
+        if let (Some(decoder), true) = (&lanes.nvcomp, frames.count > 0) {
+            // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and staging.
+            unsafe { decoder.decompress(&self.stream, &frames, scratch..staging)? };
+        }
+        for ((checks, check_count), shuffled, list) in levels {
+            // SAFETY: as above; what they read was written by what precedes them on the stream.
+            unsafe {
+                kernels.check(&self.stream, checks, check_count)?;
+                kernels.unshuffle(&self.stream, shuffled, list)?;
+            }
+        }
+        // SAFETY: as above.
+        unsafe { kernels.undo_delta(&self.stream, deltas.0, deltas.1)? };
         let mut waited_for: Vec<*const crate::batch::Batch> = vec![];
         for fetched in group {
             let batch = Arc::as_ptr(&fetched.unit.batch);
@@ -392,9 +370,10 @@ impl Lane {
         }
         // SAFETY: the regions were put into this lane's arena by the copy above; their sources lie in the arena, their
         // destinations in outputs that stay until their units are finished, which is after `process` waited.
-        unsafe { lanes.kernels.gather(&self.stream, region_list, regions.list().len(), regions.tiles())? };
+        unsafe { kernels.gather(&self.stream, region_list, regions.list().len(), regions.tiles())? };
 
-        let results = self.download(&zstd, chunks.units, builder.bytes.len())?;
+        let results =
+            self.download(statuses, group.len(), &frames, plan.frames.frames, builder.bytes.len())?;
         self.done.record(&self.stream).map_err(Error::cuda("recording an event"))?;
         Ok(results)
     }
@@ -407,8 +386,7 @@ impl Lane {
             .map_err(Error::cuda("copying a chunk to the GPU"))
     }
 
-    /// Copies pointers, sizes and regions to the device, through pinned memory of this lane. Keeps room behind them
-    /// for what comes back.
+    /// Copies the work list to the device, through pinned memory of this lane. Keeps room behind it for what comes back.
     fn upload(&mut self, bytes: &[u8], to: u64) -> Result<()> {
         let wanted = bytes.len() * 2;
         if self.staging.as_ref().is_none_or(|staging| staging.bytes() < wanted) {
@@ -426,108 +404,65 @@ impl Lane {
             .map_err(Error::cuda("copying the work list to the GPU"))
     }
 
-    /// Enqueues the decoding of chunks, in as many calls as the scratch memory asks for. Waits for the copies of the
-    /// chunks, because nvCOMP looks at them to say what it needs; this took 0.05 ms for 48 chunks (H200, 2026-11-20).
-    fn decompress(&self, decoder: &Zstd, chunks: &ZstdOnDevice, scratch: Range<u64>) -> Result<()> {
-        let room = scratch.end - scratch.start;
-        let nvcomp = &decoder.nvcomp;
-        let options = nvcompBatchedZstdDecompressOpts_t::default();
-        let stream = self.stream.cu_stream().cast();
-        let mut needed = 0;
-        // SAFETY: the arrays have an entry for each chunk in the arena, put there by the copy that precedes this on the
-        // stream; nvCOMP waits for the stream before it returns.
-        let status = unsafe {
-            nvcomp.nvcompBatchedZstdDecompressGetTempSizeSync(
-                chunks.at(chunks.encoded) as *const _,
-                chunks.at(chunks.encoded_bytes) as *const _,
-                chunks.count,
-                chunks.largest as usize,
-                &mut needed,
-                chunks.largest as usize * chunks.count,
-                options,
-                std::ptr::null_mut(),
-                stream,
-            )
-        };
-        decoder.check("nvcompBatchedZstdDecompressGetTempSizeSync", status)?;
-        if needed as u64 > room {
-            if chunks.count > 1 {
-                let (front, back) = chunks.halves();
-                self.decompress(decoder, &front, scratch.clone())?;
-                return self.decompress(decoder, &back, scratch);
-            }
-            return Err(Error::Budget {
-                name: "device_memory_budget",
-                budget_bytes: room,
-                needed_bytes: needed as u64,
-                what: "nvCOMP's scratch memory for one chunk".into(),
-            });
-        }
-        // SAFETY: as above; each chunk has the room that its entry says, and the scratch memory is what nvCOMP asked
-        // for. Calls that share it follow one another on the stream.
-        let status = unsafe {
-            nvcomp.nvcompBatchedZstdDecompressAsync(
-                chunks.at(chunks.encoded) as *const _,
-                chunks.at(chunks.encoded_bytes) as *const _,
-                chunks.at(chunks.decoded_bytes) as *const _,
-                chunks.at(chunks.actual_bytes) as *mut _,
-                chunks.count,
-                scratch.start as *mut _,
-                needed,
-                chunks.at(chunks.decoded) as *const _,
-                options,
-                (chunks.statuses + (chunks.first * size_of::<nvcompStatus_t>()) as u64) as *mut _,
-                stream,
-            )
-        };
-        decoder.check("nvcompBatchedZstdDecompressAsync", status)
-    }
-
-    /// Enqueues the way back of sizes and statuses, into the second half of the staging memory.
-    fn download(&self, chunks: &ZstdOnDevice, units: Vec<usize>, offset: usize) -> Result<Results> {
-        let count = chunks.count;
-        let Some(staging) = self.staging.as_ref().filter(|_| count > 0) else {
-            return Ok(Results::default());
-        };
+    /// Enqueues the way back of sizes and statuses, into the second half of the staging memory, from `offset` on.
+    fn download(
+        &self,
+        statuses: u64,
+        units: usize,
+        frames: &FramesOnDevice,
+        frame_list: Vec<FrameOfUnit>,
+        offset: usize,
+    ) -> Result<Results> {
+        let count = frames.count;
+        let Some(staging) = self.staging.as_ref() else { return Ok(Results::default()) };
         let offset = offset.next_multiple_of(8);
         // SAFETY: `upload` made the staging memory twice as long as its contents, of which these are a part.
-        let (sizes, statuses) = unsafe {
+        let results = unsafe {
             let sizes = staging.address().add(offset).cast::<u64>();
-            (sizes, sizes.add(count).cast::<nvcompStatus_t>())
+            let frame_statuses = sizes.add(count).cast::<nvcompStatus_t>();
+            let statuses = frame_statuses.add(count).cast::<StreamStatus>();
+            Results { units, statuses, frames: frame_list, sizes, frame_statuses }
         };
         for (from, to, bytes) in [
-            (chunks.actual_bytes, sizes.cast::<u8>(), count * size_of::<u64>()),
-            (chunks.statuses, statuses.cast(), count * size_of::<nvcompStatus_t>()),
+            (frames.actual_bytes, results.sizes.cast::<u8>(), count * size_of::<u64>()),
+            (frames.statuses, results.frame_statuses.cast(), count * size_of::<nvcompStatus_t>()),
+            (statuses, results.statuses.cast(), units * size_of::<StreamStatus>()),
         ] {
+            if bytes == 0 {
+                continue;
+            }
             // SAFETY: as above; nothing reads the memory before `report`, which comes after the wait.
             unsafe {
-                let to = std::slice::from_raw_parts_mut(to, bytes);
+                let to = std::slice::from_raw_parts_mut(to.cast_mut(), bytes);
                 result::memcpy_dtoh_async(to, from, self.stream.cu_stream())
             }
-            .map_err(Error::cuda("copying the decoder's results back"))?;
+            .map_err(Error::cuda("copying the decoders' results back"))?;
         }
-        Ok(Results { units, sizes, statuses })
+        Ok(results)
     }
 
-    /// Fails the units whose chunks nvCOMP did not decode as it should.
+    /// Fails the units whose chunks were not decoded as they should.
     fn report(&self, group: &[Fetched], results: &Results) {
-        let Some(zstd) = &self.lanes.nvcomp else { return };
-        for (i, &unit) in results.units.iter().enumerate() {
+        let damaged = |unit: usize, problem: String| {
             let fetched = &group[unit];
-            // SAFETY: both arrays have an entry for each unit in the lane's staging memory, and the copies into them
-            // have ended.
-            let (bytes, status) = unsafe { (*results.sizes.add(i), *results.statuses.add(i)) };
-            let expected = self.array(fetched).read_chunk_bytes();
-            let at = || fetched.at.clone();
-            if let Err(error) = zstd.check("zstd decoder", status) {
-                let source = match error {
-                    Error::NvcompCall { status, .. } => status.into(),
-                    other => other.into(),
-                };
-                fetched.unit.batch.fail(Error::Decode { at: at(), source });
+            fetched.unit.batch.fail(Error::Damaged { at: fetched.at.clone(), problem });
+        };
+        for unit in 0..results.units {
+            // SAFETY: there is an entry for each unit in the lane's staging memory, and the copy into it has ended.
+            let status = unsafe { *results.statuses.add(unit) };
+            if status != 0 {
+                damaged(unit, status_text(status).into());
+            }
+        }
+        let Some(zstd) = &self.lanes.nvcomp else { return };
+        for (i, frame) in results.frames.iter().enumerate() {
+            // SAFETY: as above, for each frame.
+            let (bytes, status) = unsafe { (*results.sizes.add(i), *results.frame_statuses.add(i)) };
+            let (unit, expected) = (frame.unit, frame.bytes);
+            if let Some(failure) = zstd.failure(status) {
+                damaged(unit, format!("nvCOMP cannot decode it ({failure})"));
             } else if bytes != expected {
-                let problem = format!("the zstd frame decodes to {bytes} bytes instead of {expected}");
-                fetched.unit.batch.fail(Error::Damaged { at: at(), problem });
+                damaged(unit, format!("a zstd frame decodes to {bytes} bytes instead of {expected}"));
             }
         }
     }
@@ -543,67 +478,157 @@ fn fail_all(group: &[Fetched], error: Error) {
     }
 }
 
-/// What nvCOMP wants to know of a group's chunks.
+/// What the kernels of a group do, in device addresses.
 #[derive(Default)]
-struct ZstdArrays {
-    /// Which units of the group.
-    units: Vec<usize>,
+struct Plan {
+    /// Where the next encoded chunk goes.
+    encoded: u64,
+    /// Where the next area begins.
+    areas: u64,
+    streams: [Vec<StreamOnDevice>; StreamKernel::ALL.len()],
+    frames: FrameArrays,
+    levels: Vec<Level>,
+    deltas: Vec<DeltaOnDevice>,
+}
+
+/// Passes that can run at the same time: the checks of areas, then the unshuffling of some of them into others.
+#[derive(Default)]
+struct Level {
+    checks: Vec<CheckOnDevice>,
+    shuffled: Vec<ShuffledOnDevice>,
+}
+
+/// What nvCOMP wants to know of a group's frames.
+#[derive(Default)]
+struct FrameArrays {
+    frames: Vec<FrameOfUnit>,
     encoded: Vec<u64>,
     encoded_bytes: Vec<u64>,
     decoded: Vec<u64>,
     decoded_bytes: Vec<u64>,
 }
 
-impl ZstdArrays {
-    fn push(&mut self, unit: usize, encoded: u64, encoded_bytes: u64, decoded: u64, decoded_bytes: u64) {
-        self.units.push(unit);
-        self.encoded.push(encoded);
-        self.encoded_bytes.push(encoded_bytes);
-        self.decoded.push(decoded);
-        self.decoded_bytes.push(decoded_bytes);
+/// A frame, for its result.
+struct FrameOfUnit {
+    unit: usize,
+    bytes: u64,
+}
+
+impl Plan {
+    /// Plans the work on a chunk of `bytes` bytes. Returns where these have to be copied to and where its elements will be.
+    fn chunk(&mut self, unit: usize, status: u64, bytes: u64, work: &Work) -> (u64, u64) {
+        let mut area = self.area(work);
+        let to = if work.streams.is_empty() {
+            area
+        } else {
+            let to = self.encoded;
+            self.encoded += aligned(bytes);
+            to
+        };
+        for stream in &work.streams {
+            let (from, from_bytes) = (to + stream.from.start, stream.from.end - stream.from.start);
+            let (to, to_bytes) = (area + stream.to.start, stream.to.end - stream.to.start);
+            let kernel = match &stream.decoder {
+                Decoder::Stored => StreamKernel::Stored,
+                Decoder::Lz4 => StreamKernel::Lz4,
+                Decoder::BloscLz => StreamKernel::BloscLz,
+                Decoder::Snappy => StreamKernel::Snappy,
+                Decoder::Inflate => StreamKernel::Inflate,
+                Decoder::Zstd(_) => {
+                    self.frames.frames.push(FrameOfUnit { unit, bytes: to_bytes });
+                    self.frames.encoded.push(from);
+                    self.frames.encoded_bytes.push(from_bytes);
+                    self.frames.decoded.push(to);
+                    self.frames.decoded_bytes.push(to_bytes);
+                    continue;
+                }
+            };
+            let (from_bytes, to_bytes) = (from_bytes as u32, to_bytes as u32);
+            self.streams[kernel as usize].push(StreamOnDevice { from, to, from_bytes, to_bytes, status });
+        }
+        let mut level = 0;
+        for pass in &work.passes {
+            if self.levels.len() == level {
+                self.levels.push(Level::default());
+            }
+            match *pass {
+                Pass::Check { checksum, start, end, expected } => {
+                    let (expected, expected_is_address) = match expected {
+                        Expected::Value(value) => (value.into(), 0),
+                        Expected::At(at) => (area + at, 1),
+                    };
+                    self.levels[level].checks.push(CheckOnDevice {
+                        from: area + start,
+                        bytes: end - start,
+                        expected,
+                        status,
+                        kind: kind(checksum),
+                        expected_is_address,
+                    });
+                }
+                Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
+                    let next = self.area(work);
+                    self.levels[level].shuffled.push(ShuffledOnDevice {
+                        from: area + start,
+                        to: next,
+                        bytes: end - start,
+                        block_bytes,
+                        element_bytes,
+                        kind: if bits { 2 } else { 1 },
+                        reserved: 0,
+                    });
+                    area = next;
+                    level += 1;
+                }
+                Pass::UndoDelta { element_bytes } => self.deltas.push(DeltaOnDevice {
+                    address: area + work.elements.start,
+                    elements: (work.elements.end - work.elements.start) / u64::from(element_bytes),
+                    element_bytes,
+                    reserved: 0,
+                }),
+            }
+        }
+        (to, area + work.elements.start)
+    }
+
+    /// The start of a new area, such that the elements are aligned should they end up in it.
+    fn area(&mut self, work: &Work) -> u64 {
+        let misaligned = work.elements.start % ELEMENT_ALIGNMENT;
+        let area = self.areas + (ELEMENT_ALIGNMENT - misaligned) % ELEMENT_ALIGNMENT;
+        self.areas += area_bytes(work.bytes);
+        area
     }
 }
 
-/// The same on the device: addresses of arrays, of which `count` entries from `first` on are meant.
-#[derive(Clone, Copy)]
-struct ZstdOnDevice {
-    first: usize,
-    count: usize,
-    /// Decoded bytes of the largest chunk.
-    largest: u64,
-    encoded: u64,
-    encoded_bytes: u64,
-    decoded: u64,
-    decoded_bytes: u64,
-    actual_bytes: u64,
-    statuses: u64,
-}
-
-impl ZstdOnDevice {
-    /// Address of the first meant entry of an array of 8-byte entries.
-    fn at(&self, array: u64) -> u64 {
-        array + self.first as u64 * 8
-    }
-
-    fn halves(&self) -> (Self, Self) {
-        let front = self.count / 2;
-        (
-            Self { count: front, ..*self },
-            Self { first: self.first + front, count: self.count - front, ..*self },
-        )
+/// The number of a checksum in `checks.cuh`.
+fn kind(checksum: Checksum) -> u32 {
+    match checksum {
+        Checksum::Crc32 => 1,
+        Checksum::Adler32 => 2,
+        Checksum::Xxh64 => 3,
+        Checksum::Crc32c => 4,
+        Checksum::Fletcher32 => 5,
     }
 }
 
-/// Where nvCOMP's results arrive: a size and a status for each of `units`, in the lane's staging memory.
+/// Where results arrive, in the lane's staging memory: a status for each unit, a size and a status for each frame.
 struct Results {
-    units: Vec<usize>,
+    units: usize,
+    statuses: *const StreamStatus,
+    frames: Vec<FrameOfUnit>,
     sizes: *const u64,
-    statuses: *const nvcompStatus_t,
+    frame_statuses: *const nvcompStatus_t,
 }
 
 impl Default for Results {
     fn default() -> Self {
-        Self { units: vec![], sizes: std::ptr::null(), statuses: std::ptr::null() }
+        Self {
+            units: 0,
+            statuses: std::ptr::null(),
+            frames: vec![],
+            sizes: std::ptr::null(),
+            frame_statuses: std::ptr::null(),
+        }
     }
 }
 
@@ -618,6 +643,10 @@ trait Plain: Copy {}
 impl Plain for u64 {}
 impl Plain for u32 {}
 impl Plain for Region {}
+impl Plain for StreamOnDevice {}
+impl Plain for CheckOnDevice {}
+impl Plain for ShuffledOnDevice {}
+impl Plain for DeltaOnDevice {}
 
 impl Staging {
     /// Adds an array; returns its address on the device.

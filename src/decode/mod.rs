@@ -1,6 +1,7 @@
 //! From read chunks to elements in outputs: workers on the CPU, lanes on the GPU, a queue between them.
 
 pub mod lane;
+pub mod nvcomp;
 mod queue;
 pub mod worker;
 

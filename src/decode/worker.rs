@@ -4,9 +4,9 @@ use super::Queue;
 use super::lane::{Fetched, Payload};
 use crate::assemble::host::{self, Source};
 use crate::batch::Unit;
-use crate::codec::{self, Compression, GpuChain, Road, zstd};
+use crate::codec::{self, Prepared, Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, Result, log_once};
 use crate::fetch::{Blob, Located, Locator};
 use crate::gpu::PinnedPool;
 use crate::options::MissingChunks;
@@ -106,35 +106,29 @@ impl Workers {
         let array = self.array(unit);
         let (found, at) = self.locate(unit)?;
         let Some((blob, range)) = found else { return Ok(Some((Payload::Missing, at))) };
-        let expected = array.read_chunk_bytes();
-        let encoded_bytes = range.end - range.start;
         let take = |bytes: u64| pinned.take(bytes as usize);
+        let encoded_bytes = range.end - range.start;
 
-        if let Road::Gpu(GpuChain { compression, swaps_bytes }) = self.roads[unit.task.array] {
-            match compression {
-                Compression::None => {
-                    check_plain_size(encoded_bytes, expected, &at)?;
-                    let Some(mut buffer) = take(encoded_bytes)? else { return Ok(None) };
-                    read(&*blob, &range, buffer.bytes_mut(), &at)?;
-                    return Ok(Some((Payload::Plain { buffer, swaps_bytes }, at)));
+        if let Road::Gpu(chain) = &self.roads[unit.task.array]
+            && encoded_bytes <= chain.encoded_bound()
+        {
+            let Some(mut buffer) = take(encoded_bytes)? else { return Ok(None) };
+            read(&*blob, &range, buffer.bytes_mut(), &at)?;
+            match chain.prepare(buffer.bytes()) {
+                Ok(Prepared::Gpu(part, work)) => {
+                    return Ok(Some((Payload::Chunk { buffer, part, work }, at)));
                 }
-                Compression::Zstd if encoded_bytes <= zstd::encoded_bound(expected) => {
-                    let Some(mut buffer) = take(encoded_bytes)? else { return Ok(None) };
-                    read(&*blob, &range, buffer.bytes_mut(), &at)?;
-                    let verdict = zstd::check(buffer.bytes(), expected)
-                        .map_err(|problem| Error::Damaged { at: at.clone(), problem })?;
-                    if verdict == zstd::Verdict::Gpu {
-                        return Ok(Some((Payload::Zstd { buffer, swaps_bytes }, at)));
-                    }
+                Ok(Prepared::Cpu(reason)) => {
+                    log_once(&format!("{}: decoded on the CPU: {reason}", array.context()))
                 }
-                // Longer than zstd makes it: zstd's own decoder says what it is.
-                Compression::Zstd => {}
+                Err(problem) => return Err(Error::Damaged { at, problem }),
             }
         }
         let decoded = decode(array, &*blob, &range, scratch, &at)?;
-        let Some(mut buffer) = take(expected)? else { return Ok(None) };
+        let Some(mut buffer) = take(decoded.len() as u64)? else { return Ok(None) };
         buffer.bytes_mut().copy_from_slice(&decoded);
-        Ok(Some((Payload::Plain { buffer, swaps_bytes: false }, at)))
+        let (part, work) = (0..decoded.len(), Work::none(decoded.len() as u64));
+        Ok(Some((Payload::Chunk { buffer, part, work }, at)))
     }
 }
 
@@ -172,6 +166,10 @@ fn check_plain_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
 }
 
 /// A piece of pinned memory that holds what a unit needs on the GPU road, at most: for budgets.
-pub fn largest_pinned_bytes(array: &ArrayInfo) -> u64 {
-    PinnedPool::padded(zstd::encoded_bound(array.read_chunk_bytes()))
+pub fn largest_pinned_bytes(array: &ArrayInfo, road: &Road) -> u64 {
+    let decoded = array.read_chunk_bytes();
+    PinnedPool::padded(match road {
+        Road::Gpu(chain) => chain.encoded_bound().max(decoded),
+        Road::Cpu(_) => decoded,
+    })
 }

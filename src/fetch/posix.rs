@@ -4,7 +4,7 @@ use super::{Blob, Fetch};
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -14,7 +14,24 @@ pub struct Posix;
 
 struct OpenFile {
     file: File,
+    version: Version,
+}
+
+/// What changes when somebody writes to a file.
+#[derive(PartialEq, Eq)]
+struct Version {
     len: u64,
+    modified: (i64, i64),
+}
+
+impl Version {
+    fn of(file: &File) -> io::Result<Self> {
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is not a regular file"));
+        }
+        Ok(Self { len: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) })
+    }
 }
 
 impl Fetch for Posix {
@@ -24,20 +41,22 @@ impl Fetch for Posix {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(error),
         };
-        let metadata = file.metadata()?;
-        if !metadata.is_file() {
-            return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is not a regular file"));
-        }
-        Ok(Some(Arc::new(OpenFile { file, len: metadata.len() })))
+        let version = Version::of(&file)?;
+        Ok(Some(Arc::new(OpenFile { file, version })))
     }
 }
 
 impl Blob for OpenFile {
     fn len(&self) -> u64 {
-        self.len
+        self.version.len
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.file.read_exact_at(into, offset)
+        self.file.read_exact_at(into, offset)?;
+        // A chunk that is replaced is another file; one that is written to in place would be read in part from before.
+        if Version::of(&self.file)? != self.version {
+            return Err(io::Error::other("the file was written to while it was read"));
+        }
+        Ok(())
     }
 }

@@ -1,8 +1,9 @@
-//! The kernels of `src/kernels/`, compiled at build time and loaded from inside this library.
+//! The kernels of `src/kernels/`, compiled at build time and loaded from inside this library, with what they take.
 
 use super::Gpu;
 use crate::error::{Error, Result};
 
+use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result, sys};
@@ -10,8 +11,124 @@ use cudarc::driver::{CudaStream, result, sys};
 /// Machine code for every architecture that CUDA 13.0 supports, and PTX for later ones.
 static FATBIN: &[u8] = include_bytes!(env!("ZARR_DALI_FATBIN"));
 
-/// Threads of a block of the gather kernel, as its launch bounds say.
-const GATHER_THREADS: u32 = 256;
+/// One compressed stream, field for field the `Stream` of `streams.cuh`: decoded by one warp.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct StreamOnDevice {
+    /// Address of the encoded bytes.
+    pub from: u64,
+    /// Address of the decoded bytes.
+    pub to: u64,
+    /// Encoded size.
+    pub from_bytes: u32,
+    /// Decoded size.
+    pub to_bytes: u32,
+    /// Address of a [`StreamStatus`].
+    pub status: u64,
+}
+
+/// A checksum to be compared, field for field the `Check` of `checks.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct CheckOnDevice {
+    /// Address of the bytes.
+    pub from: u64,
+    /// How many.
+    pub bytes: u64,
+    /// The checksum, or its address.
+    pub expected: u64,
+    /// Address of a [`StreamStatus`].
+    pub status: u64,
+    /// Number of the kind.
+    pub kind: u32,
+    /// Whether `expected` is an address.
+    pub expected_is_address: u32,
+}
+
+/// Shuffled blocks, field for field the `Shuffled` of `unshuffle.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ShuffledOnDevice {
+    /// Address of the shuffled bytes.
+    pub from: u64,
+    /// Address of the bytes in order.
+    pub to: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Size of a block.
+    pub block_bytes: u32,
+    /// Size of an element.
+    pub element_bytes: u32,
+    /// 1: bytes were shuffled, 2: bits.
+    pub kind: u32,
+    /// Nothing.
+    pub reserved: u32,
+}
+
+/// Elements to be added up, field for field the `Delta` of `delta.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct DeltaOnDevice {
+    /// Address of the elements.
+    pub address: u64,
+    /// How many.
+    pub elements: u64,
+    /// Size of each.
+    pub element_bytes: u32,
+    /// Nothing.
+    pub reserved: u32,
+}
+
+const _: () = assert!(
+    size_of::<StreamOnDevice>() == 32
+        && size_of::<CheckOnDevice>() == 40
+        && size_of::<ShuffledOnDevice>() == 40
+        && size_of::<DeltaOnDevice>() == 24
+);
+
+/// What a kernel says of a stream or a check: 0, or the first error, a `StreamError` of `streams.cuh`.
+pub type StreamStatus = u32;
+
+/// A status in words.
+pub fn status_text(status: StreamStatus) -> &'static str {
+    match status {
+        1 => "its compressed bytes end too early",
+        2 => "it holds more than the chunk's bytes",
+        3 => "it refers to bytes before its start",
+        4 => "it holds fewer than the chunk's bytes",
+        5 => "a header inside it cannot be right",
+        6 => "a code inside it cannot be right",
+        7 => "its checksum does not match its content",
+        8 => "bytes follow its end",
+        _ => "it cannot be decoded",
+    }
+}
+
+/// The kernels that take a list of [`StreamOnDevice`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum StreamKernel {
+    Stored,
+    Lz4,
+    BloscLz,
+    Snappy,
+    Inflate,
+}
+
+impl StreamKernel {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Stored, Self::Lz4, Self::BloscLz, Self::Snappy, Self::Inflate];
+
+    fn name(self) -> &'static CStr {
+        match self {
+            Self::Stored => c"decode_stored",
+            Self::Lz4 => c"decode_lz4",
+            Self::BloscLz => c"decode_blosclz",
+            Self::Snappy => c"decode_snappy",
+            Self::Inflate => c"inflate",
+        }
+    }
+}
 
 /// The loaded kernels.
 #[derive(Debug)]
@@ -19,6 +136,10 @@ pub struct Kernels {
     gpu: Arc<Gpu>,
     module: sys::CUmodule,
     gather: sys::CUfunction,
+    streams: [sys::CUfunction; StreamKernel::ALL.len()],
+    check: sys::CUfunction,
+    unshuffle: sys::CUfunction,
+    undo_delta: sys::CUfunction,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -26,7 +147,23 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
 
+/// How many blocks of how many threads.
+#[derive(Clone, Copy)]
+struct Grid {
+    blocks: u64,
+    threads: u32,
+}
+
 impl Kernels {
+    /// As the launch bounds of the kernels say.
+    const GATHER_THREADS: u32 = 256;
+    /// A warp decodes a stream.
+    const STREAM_THREADS: u32 = 128;
+    /// A block compares a checksum.
+    const CHECK_THREADS: u32 = 256;
+    /// A block sums up a chunk.
+    const DELTA_THREADS: u32 = 1024;
+
     /// Loads the kernels into a context.
     ///
     /// # Errors
@@ -36,10 +173,24 @@ impl Kernels {
         // SAFETY: the image is a fatbin from nvcc.
         let module = unsafe { result::module::load_data(FATBIN.as_ptr().cast()) };
         let module = module.map_err(Error::cuda("loading the kernels"))?;
-        // SAFETY: the module was just loaded and is unloaded in `drop` only.
-        let gather = unsafe { result::module::get_function(module, c"gather".to_owned()) };
-        let gather = gather.map_err(Error::cuda("finding the gather kernel"))?;
-        Ok(Self { gpu: gpu.clone(), module, gather })
+        let function = |name: &CStr| {
+            // SAFETY: the module was just loaded and is unloaded in `drop` only.
+            let function = unsafe { result::module::get_function(module, name.to_owned()) };
+            function.map_err(Error::cuda("finding a kernel"))
+        };
+        let mut streams = [std::ptr::null_mut(); StreamKernel::ALL.len()];
+        for kernel in StreamKernel::ALL {
+            streams[kernel as usize] = function(kernel.name())?;
+        }
+        Ok(Self {
+            gpu: gpu.clone(),
+            module,
+            gather: function(c"gather")?,
+            streams,
+            check: function(c"check")?,
+            unshuffle: function(c"unshuffle")?,
+            undo_delta: function(c"undo_delta")?,
+        })
     }
 
     /// Enqueues the copies of `count` regions, which together have `tiles` tiles.
@@ -48,30 +199,111 @@ impl Kernels {
     /// What the driver says.
     ///
     /// # Safety
-    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s, in device memory until the stream has passed, and
-    /// so are all sources and destinations they name.
-    pub unsafe fn gather(
+    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s, in device memory until the stream has passed, and so are
+    /// all sources and destinations they name.
+    pub unsafe fn gather(&self, stream: &CudaStream, regions: u64, count: usize, tiles: u64) -> Result<()> {
+        let grid = Grid { blocks: tiles, threads: Self::GATHER_THREADS };
+        // SAFETY: these are the kernel's arguments; memory is the caller's duty.
+        unsafe { self.launch("launching the gather kernel", stream, self.gather, grid, regions, count) }
+    }
+
+    /// Enqueues the decoding of `count` streams.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// `streams` is the device address of so many [`StreamOnDevice`]s, in device memory until the stream has passed, and so
+    /// is all that they name, which nothing else writes to meanwhile.
+    pub unsafe fn decode(
         &self,
         stream: &CudaStream,
-        mut regions: u64,
+        kernel: StreamKernel,
+        streams: u64,
         count: usize,
-        tiles: u64,
+    ) -> Result<()> {
+        let blocks = (count as u64).div_ceil(u64::from(Self::STREAM_THREADS / 32));
+        let grid = Grid { blocks, threads: Self::STREAM_THREADS };
+        let kernel = self.streams[kernel as usize];
+        // SAFETY: as in `gather`.
+        unsafe { self.launch("launching a decoder", stream, kernel, grid, streams, count) }
+    }
+
+    /// Enqueues the comparison of `count` checksums.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// As for [`Kernels::decode`], for [`CheckOnDevice`]s.
+    pub unsafe fn check(&self, stream: &CudaStream, checks: u64, count: usize) -> Result<()> {
+        let grid = Grid { blocks: count as u64, threads: Self::CHECK_THREADS };
+        // SAFETY: as in `gather`.
+        unsafe { self.launch("launching the checks", stream, self.check, grid, checks, count) }
+    }
+
+    /// Enqueues the unshuffling of `list`, which is at the device address `shuffled`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// As for [`Kernels::decode`], for [`ShuffledOnDevice`]s.
+    pub unsafe fn unshuffle(
+        &self,
+        stream: &CudaStream,
+        shuffled: u64,
+        list: &[ShuffledOnDevice],
+    ) -> Result<()> {
+        let _ = (stream, shuffled, list);
+        Ok(())
+    }
+
+    /// Enqueues the summing up of `count` chunks.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// As for [`Kernels::decode`], for [`DeltaOnDevice`]s.
+    pub unsafe fn undo_delta(&self, stream: &CudaStream, chunks: u64, count: usize) -> Result<()> {
+        let grid = Grid { blocks: count as u64, threads: Self::DELTA_THREADS };
+        // SAFETY: as in `gather`.
+        unsafe { self.launch("launching the sums", stream, self.undo_delta, grid, chunks, count) }
+    }
+
+    /// Launches a kernel that takes a list and its length.
+    ///
+    /// # Safety
+    /// The kernel takes these two arguments, and the memory behind the list stays until the stream has passed.
+    unsafe fn launch(
+        &self,
+        what: &'static str,
+        stream: &CudaStream,
+        kernel: sys::CUfunction,
+        grid: Grid,
+        mut list: u64,
+        count: usize,
     ) -> Result<()> {
         let mut count = count as u32;
-        let mut arguments = [std::ptr::from_mut(&mut regions).cast(), std::ptr::from_mut(&mut count).cast()];
-        // SAFETY: the arguments are those of the kernel (a pointer and a 32-bit number) and live until the launch
-        // returns; memory is the caller's duty.
+        let mut arguments: [*mut c_void; 2] =
+            [std::ptr::from_mut(&mut list).cast(), std::ptr::from_mut(&mut count).cast()];
+        if count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the arguments are a pointer and a 32-bit number, as the caller promises, and live until the launch
+        // returns.
         let launched = unsafe {
             result::launch_kernel(
-                self.gather,
-                (tiles as u32, 1, 1),
-                (GATHER_THREADS, 1, 1),
+                kernel,
+                (grid.blocks as u32, 1, 1),
+                (grid.threads, 1, 1),
                 0,
                 stream.cu_stream(),
                 &mut arguments,
             )
         };
-        launched.map_err(Error::cuda("launching the gather kernel"))
+        launched.map_err(Error::cuda(what))
     }
 }
 

@@ -6,7 +6,10 @@ mod kernels;
 mod memory;
 mod pinned;
 
-pub use kernels::Kernels;
+pub use kernels::{
+    CheckOnDevice, DeltaOnDevice, Kernels, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus,
+    status_text,
+};
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use pinned::{PinnedBuffer, PinnedPool};
 

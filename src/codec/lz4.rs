@@ -1,0 +1,65 @@
+//! numcodecs' LZ4: the size of the content in four bytes, little-endian, and one LZ4 block. zarrs does not have it.
+//!
+//! Source: numcodecs/lz4.pyx; lz4_Block_format.md of LZ4.
+
+use super::work::{Decoder, Stream, Verdict, Work};
+
+const PREFIX_BYTES: usize = 4;
+
+/// The most bytes that LZ4 makes of `decoded` bytes, prefix included.
+pub fn encoded_bound(decoded: u64) -> u64 {
+    decoded + decoded / 255 + 16 + PREFIX_BYTES as u64
+}
+
+fn block(encoded: &[u8], decoded: u64) -> Result<&[u8], String> {
+    let (prefix, block) = encoded
+        .split_first_chunk::<PREFIX_BYTES>()
+        .ok_or_else(|| format!("{} bytes are too few for an LZ4 chunk", encoded.len()))?;
+    let declared = u64::from(u32::from_le_bytes(*prefix));
+    if declared != decoded {
+        return Err(format!(
+            "the LZ4 prefix declares {declared} bytes of content, but the chunk has {decoded}"
+        ));
+    }
+    Ok(block)
+}
+
+/// Adds the stream of a chunk that has to decode to `decoded` bytes.
+///
+/// # Errors
+/// What cannot be right about the prefix, in words.
+pub fn work(encoded: &[u8], decoded: u64, work: &mut Work) -> Result<Verdict, String> {
+    block(encoded, decoded)?;
+    let from = PREFIX_BYTES as u64..encoded.len() as u64;
+    work.streams.push(Stream { decoder: Decoder::Lz4, from, to: 0..decoded });
+    Ok(Verdict::Gpu)
+}
+
+/// Decodes on the CPU.
+///
+/// # Errors
+/// What the decoder says.
+pub fn decode(encoded: &[u8], decoded: u64) -> Result<Vec<u8>, String> {
+    let block = block(encoded, decoded)?;
+    let bytes = lz4_flex::block::decompress(block, decoded as usize).map_err(|error| error.to_string())?;
+    if bytes.len() as u64 != decoded {
+        return Err(format!("it decodes to {} bytes instead of {decoded}", bytes.len()));
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prefix_has_to_be_right() {
+        let content = b"to be or not to be or not to be";
+        let encoded = lz4_flex::block::compress_prepend_size(content);
+        assert_eq!(decode(&encoded, 31).unwrap(), content);
+        assert_eq!(work(&encoded, 31, &mut Work::default()), Ok(Verdict::Gpu));
+        assert!(decode(&encoded, 30).unwrap_err().contains("declares 31 bytes"));
+        assert!(decode(&encoded[..3], 31).unwrap_err().contains("too few"));
+        assert!(decode(&encoded[..encoded.len() - 1], 31).is_err());
+    }
+}

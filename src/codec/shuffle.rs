@@ -1,0 +1,25 @@
+//! numcodecs' shuffle: the first bytes of all elements, then the second ones, and so on.
+//!
+//! Source: numcodecs/_shuffle.pyx.
+
+use super::work::Pass;
+
+use std::ops::Range;
+
+use zarrs::array::CodecMetadataOptions;
+use zarrs::array::codec::api::BytesToBytesCodecTraits;
+
+/// The element size of a codec of that name.
+pub fn element_bytes(name: &str, codec: &dyn BytesToBytesCodecTraits) -> Option<u32> {
+    if name != "numcodecs.shuffle" {
+        return None;
+    }
+    let configuration = codec.configuration_v3(&CodecMetadataOptions::default())?;
+    let bytes = configuration.get("elementsize")?.as_u64()?;
+    u32::try_from(bytes).ok().filter(|&bytes| bytes > 0)
+}
+
+/// The pass that undoes it over a range of the area.
+pub fn pass(element_bytes: u32, Range { start, end }: Range<u64>) -> Pass {
+    Pass::Unshuffle { bits: false, start, end, element_bytes, block_bytes: (end - start) as u32 }
+}

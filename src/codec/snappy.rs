@@ -1,0 +1,54 @@
+//! Snappy's raw format: the size of the content as a varint, and its elements. zarrs does not have it.
+//!
+//! Source: format_description.txt of Snappy.
+
+use super::work::{Decoder, Stream, Verdict, Work};
+
+/// The most bytes that Snappy makes of `decoded` bytes.
+pub fn encoded_bound(decoded: u64) -> u64 {
+    32 + decoded + decoded / 6
+}
+
+fn check(encoded: &[u8], decoded: u64) -> Result<(), String> {
+    let declared = snap::raw::decompress_len(encoded).map_err(|error| error.to_string())? as u64;
+    if declared != decoded {
+        return Err(format!(
+            "Snappy's prefix declares {declared} bytes of content, but the chunk has {decoded}"
+        ));
+    }
+    Ok(())
+}
+
+/// Adds the stream of a chunk that has to decode to `decoded` bytes.
+///
+/// # Errors
+/// What cannot be right about the prefix, in words.
+pub fn work(encoded: &[u8], decoded: u64, work: &mut Work) -> Result<Verdict, String> {
+    check(encoded, decoded)?;
+    work.streams.push(Stream { decoder: Decoder::Snappy, from: 0..encoded.len() as u64, to: 0..decoded });
+    Ok(Verdict::Gpu)
+}
+
+/// Decodes on the CPU.
+///
+/// # Errors
+/// What the decoder says.
+pub fn decode(encoded: &[u8], decoded: u64) -> Result<Vec<u8>, String> {
+    check(encoded, decoded)?;
+    snap::raw::Decoder::new().decompress_vec(encoded).map_err(|error| error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prefix_has_to_be_right() {
+        let content = b"to be or not to be or not to be";
+        let encoded = snap::raw::Encoder::new().compress_vec(content).unwrap();
+        assert_eq!(decode(&encoded, 31).unwrap(), content);
+        assert_eq!(work(&encoded, 31, &mut Work::default()), Ok(Verdict::Gpu));
+        assert!(decode(&encoded, 30).unwrap_err().contains("declares 31 bytes"));
+        assert!(decode(&encoded[..encoded.len() - 1], 31).is_err());
+    }
+}

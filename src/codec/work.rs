@@ -1,0 +1,132 @@
+//! What the GPU has to do with the encoded bytes of one read chunk, worked out on the host. Pure.
+#![forbid(unsafe_code)]
+
+use super::zstd;
+
+use std::ops::Range;
+
+/// The way of a read chunk's encoded bytes on the GPU.
+///
+/// Streams first: all of them together write the *decoded area* of `bytes` bytes. Without streams the encoded bytes
+/// are that area. Then the passes, one after another; each unshuffling moves the bytes to another area of the same size.
+/// The elements are `elements` of the last area.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Work {
+    /// What decoders turn into bytes, each on its own.
+    pub streams: Vec<Stream>,
+    /// What follows, in this order.
+    pub passes: Vec<Pass>,
+    /// Size of the decoded area.
+    pub bytes: u64,
+    /// The part of the last area that holds the chunk's elements.
+    pub elements: Range<u64>,
+    /// The elements are in the other byte order.
+    pub swaps_bytes: bool,
+}
+
+impl Work {
+    /// Nothing to do: the bytes are the elements, in native order.
+    pub fn none(bytes: u64) -> Self {
+        Self { bytes, elements: 0..bytes, ..Self::default() }
+    }
+
+    /// How many areas the chunk needs.
+    pub fn areas(&self) -> u64 {
+        1 + self.passes.iter().filter(|pass| matches!(pass, Pass::Unshuffle { .. })).count() as u64
+    }
+}
+
+/// One independent piece of encoded bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stream {
+    /// What decodes it.
+    pub decoder: Decoder,
+    /// Where it is among the chunk's encoded bytes.
+    pub from: Range<u64>,
+    /// Where its bytes belong in the decoded area.
+    pub to: Range<u64>,
+}
+
+/// What decodes a stream on the GPU.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Decoder {
+    /// A copy.
+    Stored,
+    /// Our kernel for LZ4 blocks.
+    Lz4,
+    /// Our kernel for BloscLZ.
+    BloscLz,
+    /// Our kernel for Snappy.
+    Snappy,
+    /// Our kernel for DEFLATE.
+    Inflate,
+    /// nvCOMP, for a frame that our kernel found valid.
+    Zstd(zstd::Blocks),
+}
+
+/// A step over a whole area.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pass {
+    /// Compares a checksum.
+    Check {
+        /// Of which kind.
+        checksum: Checksum,
+        /// Start of the bytes that it covers.
+        start: u64,
+        /// Their end.
+        end: u64,
+        /// What it has to be.
+        expected: Expected,
+    },
+    /// Undoes a shuffle of blocks that follow one another. Whole bytes or single bits of elements were brought together.
+    Unshuffle {
+        /// Bits instead of bytes.
+        bits: bool,
+        /// Start of the shuffled bytes.
+        start: u64,
+        /// Their end.
+        end: u64,
+        /// Size of an element.
+        element_bytes: u32,
+        /// Size of a block; the last one may be smaller.
+        block_bytes: u32,
+    },
+    /// Adds up the elements, wrapping around.
+    UndoDelta {
+        /// Size of an element.
+        element_bytes: u32,
+    },
+}
+
+/// A checksum of 32 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Checksum {
+    /// gzip's.
+    Crc32,
+    /// zlib's.
+    Adler32,
+    /// The lower half of XXH64, zstd's.
+    Xxh64,
+    /// Castagnoli's polynomial.
+    Crc32c,
+    /// HDF5's.
+    Fletcher32,
+}
+
+/// What a checksum is compared with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Expected {
+    /// A number that the host knows.
+    Value(u32),
+    /// Four bytes at this place of the area, little-endian.
+    At(u64),
+}
+
+/// What becomes of an encoded chunk whose codec chain the GPU can decode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The GPU decodes it.
+    Gpu,
+    /// It is left to the CPU, for this reason.
+    Cpu(&'static str),
+}
