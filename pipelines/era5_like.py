@@ -38,7 +38,20 @@ ZARR_FORMAT = 3 if int(zarr.__version__.split(".")[0]) >= 3 else 2
 # Changes whenever the same arguments would give other values or another layout.
 FORMAT = 1
 
-LAYOUTS = ("raw", "zstd", "sharded", "blosc-lz4", "blosc-zstd")
+LAYOUTS = (
+    "raw",
+    "zstd",
+    "sharded",
+    "blosc-lz4",
+    "blosc-zstd",
+    "raw-crc32c",
+    "zstd-checksum",
+    "gzip",
+    "lz4",
+    "blosc-blosclz",
+    "blosc-zlib",
+    "blosc-zstd-bits",
+)
 """How a store is chunked and compressed; `chunking` says what each name means."""
 
 ARRANGEMENTS = ("separate", "stacked")
@@ -160,6 +173,11 @@ def chunking(layout: str, shape: tuple[int, ...]) -> Chunking:
     | sharded | sharded chunk (1, C, H, W), inner chunk (1, 1, H / 8, W) | zstd level 0 |
     | blosc-lz4 | (1, C, H, W) | blosc lz4, byte shuffle, level 5 |
     | blosc-zstd | (1, C, H, W) | blosc zstd, byte shuffle, level 3 |
+    | blosc-zstd-bits | (1, C, H, W) | the same with bit shuffle |
+    | blosc-blosclz, blosc-zlib | (1, C, H, W) | these in blosc, byte shuffle, level 5 |
+    | zstd-checksum | (1, 1, H, W) | zstd level 0 with the checksum of its content |
+    | gzip, lz4 | (1, 1, H, W) | gzip level 5, numcodecs' LZ4 |
+    | raw-crc32c | (1, C, H, W) | crc32c |
 
     Raises ValueError for an unknown layout.
     """
@@ -167,16 +185,20 @@ def chunking(layout: str, shape: tuple[int, ...]) -> Chunking:
     plane = (*(1 for _ in shape[:-2]), *shape[-2:])
     if layout == "raw":
         return Chunking(step)
-    if layout == "zstd":
-        return Chunking(plane, codec="zstd")
+    if layout == "raw-crc32c":
+        return Chunking(step, codec="crc32c")
+    if layout in ("zstd", "zstd-checksum", "lz4"):
+        return Chunking(plane, codec=layout)
+    if layout == "gzip":
+        return Chunking(plane, codec="gzip", level=5)
     if layout == "sharded":
         # Inner chunks have to divide the sharded chunk: an eighth of the rows, or the next divisor below.
         rows = next(n for n in range(max(1, shape[-2] // 8), 0, -1) if shape[-2] % n == 0)
         return Chunking(step, inner=(*plane[:-2], rows, shape[-1]), codec="zstd")
-    if layout == "blosc-lz4":
-        return Chunking(step, codec="blosc-lz4", level=5)
-    if layout == "blosc-zstd":
-        return Chunking(step, codec="blosc-zstd", level=3)
+    if layout in ("blosc-zstd", "blosc-zstd-bits"):
+        return Chunking(step, codec=layout, level=3)
+    if layout in LAYOUTS and layout.startswith("blosc-"):
+        return Chunking(step, codec=layout, level=5)
     raise ValueError(f"layout {layout!r} is not known; the layouts are {', '.join(LAYOUTS)}")
 
 
@@ -184,15 +206,24 @@ def _create_array(
     path: Path, shape: tuple[int, ...], layout: str, dimensions: Sequence[str], attributes: dict[str, Any]
 ) -> zarr.Array:
     cut = chunking(layout, shape)
-    blosc = cut.codec.removeprefix("blosc-")
+    blosc = cut.codec.removeprefix("blosc-").removesuffix("-bits")
     compressor: Any = None
     if ZARR_FORMAT == 3:
-        from zarr.codecs import BloscCodec, ZstdCodec
+        from zarr.codecs import BloscCodec, Crc32cCodec, GzipCodec, ZstdCodec
 
-        if cut.codec == "zstd":
-            compressor = ZstdCodec(level=cut.level)
+        if cut.codec in ("zstd", "zstd-checksum"):
+            compressor = ZstdCodec(level=cut.level, checksum=cut.codec == "zstd-checksum")
+        elif cut.codec == "gzip":
+            compressor = GzipCodec(level=cut.level)
+        elif cut.codec == "crc32c":
+            compressor = Crc32cCodec()
+        elif cut.codec == "lz4":
+            from zarr.codecs.numcodecs import LZ4
+
+            compressor = LZ4()
         elif cut.codec:
-            compressor = BloscCodec(typesize=4, cname=blosc, clevel=cut.level, shuffle="shuffle")
+            shuffle = "bitshuffle" if cut.codec.endswith("-bits") else "shuffle"
+            compressor = BloscCodec(typesize=4, cname=blosc, clevel=cut.level, shuffle=shuffle)
         return zarr.create_array(
             path,
             shape=shape,
@@ -205,16 +236,23 @@ def _create_array(
             dimension_names=dimensions,
             attributes=attributes,
         )
-    from numcodecs import Blosc, Zstd
+    from numcodecs import LZ4, Blosc, GZip, Zstd
 
     if cut.inner:
         raise ValueError(
             f"layout {layout!r} needs zarr-python 3, and so Python 3.11 or newer; there is {zarr.__version__}"
         )
-    if cut.codec == "zstd":
-        compressor = Zstd(level=cut.level)
+    if cut.codec in ("zstd", "zstd-checksum"):
+        compressor = Zstd(level=cut.level, checksum=cut.codec == "zstd-checksum")
+    elif cut.codec == "gzip":
+        compressor = GZip(level=cut.level)
+    elif cut.codec == "lz4":
+        compressor = LZ4()
+    elif cut.codec.startswith("blosc-"):
+        shuffle = Blosc.BITSHUFFLE if cut.codec.endswith("-bits") else Blosc.SHUFFLE
+        compressor = Blosc(cname=blosc, clevel=cut.level, shuffle=shuffle)
     elif cut.codec:
-        compressor = Blosc(cname=blosc, clevel=cut.level, shuffle=Blosc.SHUFFLE)
+        raise ValueError(f"layout {layout!r} needs zarr-python 3; there is {zarr.__version__}")
     array = zarr.open_array(
         str(path),
         mode="w",
