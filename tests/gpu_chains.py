@@ -9,12 +9,14 @@ every path of the gather kernel runs. Prints one line per chain.
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import zarr
 from nvidia.dali import Pipeline, fn
-from zarr.codecs import BytesCodec, GzipCodec, ZstdCodec
+from zarr.codecs import BloscCodec, BytesCodec, Crc32cCodec, GzipCodec, TransposeCodec, ZstdCodec
+from zarr.codecs.numcodecs import LZ4, Delta, FixedScaleOffset, Fletcher32, Shuffle, Zlib
 
 import zarr_dali  # noqa: F401  loads the plugin
 
@@ -28,18 +30,46 @@ CHAINS = {
     "zstd with checksum": {"compressors": ZstdCodec(level=1, checksum=True)},
     "raw sharded": {"compressors": None, "shards": (4, 4, 32, 34)},
     "zstd sharded": {"compressors": ZSTD, "shards": (4, 4, 32, 34)},
-    "gzip, on the CPU": {"compressors": GzipCodec(level=1)},
+    "gzip": {"compressors": GzipCodec(level=1)},
+    "zlib": {"compressors": Zlib(level=9)},
+    "lz4": {"compressors": LZ4()},
+    "crc32c over zstd": {"compressors": [ZSTD, Crc32cCodec()]},
+    "zstd over fletcher32": {"compressors": [Fletcher32(), ZSTD]},
+    "transpose": {"compressors": ZSTD, "filters": TransposeCodec(order=(3, 1, 0, 2))},
 }
+CHAINS |= {
+    f"blosc {name} {shuffle}": {"compressors": BloscCodec(cname=name, shuffle=shuffle, typesize=4)}
+    for name in ("blosclz", "lz4", "lz4hc", "zlib", "zstd")
+    for shuffle in ("noshuffle", "shuffle", "bitshuffle")
+}
+CHAINS |= {
+    "blosc sharded": {"compressors": BloscCodec(typesize=4), "shards": (4, 4, 32, 34)},
+    "blosc of many blocks": {"compressors": BloscCodec(typesize=3, blocksize=300, shuffle="bitshuffle")},
+}
+# With a codec for each data type; zarr-python cannot write the filters for elements of one byte.
+TYPED = {
+    "shuffle, zstd": lambda dtype: {"compressors": [Shuffle(elementsize=np.dtype(dtype).itemsize), ZSTD]},
+    "delta": lambda dtype: filtered(dtype, lambda: Delta(dtype=dtype)),
+    "fixedscaleoffset": lambda dtype: filtered(
+        dtype, lambda: FixedScaleOffset(offset=10, scale=4, dtype=dtype, astype="int16")
+    ),
+}
+
+
+def filtered(dtype: str, codec: Callable) -> dict:
+    """zstd behind a filter, where there can be one."""
+    return {"compressors": ZSTD, "filters": codec() if dtype != "uint8" else None}
 
 
 def main() -> None:
     values = np.random.default_rng(7).integers(0, 200, SHAPE)
     with tempfile.TemporaryDirectory() as folder:
-        for chain, options in CHAINS.items():
+        for chain, options in (CHAINS | TYPED).items():
             for dtype in ("uint8", "int16", "float32", "float64"):
                 store = Path(folder) / f"{chain} {dtype}.zarr"
+                codecs = options(dtype) if callable(options) else options
                 array = zarr.create_array(
-                    store=store, shape=SHAPE, chunks=CHUNKS, dtype=dtype, fill_value=7, **options
+                    store=store, shape=SHAPE, chunks=CHUNKS, dtype=dtype, fill_value=7, **codecs
                 )
                 array[:6] = values[:6]  # the last chunks stay missing
                 compare(store, array[:])

@@ -16,7 +16,7 @@ use zarrs::array::codec::api::{
 };
 use zarrs::array::{ArrayBytes, DataType, FillValue};
 use zarrs::metadata::Configuration;
-use zarrs::metadata::v2::{DataTypeMetadataV2, MetadataV2};
+use zarrs::metadata::v2::MetadataV2;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::plugin::{PluginCreateError, ZarrVersion};
 
@@ -50,16 +50,23 @@ impl DeltaCodec {
     }
 }
 
-/// NumPy's name of a type, whatever byte order it says: the serializer has dealt with that.
+/// A type by NumPy's name, long or short. The byte order in it does not count: the serializer has dealt with that.
 fn data_type(name: &str) -> Result<(ElementType, DataType), PluginCreateError> {
     let refused =
         || PluginCreateError::from(format!("delta with elements of type \"{name}\" is not supported"));
     let bare = name.trim_start_matches(['<', '>', '|', '=']);
-    let ordered = if bare.ends_with('1') { format!("|{bare}") } else { format!("<{bare}") };
-    let metadata = zarrs::convert::data_type_metadata_v2_to_v3(&DataTypeMetadataV2::Simple(ordered))
-        .map_err(|_| refused())?;
-    let data_type = DataType::from_metadata(&metadata).map_err(|_| refused())?;
-    let element = ElementType::from_zarrs(&data_type).ok_or_else(refused)?;
+    let named = ElementType::from_name(bare).or_else(|| {
+        let (kind, bytes) = bare.split_at_checked(1)?;
+        let word = match kind {
+            "i" => "int",
+            "u" => "uint",
+            "f" => "float",
+            _ => return None,
+        };
+        ElementType::from_name(&format!("{word}{}", bytes.parse::<u32>().ok()?.checked_mul(8)?))
+    });
+    let element = named.ok_or_else(refused)?;
+    let data_type = DataType::from_metadata(&MetadataV3::new(element.name())).map_err(|_| refused())?;
     Ok((element, data_type))
 }
 
@@ -205,6 +212,18 @@ pub fn undo(encoded: &[u8], from: ElementType, to: ElementType) -> Option<Vec<u8
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn types_are_known_by_both_of_their_names() {
+        for name in ["<i2", ">i2", "i2", "int16"] {
+            assert_eq!(data_type(name).unwrap().0, ElementType::Int16, "{name}");
+        }
+        assert_eq!(data_type("|u1").unwrap().0, ElementType::UInt8);
+        assert_eq!(data_type("<f8").unwrap().0, ElementType::Float64);
+        for name in ["<M8[ns]", "i3", "", "<"] {
+            assert!(data_type(name).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn differences_add_up_and_wrap_around() {
