@@ -54,7 +54,7 @@ pub fn road(array: &ArrayInfo) -> Road {
         .configuration_v3(&CodecMetadataOptions::default())
         .and_then(|configuration| configuration.get("endian").and_then(|e| e.as_str()).map(str::to_owned))
         .is_some_and(|endian| endian != if cfg!(target_endian = "big") { "big" } else { "little" })
-        && array.element.size_bytes() > 1;
+        && array.stored.size_bytes() > 1;
     let compression = match chain.bytes_to_bytes_codecs() {
         [] => Compression::None,
         [codec] if codec.name_v3().as_deref() == Some("zstd") => Compression::Zstd,

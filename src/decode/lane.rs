@@ -268,7 +268,8 @@ impl Lane {
     }
 
     fn array(&self, fetched: &Fetched) -> &ArrayInfo {
-        &self.lanes.dataset.arrays[fetched.unit.task.array]
+        let task = &fetched.unit.task;
+        self.lanes.dataset.part(task.array, task.part)
     }
 
     /// Takes as many waiting units as the arena holds.
@@ -339,11 +340,12 @@ impl Lane {
         let mut chunks = ZstdArrays::default();
         let mut regions = Regions::default();
         for (number, fetched) in group.iter().enumerate() {
-            let array = &lanes.dataset.arrays[fetched.unit.task.array];
-            let output = fetched.unit.batch.outputs[fetched.unit.task.array].address;
+            let task = &fetched.unit.task;
+            let array = lanes.dataset.part(task.array, task.part);
+            let output = fetched.unit.batch.outputs[task.output].address;
             let chunk_bytes = array.read_chunk_bytes();
             let source = match &fetched.payload {
-                Payload::Missing => Source::Fill(repeated(&array.fill_value)),
+                Payload::Missing => Source::Fill(repeated(array.fill_element().unwrap_or_default())),
                 Payload::Plain { buffer, swaps_bytes } => {
                     self.copy(decoded, buffer.bytes())?;
                     let source = Source::Decoded { address: decoded, swaps_bytes: *swaps_bytes };
@@ -360,7 +362,7 @@ impl Lane {
                     source
                 }
             };
-            regions.add(source, &fetched.unit.task.boxes, array.element.size_bytes(), output);
+            regions.add(source, &task.boxes, array.stored.size_bytes(), output);
         }
 
         let mut builder = Staging { bytes: vec![], device: staging };

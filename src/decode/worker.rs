@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub struct Workers {
     /// What is read.
     pub dataset: Arc<Dataset>,
-    /// One per array. On the CPU backend every chain is decoded by zarrs.
-    pub roads: Vec<Road>,
+    /// One per part of each array. On the CPU backend every chain is decoded by zarrs.
+    pub roads: Vec<Vec<Road>>,
     /// Finds chunks.
     pub locator: Locator,
     /// What a missing chunk means.
@@ -68,11 +68,13 @@ impl Workers {
     }
 
     fn array(&self, unit: &Unit) -> &ArrayInfo {
-        &self.dataset.arrays[unit.task.array]
+        self.dataset.part(unit.task.array, unit.task.part)
     }
 
     fn locate(&self, unit: &Unit) -> Result<(Option<Place>, Context)> {
-        let (located, at) = self.locator.locate(unit.task.array, self.array(unit), &unit.task.read_chunk)?;
+        let task = &unit.task;
+        let (located, at) =
+            self.locator.locate((task.array, task.part), self.array(unit), &task.read_chunk)?;
         match located {
             Located::At { blob, range } => Ok((Some((blob, range)), at)),
             Located::Missing if self.missing_chunks == MissingChunks::Fill => Ok((None, at)),
@@ -86,13 +88,15 @@ impl Workers {
         let (found, at) = self.locate(unit)?;
         let decoded = match &found {
             Some((blob, range)) => Some(decode(array, &**blob, range, scratch, &at)?),
+            None if array.fill_element().is_none() => Some(Cow::Owned(array.filled_chunk())),
             None => None,
         };
-        let source = decoded.as_deref().map_or(Source::Fill(&array.fill_value), Source::Decoded);
-        let output = unit.batch.outputs[unit.task.array];
+        let fill = Source::Fill(array.fill_element().unwrap_or_default());
+        let source = decoded.as_deref().map_or(fill, Source::Decoded);
+        let output = unit.batch.outputs[unit.task.output];
         // SAFETY: the outputs of the CPU backend are host memory, lent until the batch is handed over, which waits
         // for this unit; plans give no element to two units.
-        unsafe { host::assemble(source, &unit.task.boxes, array.element.size_bytes(), output) };
+        unsafe { host::assemble(source, &unit.task.boxes, array.stored.size_bytes(), output) };
         Ok(())
     }
 
@@ -105,12 +109,20 @@ impl Workers {
     ) -> Result<Option<(Payload, Context)>> {
         let array = self.array(unit);
         let (found, at) = self.locate(unit)?;
-        let Some((blob, range)) = found else { return Ok(Some((Payload::Missing, at))) };
         let expected = array.read_chunk_bytes();
-        let encoded_bytes = range.end - range.start;
         let take = |bytes: u64| pinned.take(bytes as usize);
+        let Some((blob, range)) = found else {
+            if array.fill_element().is_some() {
+                return Ok(Some((Payload::Missing, at)));
+            }
+            let Some(mut buffer) = take(expected)? else { return Ok(None) };
+            buffer.bytes_mut().copy_from_slice(&array.filled_chunk());
+            return Ok(Some((Payload::Plain { buffer, swaps_bytes: false }, at)));
+        };
+        let encoded_bytes = range.end - range.start;
 
-        if let Road::Gpu(GpuChain { compression, swaps_bytes }) = self.roads[unit.task.array] {
+        if let Road::Gpu(GpuChain { compression, swaps_bytes }) = self.roads[unit.task.array][unit.task.part]
+        {
             match compression {
                 Compression::None => {
                     check_plain_size(encoded_bytes, expected, &at)?;
