@@ -12,8 +12,9 @@
 namespace zarr_dali {
 namespace {
 
-/// One output per array; without a list, `path` itself is the array.
+/// One output per array; without a list, `path` itself is the array. Stacked they are one.
 int OutputCount(const dali::OpSpec& spec) {
+  if (spec.GetArgument<bool>("stack")) return 1;
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   return std::max<int>(1, arrays.size());
@@ -30,8 +31,12 @@ A sample is a window over the leading dimensions of an array, or, without `windo
 dimensions fastest.
 
 All samples of an output have the same shape. The element type is the array's: bool, signed or
-unsigned integers of 8 to 64 bits, or floating-point numbers of 16, 32 or 64 bits. Other types are
-refused. Values arrive in the byte order of the machine.
+unsigned integers of 8 to 64 bits, or floating-point numbers of 16, 32 or 64 bits. Narrower types
+are widened: integers of 2 and 4 bits to 8 bits, bfloat16 to float32, floating-point numbers of 4 to
+8 bits to float16, or to float32 where that cannot hold them. Complex numbers have a further, last
+dimension of 2: the real and the imaginary part. datetime64 and timedelta64 are int64, the number of
+their units, and "not a time" is the least int64. Strings, structures and raw bytes are refused.
+Values arrive in the byte order of the machine.
 
 An output's layout is made from the array's dimension names (``dimension_names`` in Zarr v3,
 ``_ARRAY_DIMENSIONS`` in v2) if each of them is a single letter or a known name and no letter comes
@@ -39,7 +44,9 @@ twice; else it is empty. Known are ``time`` (T); ``level``, ``z`` and ``depth`` 
 ``latitude``, ``lat`` and ``y`` (H); ``longitude``, ``lon`` and ``x`` (W); ``channel``, ``c`` and
 ``variable`` (C).
 The ``source_info`` of a sample says where it came from: ``path/array[a:b, c:d, ...]``, a range of
-indices for each dimension of the array.
+indices for each dimension of the array. Of joined stores the first and the last are named,
+``first..last/array[...]``, with indices in the joined array; of stacked arrays all of them,
+``path/[a,b][...]``.
 
 Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU
 backend, chunks that are uncompressed or compressed with zstd are decoded on the GPU; other codecs
@@ -55,10 +62,16 @@ first use with `lazy_init`. What is found while reading, such as a damaged chunk
     .OutputFn(OutputCount)
     .AddParent("LoaderBase")
     .AddArg("path",
-            R"code(Folder of a Zarr group or array on a local or mounted file system.
+            R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
 
-A group if `arrays` is given, else an array.)code",
-            DALI_STRING)
+A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
+its order along the first dimension, and windows cross from one to the next. A path with ``*``,
+``?`` or ``[...]`` that does not exist as it stands is a pattern for all the folders that it
+matches, in the order of their names with numbers by value: ``era5/20??.zarr``. The stores may
+differ in format, chunks, codecs and fill values, but not in further dimensions, data types, and the
+attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
+``_Unsigned``.)code",
+            DALI_STRING_VEC)
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
@@ -67,6 +80,14 @@ The dimensions that `window` covers (without `window`: the first) must have the 
 of them; further dimensions and element types may differ. If not given or empty, `path` itself is an
 array and the operator has one output.)code",
         nullptr)
+    .AddOptionalArg("stack",
+                    R"code(Determines whether the arrays are stacked into one output.
+
+They are stacked in the order of `arrays` on a new axis behind the first dimension of the window: a
+sample of C arrays has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `window` is not given.
+All arrays need the same shape and element type. The layout gets a ``C`` there, or is empty if the
+arrays have one already.)code",
+                    false)
     .AddOptionalArg<std::vector<int64_t>>(
         "window",
         R"code(Extents of a sample along the leading dimensions of the array, in elements.

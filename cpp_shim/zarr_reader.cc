@@ -64,10 +64,13 @@ bool ListArgument(const dali::OpSpec& spec, const char* name, ::rust::Vec<int64_
 template <typename Backend>
 core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   core::ReaderArgs args{};
-  args.path = spec.GetArgument<std::string>("path");
+  for (const auto& path : spec.GetRepeatedArgument<std::string>("path")) {
+    args.paths.emplace_back(path);
+  }
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   for (const auto& array : arrays) args.arrays.emplace_back(array);
+  args.stack = spec.GetArgument<bool>("stack");
   args.has_window = ListArgument(spec, "window", args.window);
   args.has_stride = ListArgument(spec, "stride", args.stride);
   args.random_shuffle = spec.GetArgument<bool>("random_shuffle");

@@ -23,8 +23,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 mod ffi {
     /// The operator's arguments as DALI delivered them, unchecked. Lists that were not given have `has_... = false`.
     struct ReaderArgs {
-        path: String,
+        paths: Vec<String>,
         arrays: Vec<String>,
+        stack: bool,
         has_window: bool,
         window: Vec<i64>,
         has_stride: bool,
@@ -146,8 +147,9 @@ fn guarded<T>(entry: &str, work: impl FnOnce() -> crate::error::Result<T>) -> Re
 fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
     guarded("open_reader", || {
         let reader = reader::Reader::open(&Arguments {
-            path: args.path.clone(),
+            paths: args.paths.clone(),
             arrays: args.arrays.clone(),
+            stack: args.stack,
             window: args.has_window.then(|| args.window.clone()),
             stride: args.has_stride.then(|| args.stride.clone()),
             random_shuffle: args.random_shuffle,

@@ -123,6 +123,17 @@ pub enum Error {
         /// What zarrs says.
         source: Source,
     },
+    /// A codec that nobody here decodes, or one with parameters that make no sense.
+    Codec {
+        /// Store and array.
+        at: Context,
+        /// The codec's name in the metadata.
+        codec: String,
+        /// Its parameters, as JSON.
+        parameters: String,
+        /// What is wrong with them; `None` if the codec is not known.
+        problem: Option<String>,
+    },
     /// A data type that DALI has no equivalent of.
     DataType {
         /// Store and array.
@@ -136,6 +147,21 @@ pub enum Error {
         at: Context,
         /// The grid's name in the metadata.
         grid: String,
+    },
+    /// Arrays that cannot be joined or stacked.
+    Unlike {
+        /// The first array.
+        at: Context,
+        /// The one that does not fit.
+        other: Context,
+        /// In what they differ.
+        what: String,
+        /// What it is in the first.
+        here: String,
+        /// What it is in the other.
+        there: String,
+        /// Why it has to be the same, and what to do.
+        remedy: &'static str,
     },
     /// Arrays that cannot be sampled together.
     ArraysDisagree {
@@ -269,7 +295,9 @@ impl Error {
             | Self::ArrayIsNotGroup { .. }
             | Self::ArrayNotFound { .. }
             | Self::Metadata { .. }
+            | Self::Codec { .. }
             | Self::DataType { .. }
+            | Self::Unlike { .. }
             | Self::ChunkGrid { .. }
             | Self::ArraysDisagree { .. }
             | Self::NotOnGpu { .. }
@@ -326,6 +354,28 @@ impl fmt::Display for Names<'_> {
     }
 }
 
+/// The codecs that can be read, by their names in Zarr v3 metadata or, where they have none, in v2. A test of the
+/// dataset compares them with what there is.
+pub(crate) const CODECS: [&str; 17] = [
+    "adler32",
+    "bitround",
+    "blosc",
+    "bytes",
+    "bz2",
+    "crc32c",
+    "fixedscaleoffset",
+    "fletcher32",
+    "gzip",
+    "packbits",
+    "pcodec",
+    "sharding_indexed",
+    "shuffle",
+    "transpose",
+    "zarrs.gdeflate",
+    "zlib",
+    "zstd",
+];
+
 /// What to do about a file whose bytes are wrong.
 const COPY_AGAIN: &str = "the file is damaged or cut short, copy or write it again";
 
@@ -367,8 +417,23 @@ impl fmt::Display for Error {
             ),
             Self::DataType { at, data_type } => write!(
                 f,
-                "{at}: DALI has no data type for \"{data_type}\"; only bool, (u)int8 to (u)int64, float16, float32 and float64 can be read"
+                "{at}: DALI has no data type for \"{data_type}\"; bool, integers and floating-point numbers of up to 64 bits, complex numbers, datetime64 and timedelta64 can be read: rewrite the array as one of them, or leave it out"
             ),
+            Self::Codec { at, codec, parameters, problem } => {
+                write!(f, "{at}: codec \"{codec}\" with the parameters {parameters} ")?;
+                match problem {
+                    None => f.write_str("is not known")?,
+                    Some(problem) => write!(f, "cannot be used: {problem}")?,
+                }
+                write!(
+                    f,
+                    "; rewrite the array with zarr-python, for example with zstd. These codecs can be read: {}",
+                    CODECS.join(", ")
+                )
+            }
+            Self::Unlike { at, other, what, here, there, remedy } => {
+                write!(f, "{at}: its {what} is {here}, but {there} in {other}; {remedy}")
+            }
             Self::ChunkGrid { at, grid } => write!(
                 f,
                 "{at}: its chunk grid \"{grid}\" is not regular; rewrite the array with chunks of equal shape"

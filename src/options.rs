@@ -25,10 +25,13 @@ pub enum Decode {
 /// The operator's arguments as the user gave them, unchecked.
 #[derive(Clone, Debug)]
 pub struct Arguments {
-    /// Folder of the store, group or array.
-    pub path: String,
+    /// Folders of stores, groups or arrays, or patterns that match some; more than one are joined along the sample
+    /// dimension.
+    pub paths: Vec<String>,
     /// Array paths inside the store, one output each; empty: the path itself is an array.
     pub arrays: Vec<String>,
+    /// One output in which the arrays are stacked on a new axis, instead of one each.
+    pub stack: bool,
     /// Extents of a sample along the leading dimensions.
     pub window: Option<Vec<i64>>,
     /// Steps between the starts of neighbouring samples along the window's dimensions.
@@ -67,8 +70,9 @@ impl Arguments {
     /// The operator's defaults for the array at `path`, in batches of one sample on the CPU backend.
     pub fn new(path: &str) -> Self {
         Self {
-            path: path.into(),
+            paths: vec![path.into()],
             arrays: vec![],
+            stack: false,
             window: None,
             stride: None,
             random_shuffle: false,

@@ -14,7 +14,7 @@
 use crate::assemble::{OutputMemory, device};
 use crate::batch::{Batch, Unit};
 use crate::codec::{self, Road};
-use crate::dataset::{ArrayInfo, Dataset, ElementType};
+use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
 use crate::decode::lane::{self, Lane, Lanes, Pulse};
 use crate::decode::nvcomp::Zstd;
 use crate::decode::worker::{Target, Workers, largest_pinned_bytes};
@@ -23,7 +23,7 @@ use crate::error::{Error, Result, log_once};
 use crate::fetch::{Locator, Posix};
 use crate::gpu::{Gpu, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, Options, argument};
-use crate::plan::{ArrayGeometry, plan_batch};
+use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch};
 use crate::sampler::{Order, OrderArguments, Windows};
 
 use std::collections::VecDeque;
@@ -49,10 +49,12 @@ pub struct Reader {
     dataset: Arc<Dataset>,
     windows: Windows,
     geometry: Arc<[ArrayGeometry]>,
+    placing: Arc<[OutputGeometry]>,
     order: Order,
     seed: i64,
+    stacked: bool,
     options: Options,
-    roads: Vec<Road>,
+    roads: Vec<Vec<Road>>,
     device: Option<Device>,
     depth: u64,
     running: Option<Running>,
@@ -92,9 +94,12 @@ impl Reader {
     pub fn open(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         codec::register();
-        let dataset = Arc::new(Dataset::open(&arguments.path, &arguments.arrays)?);
+        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
         let window = arguments.window.as_deref();
         check_shapes(&dataset, window.unwrap_or(&[1]))?;
+        if arguments.stack {
+            check_stack(&dataset)?;
+        }
         let windows = Windows::new(&dataset.arrays[0].shape, window, arguments.stride.as_deref())?;
         let order = Order::new(
             windows.len(),
@@ -107,21 +112,30 @@ impl Reader {
                 seed: arguments.random_shuffle.then_some(arguments.seed),
             },
         )?;
-        let geometry = dataset
+        let geometry = dataset.arrays.iter().map(Joined::geometry).collect();
+        let count = dataset.arrays.len();
+        let place = |(number, array): (usize, &Joined)| {
+            let (_, extents) = windows.region(0, &array.shape);
+            match arguments.stack {
+                true => OutputGeometry::stacked(number, count, &extents),
+                false => OutputGeometry::alone(number, &extents),
+            }
+        };
+        let placing = dataset.arrays.iter().enumerate().map(place).collect();
+        let road = |part| road(part, &options);
+        let roads = dataset
             .arrays
             .iter()
-            .map(|array| ArrayGeometry {
-                shape: array.shape.clone(),
-                read_chunk_shape: array.read_chunk_shape().to_vec(),
-            })
-            .collect();
-        let roads = dataset.arrays.iter().map(|array| road(array, &options)).collect::<Result<_>>()?;
+            .map(|array| array.parts.iter().map(road).collect())
+            .collect::<Result<_>>()?;
         let mut reader = Self {
             dataset,
             windows,
             geometry,
+            placing,
             order,
             seed: arguments.seed,
+            stacked: arguments.stack,
             options,
             roads,
             device: None,
@@ -144,18 +158,25 @@ impl Reader {
         Ok(reader)
     }
 
-    /// One per array.
+    /// One per array, or a single one if they are stacked.
     pub fn outputs(&self) -> Vec<Output> {
-        let describe = |array: &ArrayInfo| Output {
-            element: array.element,
+        let describe = |array: &Joined| Output {
+            element: array.first().element,
             shape: self.windows.sample_shape(&array.shape),
             // Layouts are ASCII, one letter for each dimension of the array.
-            layout: match array.layout.get(usize::from(self.windows.drops_first)..) {
+            layout: match array.first().layout.get(usize::from(self.windows.drops_first)..) {
                 Some(layout) => layout.to_string(),
                 None => String::new(),
             },
         };
-        self.dataset.arrays.iter().map(describe).collect()
+        let mut outputs: Vec<Output> = self.dataset.arrays.iter().map(describe).collect();
+        if self.stacked {
+            let axis = usize::from(!self.windows.drops_first);
+            outputs.truncate(1);
+            outputs[0].shape.insert(axis, self.dataset.arrays.len() as u64);
+            outputs[0].layout = stacked_layout(&outputs[0].layout, axis);
+        }
+        outputs
     }
 
     /// The order of samples.
@@ -163,8 +184,8 @@ impl Reader {
         &self.order
     }
 
-    /// How the chunks of each array are decoded.
-    pub fn roads(&self) -> &[Road] {
+    /// How the chunks of each part of each array are decoded.
+    pub fn roads(&self) -> &[Vec<Road>] {
         &self.roads
     }
 
@@ -241,22 +262,26 @@ impl Reader {
         }
     }
 
-    /// Names a sample of the batch that was handed over last: the array and the indices it came from.
+    /// Names a sample of the batch that was handed over last: the array, or all arrays of a stack, and the indices it
+    /// came from.
     pub fn source_info(&self, output: usize, index: usize) -> Option<String> {
         let array = self.dataset.arrays.get(output)?;
         let sample = *self.current.get(index)?;
         let (start, extent) = self.windows.region(sample, &array.shape);
-        let ranges: Vec<String> = (0..start.len())
+        let ranges: Vec<String> = (0..array.first().stored_dimensions())
             .map(|d| match d {
                 0 if self.windows.drops_first => start[0].to_string(),
                 _ => format!("{}:{}", start[d], start[d] + extent[d]),
             })
             .collect();
-        let place = match array.name.as_str() {
-            "" => array.store.clone(),
-            name => format!("{}/{name}", array.store.trim_end_matches('/')),
+        let names = match self.stacked {
+            true if !array.first().name.is_empty() => {
+                let names: Vec<_> = self.dataset.arrays.iter().map(|a| a.first().name.as_str()).collect();
+                format!("[{}]", names.join(","))
+            }
+            _ => array.first().name.clone(),
         };
-        Some(format!("{place}[{}]", ranges.join(", ")))
+        Some(format!("{}[{}]", array.place(&names), ranges.join(", ")))
     }
 
     /// The position after the batch that was handed over last, for a checkpoint.
@@ -304,10 +329,14 @@ impl Reader {
             .dataset
             .arrays
             .iter()
-            .map(|array| serde_json::json!([array.name, array.element.name(), array.shape]))
+            .map(|array| {
+                let shapes: Vec<_> = array.parts.iter().map(|part| &part.shape).collect();
+                serde_json::json!([array.first().name, array.first().element.name(), shapes])
+            })
             .collect();
         serde_json::json!({
             "arrays": arrays,
+            "stack": self.stacked,
             "window": self.windows.window,
             "stride": self.windows.stride,
             "num_shards": self.order.shards(),
@@ -350,18 +379,19 @@ impl Reader {
     /// Opens the GPU and shares its budget out: outputs of `depth` batches, and an arena for each lane.
     fn open_device(&mut self, ordinal: usize) -> Result<(Device, u64)> {
         let gpu = Gpu::open(ordinal)?;
-        let zstd = match self.roads.iter().position(Road::needs_nvcomp) {
+        let parts = || self.dataset.arrays.iter().flat_map(|array| &array.parts);
+        let roads = || self.roads.iter().flatten();
+        let zstd = match parts().zip(roads()).find(|(_, road)| road.needs_nvcomp()) {
             None => None,
-            Some(array) => Some(Arc::new(Zstd::open().map_err(|error| Error::Nvcomp {
-                at: self.dataset.arrays[array].context(),
-                source: error.into(),
-            })?)),
+            Some((array, _)) => Some(Arc::new(
+                Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
+            )),
         };
 
         let mut largest_unit = 0;
         let mut largest_pinned = 0;
         let mut unit_bytes = vec![];
-        for (array, road) in self.dataset.arrays.iter().zip(&self.roads) {
+        for (array, road) in parts().zip(roads()) {
             if array.read_chunk_bytes() > device::MAX_CHUNK_BYTES {
                 let reason = format!(
                     "its read chunks decode to {} bytes, and at most {} are supported",
@@ -402,8 +432,10 @@ impl Reader {
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
-        let tasks = plan_batch(&self.windows, &self.geometry, &self.order.batch(0));
-        let batch_arena: u64 = tasks.iter().map(|task| unit_bytes[task.array]).sum();
+        let tasks = plan_batch(&self.windows, &self.geometry, &self.placing, &self.order.batch(0));
+        let parts_before = |array: usize| self.roads[..array].iter().map(Vec::len).sum::<usize>();
+        let number = |task: &ChunkTask| parts_before(task.array) + task.part;
+        let batch_arena: u64 = tasks.iter().map(|task| unit_bytes[number(task)]).sum();
         let useful = batch_arena.saturating_mul(depth);
         let arenas = (budget - batch * depth).min(useful).max(largest_unit);
         let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
@@ -420,8 +452,13 @@ impl Reader {
 
     /// Says once per process which road each array takes.
     fn log_roads(&self) {
-        for (array, road) in self.dataset.arrays.iter().zip(&self.roads) {
-            log_once(&format!("{}: {road}", array.context()));
+        for (array, roads) in self.dataset.arrays.iter().zip(&self.roads) {
+            // Of joined stores only those whose road differs from that of the one before.
+            for (number, part) in array.parts.iter().enumerate() {
+                if number == 0 || roads[number] != roads[number - 1] {
+                    log_once(&format!("{}: {}", part.context(), roads[number]));
+                }
+            }
         }
     }
 
@@ -458,11 +495,12 @@ impl Reader {
             })?;
         }
         let (planner, batches) = mpsc::channel::<Arc<Batch>>();
-        let (windows, geometry) = (self.windows.clone(), self.geometry.clone());
+        let (windows, geometry, placing) =
+            (self.windows.clone(), self.geometry.clone(), self.placing.clone());
         let units = running.units.clone();
         running.spawn("zarr planner", move || {
             for batch in batches {
-                let planned = catch_unwind(|| plan_batch(&windows, &geometry, &batch.samples));
+                let planned = catch_unwind(|| plan_batch(&windows, &geometry, &placing, &batch.samples));
                 let tasks = planned.unwrap_or_else(|payload| {
                     batch.fail(Error::panic("the planner", &*payload));
                     vec![]
@@ -504,6 +542,9 @@ impl Output {
 const STATE_VERSION: u64 = 1;
 
 fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
+    if array.stored != crate::dataset::StoredType::Element(array.element) {
+        return Err(Error::DataType { at: array.context(), data_type: format!("{:?}", array.stored) });
+    }
     if options.device.is_none() {
         return Ok(Road::Cpu("the CPU backend".into()));
     }
@@ -549,10 +590,33 @@ fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
             return Err(Error::ArraysDisagree {
                 at: first.context(),
                 shape: first.shape.clone(),
-                other: array.name.clone(),
+                other: array.first().name.clone(),
                 other_shape: shape.clone(),
                 dimensions,
             });
+        }
+    }
+    Ok(())
+}
+
+/// Whether all arrays can be stacked: whole arrays, since later dimensions belong to every sample.
+fn check_stack(dataset: &Dataset) -> Result<()> {
+    let first = &dataset.arrays[0];
+    for other in &dataset.arrays[1..] {
+        let unlike = |what: &str, here: String, there: String| Error::Unlike {
+            at: first.context(),
+            other: other.context(),
+            what: what.into(),
+            here,
+            there,
+            remedy: "arrays that are stacked need the same: leave one of them out, or read them without `stack`",
+        };
+        if first.shape != other.shape {
+            return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
+        }
+        let (here, there) = (first.first().element, other.first().element);
+        if here != there {
+            return Err(unlike("element type", here.name().into(), there.name().into()));
         }
     }
     Ok(())

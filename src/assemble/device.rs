@@ -2,6 +2,8 @@
 
 use crate::plan::CopyBox;
 
+use std::borrow::Cow;
+
 /// Dimensions that the kernel handles; boxes with more are cut along their outermost ones.
 const MAX_DIMENSIONS: usize = 6;
 /// Granules that one block of threads copies.
@@ -64,13 +66,14 @@ impl Regions {
 
     /// How many regions a box becomes.
     pub fn count(piece: &CopyBox) -> u64 {
-        let cut = piece.extents.len().saturating_sub(MAX_DIMENSIONS);
+        let cut = contiguous(piece).extents.len().saturating_sub(MAX_DIMENSIONS);
         piece.extents[..cut].iter().product()
     }
 
     /// Adds the copies of one read chunk into the output that starts at `output`.
     pub fn add(&mut self, source: Source, boxes: &[CopyBox], element_bytes: usize, output: u64) {
         for piece in boxes {
+            let piece = &*contiguous(piece);
             let cut = piece.extents.len().saturating_sub(MAX_DIMENSIONS);
             let outer = CopyBox {
                 extents: piece.extents[..cut].iter().copied().chain([1]).collect(),
@@ -142,6 +145,18 @@ impl Regions {
     }
 }
 
+/// The same box with a last dimension that is contiguous in the source too.
+fn contiguous(piece: &CopyBox) -> Cow<'_, CopyBox> {
+    if piece.row_step() == 1 {
+        return Cow::Borrowed(piece);
+    }
+    let mut piece = piece.clone();
+    for list in [&mut piece.extents, &mut piece.from_strides, &mut piece.to_strides] {
+        list.push(1);
+    }
+    Cow::Owned(piece)
+}
+
 /// A fill element repeated to 8 bytes.
 pub fn repeated(element: &[u8]) -> u64 {
     let mut bytes = [0; 8];
@@ -198,7 +213,7 @@ mod tests {
         #[test]
         fn the_kernel_does_what_the_host_assembler_does(
             dims in prop::collection::vec((1u64..5, 0u64..3, 0u64..3), 1..9),
-            log_size in 0u32..4, from_offset in 0u64..9, to_offset in 0u64..9, swaps: bool, fills: bool,
+            turns: bool, log_size in 0u32..4, from_offset in 0u64..9, to_offset in 0u64..9, swaps: bool, fills: bool,
         ) {
             let size = 1u64 << log_size;
             let dense = |slack: &dyn Fn(usize) -> u64| {
@@ -209,7 +224,12 @@ mod tests {
                 let all = strides[0] * dims[0].0;
                 (strides, all)
             };
-            let (from_strides, from_len) = dense(&|d| dims[d].1);
+            let (mut from_strides, from_len) = dense(&|d| dims[d].1);
+            if turns {
+                // Transposed: the first dimension is the contiguous one. Strides need not fit the extents to be copied.
+                from_strides.reverse();
+            }
+            let from_len = from_len.max(dims.iter().zip(&from_strides).map(|(d, stride)| d.0 * stride).sum());
             let (to_strides, to_len) = dense(&|d| dims[d].2);
             let extents = dims.iter().map(|d| d.0).collect();
             let piece = CopyBox { from: from_offset, to: to_offset, extents, from_strides, to_strides }.collapsed();

@@ -24,6 +24,7 @@ pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], element_bytes: usi
     let size = element_bytes as u64;
     for piece in boxes {
         let row_bytes = (piece.row_len() * size) as usize;
+        let step = (piece.row_step() * size) as usize;
         for (from, to) in piece.rows() {
             assert!((to + piece.row_len()) * size <= output.bytes, "a box reaches outside its output");
             // SAFETY: the row lies within the output (checked above), whose memory is ours alone to write there
@@ -33,7 +34,13 @@ pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], element_bytes: usi
             match source {
                 Source::Decoded(decoded) => {
                     let from = (from * size) as usize;
-                    row.copy_from_slice(&decoded[from..from + row_bytes]);
+                    if step == element_bytes {
+                        row.copy_from_slice(&decoded[from..from + row_bytes]);
+                        continue;
+                    }
+                    for (place, from) in row.chunks_exact_mut(element_bytes).zip((from..).step_by(step)) {
+                        place.copy_from_slice(&decoded[from..from + element_bytes]);
+                    }
                 }
                 Source::Fill(element) => {
                     row.chunks_exact_mut(element_bytes).for_each(|place| place.copy_from_slice(element));

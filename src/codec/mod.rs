@@ -164,7 +164,7 @@ impl GpuChain {
             .configuration_v3(&CodecMetadataOptions::default())
             .and_then(|configuration| configuration.get("endian").and_then(|e| e.as_str()).map(str::to_owned))
             .is_some_and(|endian| endian != if cfg!(target_endian = "big") { "big" } else { "little" })
-            && array.element.size_bytes() > 1;
+            && array.stored.size_bytes() > 1;
         let delta_element_bytes = match chain.array_to_array_codecs() {
             [] => None,
             [codec] if !swaps_bytes => match delta::DeltaCodec::gpu_element_bytes(&**codec) {

@@ -20,8 +20,8 @@ use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, DeviceMemory, Gpu, Kernels, PinnedBuffer, PinnedMemory, ShuffledOnDevice,
-    StreamKernel, StreamOnDevice, StreamStatus, status_text,
+    CheckOnDevice, DeltaOnDevice, DeviceMemory, Gpu, Kernels, PinnedBuffer, PinnedMemory, PinnedPool,
+    ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 
 use std::ops::Range;
@@ -54,6 +54,18 @@ pub enum Payload {
         /// What the GPU does with it.
         work: Work,
     },
+}
+
+impl Payload {
+    /// A read chunk that is decoded already, copied to pinned memory. `None` once the pool is closed.
+    ///
+    /// # Errors
+    /// What the driver says when further pinned memory cannot be had.
+    pub fn decoded(pinned: &Arc<PinnedPool>, bytes: &[u8]) -> Result<Option<Self>> {
+        let Some(mut buffer) = pinned.take(bytes.len())? else { return Ok(None) };
+        buffer.bytes_mut().copy_from_slice(bytes);
+        Ok(Some(Self::Chunk { buffer, part: 0..bytes.len(), work: Work::none(bytes.len() as u64) }))
+    }
 }
 
 /// What all lanes of a reader share.
@@ -233,7 +245,8 @@ impl Lane {
     }
 
     fn array(&self, fetched: &Fetched) -> &ArrayInfo {
-        &self.lanes.dataset.arrays[fetched.unit.task.array]
+        let task = &fetched.unit.task;
+        self.lanes.dataset.part(task.array, task.part)
     }
 
     /// Takes as many waiting units as the arena holds.
@@ -303,10 +316,11 @@ impl Lane {
         let statuses = builder.put(&vec![0 as StreamStatus; group.len()]);
         let mut regions = Regions::default();
         for (number, fetched) in group.iter().enumerate() {
+            let task = &fetched.unit.task;
             let array = self.array(fetched);
-            let output = fetched.unit.batch.outputs[fetched.unit.task.array].address;
+            let output = fetched.unit.batch.outputs[task.output].address;
             let source = match &fetched.payload {
-                Payload::Missing => Source::Fill(repeated(&array.fill_value)),
+                Payload::Missing => Source::Fill(repeated(array.fill_element().unwrap_or_default())),
                 Payload::Chunk { buffer, part, work } => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
                     let (to, address) = plan.chunk(number, status, part.len() as u64, work);
@@ -314,7 +328,7 @@ impl Lane {
                     Source::Decoded { address, swaps_bytes: work.swaps_bytes }
                 }
             };
-            regions.add(source, &fetched.unit.task.boxes, array.element.size_bytes(), output);
+            regions.add(source, &task.boxes, array.stored.size_bytes(), output);
         }
 
         let streams = plan.streams.each_ref().map(|list| (builder.put(list), list.len()));

@@ -4,7 +4,7 @@ use super::Queue;
 use super::lane::{Fetched, Payload};
 use crate::assemble::host::{self, Source};
 use crate::batch::Unit;
-use crate::codec::{self, Prepared, Road, Work};
+use crate::codec::{self, Prepared, Road};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result, log_once};
 use crate::fetch::{Blob, Located, Locator};
@@ -19,8 +19,8 @@ use std::sync::Arc;
 pub struct Workers {
     /// What is read.
     pub dataset: Arc<Dataset>,
-    /// One per array. On the CPU backend every chain is decoded by zarrs.
-    pub roads: Vec<Road>,
+    /// One per part of each array. On the CPU backend every chain is decoded by zarrs.
+    pub roads: Vec<Vec<Road>>,
     /// Finds chunks.
     pub locator: Locator,
     /// What a missing chunk means.
@@ -68,11 +68,13 @@ impl Workers {
     }
 
     fn array(&self, unit: &Unit) -> &ArrayInfo {
-        &self.dataset.arrays[unit.task.array]
+        self.dataset.part(unit.task.array, unit.task.part)
     }
 
     fn locate(&self, unit: &Unit) -> Result<(Option<Place>, Context)> {
-        let (located, at) = self.locator.locate(unit.task.array, self.array(unit), &unit.task.read_chunk)?;
+        let task = &unit.task;
+        let (located, at) =
+            self.locator.locate((task.array, task.part), self.array(unit), &task.read_chunk)?;
         match located {
             Located::At { blob, range } => Ok((Some((blob, range)), at)),
             Located::Missing if self.missing_chunks == MissingChunks::Fill => Ok((None, at)),
@@ -86,13 +88,15 @@ impl Workers {
         let (found, at) = self.locate(unit)?;
         let decoded = match &found {
             Some((blob, range)) => Some(decode(array, &**blob, range, scratch, &at)?),
+            None if array.fill_element().is_none() => Some(Cow::Owned(array.filled_chunk())),
             None => None,
         };
-        let source = decoded.as_deref().map_or(Source::Fill(&array.fill_value), Source::Decoded);
-        let output = unit.batch.outputs[unit.task.array];
+        let fill = Source::Fill(array.fill_element().unwrap_or_default());
+        let source = decoded.as_deref().map_or(fill, Source::Decoded);
+        let output = unit.batch.outputs[unit.task.output];
         // SAFETY: the outputs of the CPU backend are host memory, lent until the batch is handed over, which waits
         // for this unit; plans give no element to two units.
-        unsafe { host::assemble(source, &unit.task.boxes, array.element.size_bytes(), output) };
+        unsafe { host::assemble(source, &unit.task.boxes, array.stored.size_bytes(), output) };
         Ok(())
     }
 
@@ -105,14 +109,18 @@ impl Workers {
     ) -> Result<Option<(Payload, Context)>> {
         let array = self.array(unit);
         let (found, at) = self.locate(unit)?;
-        let Some((blob, range)) = found else { return Ok(Some((Payload::Missing, at))) };
-        let take = |bytes: u64| pinned.take(bytes as usize);
+        let Some((blob, range)) = found else {
+            if array.fill_element().is_some() {
+                return Ok(Some((Payload::Missing, at)));
+            }
+            return Ok(Payload::decoded(pinned, &array.filled_chunk())?.map(|payload| (payload, at)));
+        };
         let encoded_bytes = range.end - range.start;
 
-        if let Road::Gpu(chain) = &self.roads[unit.task.array]
+        if let Road::Gpu(chain) = &self.roads[unit.task.array][unit.task.part]
             && encoded_bytes <= chain.encoded_bound()
         {
-            let Some(mut buffer) = take(encoded_bytes)? else { return Ok(None) };
+            let Some(mut buffer) = pinned.take(encoded_bytes as usize)? else { return Ok(None) };
             read(&*blob, &range, buffer.bytes_mut(), &at)?;
             match chain.prepare(buffer.bytes()) {
                 Ok(Prepared::Gpu(part, work)) => {
@@ -125,10 +133,7 @@ impl Workers {
             }
         }
         let decoded = decode(array, &*blob, &range, scratch, &at)?;
-        let Some(mut buffer) = take(decoded.len() as u64)? else { return Ok(None) };
-        buffer.bytes_mut().copy_from_slice(&decoded);
-        let (part, work) = (0..decoded.len(), Work::none(decoded.len() as u64));
-        Ok(Some((Payload::Chunk { buffer, part, work }, at)))
+        Ok(Payload::decoded(pinned, &decoded)?.map(|payload| (payload, at)))
     }
 }
 

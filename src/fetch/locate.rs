@@ -41,9 +41,12 @@ struct OpenShard {
 
 #[derive(Default)]
 struct OpenShards {
-    known: HashMap<(usize, Vec<u64>), Arc<OnceCell<Shard>>>,
-    oldest_first: VecDeque<(usize, Vec<u64>)>,
+    known: HashMap<ShardKey, Arc<OnceCell<Shard>>>,
+    oldest_first: VecDeque<ShardKey>,
 }
+
+/// Array and part of the dataset, and coordinates in the part's chunk grid.
+type ShardKey = ((usize, usize), Vec<u64>);
 
 impl Locator {
     /// Open sharded chunks that are kept, each with a file handle. Batches touch neighbouring chunks, so that a
@@ -55,12 +58,17 @@ impl Locator {
         Self { fetch, shards: Mutex::default() }
     }
 
-    /// Finds the read chunk at `cell` of the read-chunk grid of `array`, which is number `number` of the dataset.
+    /// Finds the read chunk at `cell` of the read-chunk grid of `array`, which is that array and part of the dataset.
     /// The context names the chunk for errors that come later.
     ///
     /// # Errors
     /// Files that cannot be opened and shard indexes that cannot be right.
-    pub fn locate(&self, number: usize, array: &ArrayInfo, cell: &[u64]) -> Result<(Located, Context)> {
+    pub fn locate(
+        &self,
+        number: (usize, usize),
+        array: &ArrayInfo,
+        cell: &[u64],
+    ) -> Result<(Located, Context)> {
         let Some(sharding) = &array.sharding else {
             let mut at = array.chunk_context(cell);
             return Ok(match self.open(array, &at)? {
@@ -72,6 +80,7 @@ impl Locator {
                 }
             });
         };
+        // Of the stored dimensions, so that the one of complex numbers' parts falls away.
         let grid = &sharding.inner_grid;
         let chunk: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell / n).collect();
         let inner: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell % n).collect();
@@ -96,7 +105,7 @@ impl Locator {
     }
 
     /// The place of a sharded chunk among the open ones; its first user opens it while the others wait.
-    fn cell(&self, array: usize, chunk: &[u64]) -> Arc<OnceCell<Shard>> {
+    fn cell(&self, array: (usize, usize), chunk: &[u64]) -> Arc<OnceCell<Shard>> {
         let key = (array, chunk.to_vec());
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = shards.known.get(&key) {

@@ -2,8 +2,8 @@
 
 /// A box in a source and in a destination, both addressed in elements from their first.
 ///
-/// Always has at least one dimension, extents of at least 1, and a last dimension that is contiguous on both
-/// sides.
+/// Always has at least one dimension, extents of at least 1, and a last dimension that is contiguous in the
+/// destination. In the source it is not, where the chunk is stored transposed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CopyBox {
     /// First element in the source.
@@ -42,8 +42,7 @@ impl CopyBox {
             result.from_strides.push(from);
             result.to_strides.push(to);
         }
-        let contiguous = result.from_strides.last() == Some(&1) && result.to_strides.last() == Some(&1);
-        if !contiguous {
+        if result.to_strides.last() != Some(&1) {
             // A single element per row, or a box of one element.
             result.extents.push(1);
             result.from_strides.push(1);
@@ -62,8 +61,8 @@ impl CopyBox {
         false
     }
 
-    /// The contiguous rows of the box: (source, destination) of their first elements, each
-    /// [`CopyBox::row_len`] elements long.
+    /// The rows of the box: (source, destination) of their first elements, each [`CopyBox::row_len`] elements
+    /// long, contiguous in the destination and [`CopyBox::row_step`] apart in the source.
     pub fn rows(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
         let outer = &self.extents[..self.extents.len() - 1];
         (0..outer.iter().product::<u64>()).map(move |row| {
@@ -83,9 +82,15 @@ impl CopyBox {
         self.extents[self.extents.len() - 1]
     }
 
+    /// Elements between neighbours of a row in the source.
+    pub fn row_step(&self) -> u64 {
+        self.from_strides[self.from_strides.len() - 1]
+    }
+
     /// Every (source, destination) pair of elements.
     pub fn elements(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
-        self.rows().flat_map(|(from, to)| (0..self.row_len()).map(move |i| (from + i, to + i)))
+        let step = self.row_step();
+        self.rows().flat_map(move |(from, to)| (0..self.row_len()).map(move |i| (from + i * step, to + i)))
     }
 }
 
@@ -110,24 +115,32 @@ mod tests {
         assert_eq!(new(&[2, 3, 4], &[24, 4, 1], &[12, 4, 1]).collapsed(), new(&[2, 12], &[24, 1], &[12, 1]));
         assert_eq!(new(&[1, 1], &[9, 3], &[5, 2]).collapsed(), new(&[1], &[1], &[1]));
         assert_eq!(new(&[3, 1], &[9, 3], &[5, 2]).collapsed(), new(&[3, 1], &[9, 1], &[5, 1]));
+        // Transposed: the last dimension is far apart in the source, and nothing can be joined.
+        assert_eq!(new(&[3, 4], &[1, 3], &[4, 1]).collapsed(), new(&[3, 4], &[1, 3], &[4, 1]));
+        assert_eq!(new(&[3, 1], &[1, 3], &[1, 1]).collapsed(), new(&[3], &[1], &[1]));
     }
 
     proptest! {
         #[test]
         fn collapsing_keeps_every_pair(
-            dims in prop::collection::vec((1u64..4, 0u64..3, 0u64..3), 1..5)
+            (dims, axes) in prop::collection::vec((1u64..4, 0u64..3, 0u64..3), 1..5).prop_flat_map(|dims| {
+                let axes: Vec<usize> = (0..dims.len()).collect();
+                (Just(dims), prop_oneof![Just(axes.clone()), Just(axes).prop_shuffle()])
+            })
         ) {
-            // Strides of a dense array inside a possibly larger one, as plans have them.
+            // Strides of a dense array inside a possibly larger one, as plans have them: the destination row by row,
+            // the source with its dimensions in any order.
             let rank = dims.len();
             let extents: Vec<u64> = dims.iter().map(|d| d.0).collect();
-            let strides = |slack: &dyn Fn(usize) -> u64| {
+            let strides = |axes: &[usize], slack: &dyn Fn(usize) -> u64| {
                 let mut strides = vec![1; rank];
-                for d in (1..rank).rev() {
-                    strides[d - 1] = strides[d] * (extents[d] + slack(d));
+                for i in (1..rank).rev() {
+                    strides[axes[i - 1]] = strides[axes[i]] * (extents[axes[i]] + slack(axes[i]));
                 }
                 strides
             };
-            let whole = new(&extents, &strides(&|d| dims[d].1), &strides(&|d| dims[d].2));
+            let rows: Vec<usize> = (0..rank).collect();
+            let whole = new(&extents, &strides(&axes, &|d| dims[d].1), &strides(&rows, &|d| dims[d].2));
             let mut plain = vec![];
             for i in 0..extents.iter().product::<u64>() {
                 let (mut rest, mut from, mut to) = (i, whole.from, whole.to);
@@ -138,7 +151,9 @@ mod tests {
                 }
                 plain.push((from, to));
             }
-            prop_assert_eq!(whole.collapsed().elements().collect::<Vec<_>>(), plain);
+            let collapsed = whole.collapsed();
+            prop_assert_eq!(collapsed.to_strides.last(), Some(&1));
+            prop_assert_eq!(collapsed.elements().collect::<Vec<_>>(), plain);
         }
     }
 }

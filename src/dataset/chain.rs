@@ -1,0 +1,414 @@
+//! Codec chains: what assembling samples undoes is taken out of them here, what is left is bound to what it decodes to.
+//!
+//! ```text
+//! array -> transpose, bitround, fixedscaleoffset -> other array codecs -> bytes -> compressors
+//!          '------- undone by assembling ------'    '----------- the read codec -----------'
+//! ```
+//!
+//! A transposed read chunk stays as it is stored and gets strides. `bitround` does nothing when decoding.
+//! `fixedscaleoffset` is taken out of the metadata before zarrs sees it: zarrs rounds its numbers to 32 bits, reads
+//! not all of its type names, and takes the byte order of the array for that of the stored type.
+
+use super::{ElementType, Sharding, StoredType, non_zero};
+use crate::plan::row_major_strides;
+
+use std::num::NonZeroU64;
+use std::sync::Arc;
+
+use serde_json::{Map, Value, from_value};
+use zarrs::array::codec::ShardingCodecConfiguration;
+use zarrs::array::codec::api::Codec;
+use zarrs::array::{
+    ArrayToBytesCodecTraits, BytesRepresentation, CodecChain, CodecMetadataOptions, DataType, FillValue,
+    data_type,
+};
+use zarrs::metadata::v2::MetadataV2;
+use zarrs::metadata::v3::MetadataV3;
+use zarrs::metadata_ext::codec::sharding::ShardingIndexLocation;
+use zarrs::plugin::{ExtensionName, PluginCreateError};
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// The codec chain of a read chunk, bound to the shape and type that it decodes to: those of the stored array, which
+/// assembling may have to transpose and to scale.
+pub struct ReadCodec {
+    /// The chain.
+    pub chain: Arc<CodecChain>,
+    /// Decoded shape, in the order of the stored dimensions.
+    pub shape: Vec<NonZeroU64>,
+    /// Decoded data type.
+    pub data_type: DataType,
+    /// The fill value in that type.
+    pub fill_value: FillValue,
+}
+
+/// numcodecs' `fixedscaleoffset`: a value is `stored / scale + offset`, computed as NumPy does, then cast to `dtype`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct FixedScaleOffset {
+    /// Added after the division.
+    pub offset: f64,
+    /// Divisor.
+    pub scale: f64,
+    /// Type of the values, the array's own.
+    pub dtype: ElementType,
+    /// Type of the stored elements.
+    pub astype: ElementType,
+}
+
+/// A codec that cannot be used, as the metadata has it.
+pub(super) struct Culprit {
+    pub name: String,
+    pub parameters: Value,
+    pub problem: Option<String>,
+}
+
+impl ReadCodec {
+    /// Takes the leading transpositions and roundings out of a chain. `shape` is that of a read chunk; the strides are
+    /// the elements between neighbours along each of its dimensions in the decoded bytes.
+    pub(super) fn new(
+        chain: &CodecChain,
+        shape: &[u64],
+        data_type: DataType,
+        fill_value: FillValue,
+    ) -> Result<(Self, Vec<u64>), Source> {
+        // Stored dimension i is the array's dimension axes[i].
+        let mut axes: Vec<usize> = (0..shape.len()).collect();
+        let mut rest = chain.array_to_array_codecs();
+        while let [codec, others @ ..] = rest {
+            match codec.name_v3().as_deref() {
+                Some("transpose") => {
+                    let configuration = codec.configuration_v3(&CodecMetadataOptions::default());
+                    let order: Option<Vec<usize>> = configuration
+                        .and_then(|c| from_value(c.get("order")?.clone()).ok())
+                        .filter(|order: &Vec<usize>| order.len() == axes.len());
+                    let order = order.ok_or("the order of its transposition is not one of its dimensions")?;
+                    axes = order
+                        .iter()
+                        .map(|&axis| axes.get(axis).copied())
+                        .collect::<Option<_>>()
+                        .ok_or("the order of its transposition names dimensions that it does not have")?;
+                }
+                Some("bitround") => {}
+                _ => break,
+            }
+            rest = others;
+        }
+        let stored: Vec<u64> = axes.iter().map(|&axis| shape[axis]).collect();
+        let mut strides = vec![0; shape.len()];
+        for (&axis, stride) in axes.iter().zip(row_major_strides(&stored)) {
+            strides[axis] = stride;
+        }
+        let rest = CodecChain::new(
+            rest.to_vec(),
+            chain.array_to_bytes_codec().clone(),
+            chain.bytes_to_bytes_codecs().to_vec(),
+        );
+        let codec = Self { chain: Arc::new(rest), shape: non_zero(&stored), data_type, fill_value };
+        // Types that a codec of the chain cannot encode come to light here.
+        codec.chain.encoded_representation(&codec.shape, &codec.data_type, &codec.fill_value)?;
+        Ok((codec, strides))
+    }
+
+    /// Whether the encoded bytes are the elements themselves.
+    pub fn is_plain(&self) -> bool {
+        self.chain.array_to_array_codecs().is_empty()
+            && self.chain.bytes_to_bytes_codecs().is_empty()
+            && self.chain.array_to_bytes_codec().name_v3().as_deref() == Some("bytes")
+    }
+}
+
+impl Sharding {
+    /// Takes `sharding_indexed` apart into its index and the chain of its inner chunks. `None` where the inner
+    /// chunks are shards again or where the size of the index depends on its contents: such chunks are read and
+    /// decoded whole.
+    pub(super) fn of(codecs: &CodecChain, chunk_shape: &[u64]) -> Result<Option<(Self, CodecChain)>, Source> {
+        let metadata = codecs
+            .array_to_bytes_codec()
+            .configuration_v3(&CodecMetadataOptions::default())
+            .ok_or("the sharding codec has no configuration")?;
+        let ShardingCodecConfiguration::V1(configuration) = from_value(serde_json::to_value(metadata)?)?
+        else {
+            return Err("this version of the sharding codec is not supported".into());
+        };
+        let inner = CodecChain::from_metadata(&configuration.codecs)?;
+        if inner.array_to_bytes_codec().name_v3().as_deref() == Some(SHARDING) {
+            return Ok(None);
+        }
+        let inner_shape: Vec<u64> = configuration.chunk_shape.iter().map(|n| n.get()).collect();
+        let divides = inner_shape.len() == chunk_shape.len()
+            && chunk_shape.iter().zip(&inner_shape).all(|(chunk, inner)| chunk % inner == 0);
+        if !divides {
+            return Err(format!("inner chunks {inner_shape:?} do not divide chunks {chunk_shape:?}").into());
+        }
+        let inner_grid: Vec<u64> = chunk_shape.iter().zip(&inner_shape).map(|(c, i)| c / i).collect();
+        let index_codecs = CodecChain::from_metadata(&configuration.index_codecs)?;
+        let mut index_shape = non_zero(&inner_grid);
+        index_shape.extend(NonZeroU64::new(2));
+        let representation = index_codecs.encoded_representation(
+            &index_shape,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+        )?;
+        let BytesRepresentation::FixedSize(index_bytes) = representation else { return Ok(None) };
+        let sharding = Self {
+            inner_shape,
+            inner_grid,
+            index_at_start: configuration.index_location == ShardingIndexLocation::Start,
+            index_codecs,
+            index_bytes,
+        };
+        Ok(Some((sharding, inner)))
+    }
+}
+
+const SHARDING: &str = "sharding_indexed";
+const BITROUND: [&str; 2] = ["bitround", "numcodecs.bitround"];
+const FIXED_SCALE_OFFSET: [&str; 2] = ["fixedscaleoffset", "numcodecs.fixedscaleoffset"];
+
+/// A codec's name in metadata of either version.
+fn name(codec: &Value) -> &str {
+    codec.as_str().or_else(|| codec.get("name").or_else(|| codec.get("id"))?.as_str()).unwrap_or_default()
+}
+
+/// Its parameters.
+fn parameters(codec: &Value) -> Value {
+    match codec {
+        Value::Object(entries) if entries.contains_key("id") => {
+            entries.iter().filter(|(key, _)| *key != "id").map(|(k, v)| (k.clone(), v.clone())).collect()
+        }
+        _ => codec.get("configuration").cloned().unwrap_or_else(|| Map::new().into()),
+    }
+}
+
+/// The inner codecs of a sharding codec.
+fn inner_codecs(codec: &mut Value) -> Option<&mut Vec<Value>> {
+    codec.get_mut("configuration")?.get_mut("codecs")?.as_array_mut()
+}
+
+/// The list that codecs between arrays stand in: `codecs` in v3, `filters` in v2.
+fn codecs(metadata: &mut Value) -> Option<&mut Vec<Value>> {
+    let list = if metadata.get("codecs").is_some() { "codecs" } else { "filters" };
+    metadata.get_mut(list)?.as_array_mut()
+}
+
+/// Leaves `bitround` out of v2 metadata, where zarrs does not know it.
+pub(super) fn drop_bitround(metadata: &mut Value) {
+    if let Some(filters) = metadata.get_mut("filters").and_then(Value::as_array_mut) {
+        filters.retain(|filter| !BITROUND.contains(&name(filter)));
+    }
+}
+
+impl FixedScaleOffset {
+    /// Takes the codec out of an array's metadata, which then describe an array of the stored type, with a fill value
+    /// of 0. `None` and nothing changed if there is none. `declared` is the array's type; `None` for complex numbers.
+    ///
+    /// # Errors
+    /// Parameters that make no sense, and places in a chain where assembling could not undo it.
+    pub(super) fn take(metadata: &mut Value, declared: Option<StoredType>) -> Result<Option<Self>, Culprit> {
+        let Some(outer) = codecs(metadata) else { return Ok(None) };
+        let is_shard = matches!(&outer[..], [only] if name(only) == SHARDING);
+        let list = match outer.first_mut() {
+            Some(sharding) if is_shard => inner_codecs(sharding),
+            _ => Some(outer),
+        };
+        let leading = |codec: &Value| name(codec) == "transpose" || BITROUND.contains(&name(codec));
+        let whole = |list: &[Value]| list.iter().all(|codec| name(codec) != SHARDING);
+        let taken = list.filter(|list| whole(list)).and_then(|list| {
+            let place = list.iter().position(|codec| !leading(codec))?;
+            FIXED_SCALE_OFFSET.contains(&name(&list[place])).then(|| list.remove(place))
+        });
+        let Some(codec) = taken else {
+            return match codecs(metadata).and_then(|outer| find(outer)) {
+                None => Ok(None),
+                Some(codec) => Err(Culprit::new(
+                    codec,
+                    "it can only be read as the first codec of a chain, sharded once or not, after `transpose` at most",
+                )),
+            };
+        };
+        if let Some(second) = codecs(metadata).and_then(|outer| find(outer)) {
+            return Err(Culprit::new(second, "it comes twice"));
+        }
+        let (decoded, order) =
+            Self::parse(&codec, declared).map_err(|problem| Culprit::new(&codec, &problem))?;
+        if metadata.get("codecs").is_some() {
+            metadata["data_type"] = decoded.astype.name().into();
+        } else {
+            metadata["dtype"] = numpy_name(decoded.astype, order).into();
+        }
+        metadata["fill_value"] = if decoded.astype == ElementType::Bool { false.into() } else { 0.into() };
+        Ok(Some(decoded))
+    }
+
+    /// The codec's parameters and the byte order of the stored type.
+    fn parse(codec: &Value, declared: Option<StoredType>) -> Result<(Self, char), String> {
+        let parameters = parameters(codec);
+        let number = |key: &str| {
+            let value = parameters.get(key).and_then(Value::as_f64);
+            value.filter(|value| value.is_finite()).ok_or(format!("its {key} is no number"))
+        };
+        let typed = |key: &str| {
+            let value = parameters.get(key).and_then(Value::as_str);
+            value
+                .map(|text| element(text).ok_or(format!("its {key} \"{text}\" is no number type")))
+                .transpose()
+        };
+        let (dtype, order) = typed("dtype")?.ok_or("its dtype is missing")?;
+        let (astype, order) = typed("astype")?.unwrap_or((dtype, order));
+        if Some(StoredType::Element(dtype)) != declared {
+            return Err("its dtype is not the array's".into());
+        }
+        Ok((Self { offset: number("offset")?, scale: number("scale")?, dtype, astype }, order))
+    }
+}
+
+/// The first `fixedscaleoffset` of a chain, inner chunks included.
+fn find(codecs: &[Value]) -> Option<&Value> {
+    codecs.iter().find_map(|codec| {
+        if FIXED_SCALE_OFFSET.contains(&name(codec)) {
+            return Some(codec);
+        }
+        find(codec.get("configuration")?.get("codecs")?.as_array()?)
+    })
+}
+
+/// A NumPy type name and its byte order.
+fn element(text: &str) -> Option<(ElementType, char)> {
+    let plain = text.trim_start_matches(['<', '>', '|', '=']);
+    let order = if text.starts_with('>') { '>' } else { '<' };
+    let found = ElementType::ALL.iter().find(|(element, name, _)| {
+        *name == plain || numpy_name(*element, '<').trim_start_matches(['<', '|']) == plain
+    });
+    found.map(|(element, ..)| (*element, order))
+}
+
+/// The name of a type in Zarr v2 metadata.
+pub(super) fn numpy_name(element: ElementType, order: char) -> String {
+    let kind = match element.name().trim_end_matches(|c: char| c.is_ascii_digit()) {
+        "bool" => 'b',
+        "int" => 'i',
+        "uint" => 'u',
+        _ => 'f',
+    };
+    let order = if element.size_bytes() == 1 { '|' } else { order };
+    format!("{order}{kind}{}", element.size_bytes())
+}
+
+impl Culprit {
+    fn new(codec: &Value, problem: &str) -> Self {
+        Self {
+            name: name(codec).into(),
+            parameters: parameters(codec),
+            problem: Some(problem.into()).filter(|problem: &String| !problem.is_empty()),
+        }
+    }
+
+    /// The first codec of the metadata that zarrs cannot make, inner chunks and their index included.
+    pub(super) fn find(metadata: &Value) -> Option<Self> {
+        let list = |key: &str| metadata.get(key).and_then(Value::as_array).into_iter().flatten();
+        let compressor = metadata.get("compressor").filter(|codec| codec.is_object());
+        list("codecs").chain(list("filters")).chain(compressor).find_map(|codec| {
+            if let Some(inner) = codec.get("configuration").filter(|_| name(codec) == SHARDING)
+                && let Some(culprit) = ["codecs", "index_codecs"]
+                    .iter()
+                    .find_map(|key| Self::find(&serde_json::json!({"codecs": inner.get(key)?})))
+            {
+                return Some(culprit);
+            }
+            let made = match codec.get("id") {
+                Some(_) => {
+                    from_value::<MetadataV2>(codec.clone()).ok().map(|codec| Codec::from_metadata(&codec))
+                }
+                None => from_value::<MetadataV3>(codec.clone())
+                    .ok()
+                    .filter(MetadataV3::must_understand)
+                    .map(|codec| Codec::from_metadata(&codec)),
+            };
+            match made? {
+                Ok(_) => None,
+                Err(PluginCreateError::Unsupported(_)) => Some(Self::new(codec, "")),
+                Err(error) => Some(Self::new(codec, &error.to_string())),
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn every_codec_of_the_error_is_there() {
+        for codec in crate::error::CODECS {
+            let known = [codec.to_string(), format!("numcodecs.{codec}")].iter().any(|name| {
+                let unknown = |error| matches!(error, PluginCreateError::Unsupported(_));
+                !Codec::from_metadata(&MetadataV3::new(name.as_str())).is_err_and(unknown)
+            });
+            assert!(known, "{codec}");
+        }
+    }
+
+    #[test]
+    fn types_have_the_names_that_numpy_gives_them() {
+        for (name, expected) in
+            [("|u1", "uint8"), ("<i2", "int16"), (">f8", "float64"), ("float32", "float32")]
+        {
+            assert_eq!(element(name).unwrap().0.name(), expected);
+        }
+        assert_eq!(element(">f8").unwrap().1, '>');
+        assert_eq!(element("c8"), None);
+        assert_eq!(numpy_name(ElementType::UInt16, '>'), ">u2");
+        assert_eq!(numpy_name(ElementType::Bool, '>'), "|b1");
+    }
+
+    fn scaled(astype: &str) -> Value {
+        json!({"id": "fixedscaleoffset", "scale": 10, "offset": 273.15, "dtype": "<f4", "astype": astype})
+    }
+
+    fn take(metadata: &mut Value) -> Result<Option<FixedScaleOffset>, Culprit> {
+        FixedScaleOffset::take(metadata, Some(StoredType::Element(ElementType::Float32)))
+    }
+
+    #[test]
+    fn scaling_leaves_an_array_of_the_stored_type() {
+        let mut v2 =
+            json!({"dtype": "<f4", "fill_value": "NaN", "filters": [scaled(">i2"), {"id": "delta"}]});
+        let (dtype, astype) = (ElementType::Float32, ElementType::Int16);
+        let expected = FixedScaleOffset { offset: 273.15, scale: 10.0, dtype, astype };
+        assert_eq!(take(&mut v2).ok().flatten(), Some(expected));
+        assert_eq!(v2, json!({"dtype": ">i2", "fill_value": 0, "filters": [{"id": "delta"}]}));
+
+        let codec = json!({"name": "numcodecs.fixedscaleoffset", "configuration": scaled("u1")});
+        let sharding = |inner: Value| json!({"name": "sharding_indexed", "configuration": {"codecs": inner}});
+        let chain = json!([{"name": "transpose"}, codec, "bytes"]);
+        let mut v3 = json!({"data_type": "float32", "codecs": [sharding(chain.clone())]});
+        assert_eq!(take(&mut v3).ok().flatten().unwrap().astype, ElementType::UInt8);
+        assert_eq!(v3["data_type"], "uint8");
+        assert_eq!(v3["codecs"], json!([sharding(json!([{"name": "transpose"}, "bytes"]))]));
+        assert!(take(&mut v3).is_ok_and(|again| again.is_none()));
+
+        for refused in [
+            json!([sharding(json!([sharding(chain.clone())]))]),
+            json!([codec, sharding(json!(["bytes"]))]),
+            json!([{"name": "reshape"}, codec, "bytes"]),
+            json!([codec, codec, "bytes"]),
+        ] {
+            let mut v3 = json!({"data_type": "float32", "codecs": refused});
+            assert!(take(&mut v3).is_err(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn the_codec_that_nobody_knows_is_found_inside_shards() {
+        let inner = json!({"codecs": ["bytes", {"name": "squeeze.me", "configuration": {"hard": true}}]});
+        let metadata = json!({"codecs": [{"name": "sharding_indexed", "configuration": inner}]});
+        let culprit = Culprit::find(&metadata).unwrap();
+        assert_eq!((culprit.name.as_str(), culprit.problem), ("squeeze.me", None));
+        assert_eq!(culprit.parameters, json!({"hard": true}));
+        let culprit =
+            Culprit::find(&json!({"filters": null, "compressor": {"id": "lzma", "preset": 1}})).unwrap();
+        assert_eq!((culprit.name.as_str(), culprit.parameters), ("lzma", json!({"preset": 1})));
+        assert!(Culprit::find(&json!({"codecs": ["bytes"], "compressor": null})).is_none());
+    }
+}

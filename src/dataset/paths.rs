@@ -1,0 +1,208 @@
+//! The stores that a reader's `path` means: a list, in which patterns stand for every folder that they match.
+
+use crate::error::Result;
+use crate::options::argument;
+
+use std::cmp::Ordering;
+use std::path::{Path, PathBuf};
+
+/// The stores, each as the user would name it: literal paths as given, matches of a pattern in natural order.
+///
+/// A path that exists is never a pattern. In a pattern `*`, `?` and `[...]` stand for characters of one path component.
+///
+/// # Errors
+/// An empty list, a pattern without matches, a store that comes twice.
+pub fn expand(paths: &[String]) -> Result<Vec<String>> {
+    let mut stores = vec![];
+    for path in paths {
+        if !is_pattern(path) || Path::new(path).exists() {
+            stores.push(path.clone());
+            continue;
+        }
+        let mut matches = matches(path);
+        if matches.is_empty() {
+            let problem = format!("no folder matches \"{path}\"; correct the pattern, or list the stores");
+            return Err(argument("path", problem));
+        }
+        matches.sort_by(|a, b| natural(a, b));
+        stores.append(&mut matches);
+    }
+    if stores.is_empty() {
+        return Err(argument("path", "is an empty list; give one store or more".into()));
+    }
+    // A path that does not exist is reported when it is opened.
+    let real: Vec<PathBuf> =
+        stores.iter().map(|store| std::fs::canonicalize(store).unwrap_or_else(|_| store.into())).collect();
+    let mut order: Vec<usize> = (0..stores.len()).collect();
+    order.sort_by_key(|&i| &real[i]);
+    if let Some(twice) = order.windows(2).find(|pair| real[pair[0]] == real[pair[1]]) {
+        let problem = format!(
+            "\"{}\" and \"{}\" are the same store; name each store once",
+            stores[twice[0]], stores[twice[1]]
+        );
+        return Err(argument("path", problem));
+    }
+    Ok(stores)
+}
+
+fn is_pattern(text: &str) -> bool {
+    text.contains(['*', '?', '['])
+}
+
+/// The folders that a pattern matches, in no order.
+fn matches(pattern: &str) -> Vec<String> {
+    let (root, rest) = match pattern.strip_prefix('/') {
+        Some(rest) => ("/", rest),
+        None => ("", pattern),
+    };
+    let mut found = vec![root.to_string()];
+    for component in rest.split('/').filter(|component| !component.is_empty()) {
+        found = found.iter().flat_map(|folder| entries(folder, component)).collect();
+    }
+    found
+}
+
+/// The folders in `folder` whose names match one component of a pattern.
+fn entries(folder: &str, component: &str) -> Vec<String> {
+    let below = |name: &str| match folder {
+        "" => name.to_string(),
+        _ => format!("{}/{name}", folder.trim_end_matches('/')),
+    };
+    if !is_pattern(component) {
+        return Some(below(component)).filter(|path| Path::new(path).is_dir()).into_iter().collect();
+    }
+    let pattern: Vec<char> = component.chars().collect();
+    let listed = std::fs::read_dir(if folder.is_empty() { "." } else { folder });
+    listed
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        // As in a shell, hidden folders have to be asked for.
+        .filter(|name| !name.starts_with('.') || component.starts_with('.'))
+        .filter(|name| fits(&pattern, &name.chars().collect::<Vec<_>>()))
+        .map(|name| below(&name))
+        .filter(|path| Path::new(path).is_dir())
+        .collect()
+}
+
+/// Whether a name fits a pattern of `*`, `?`, `[a-z]` and `[!a-z]`.
+fn fits(pattern: &[char], name: &[char]) -> bool {
+    match (pattern, name) {
+        ([], name) => name.is_empty(),
+        (['*', rest @ ..], name) => (0..=name.len()).any(|skipped| fits(rest, &name[skipped..])),
+        (['?', rest @ ..], [_, others @ ..]) => fits(rest, others),
+        (['[', rest @ ..], [letter, others @ ..]) if class_end(rest).is_some() => {
+            let end = class_end(rest).unwrap_or_default();
+            in_class(&rest[..end], *letter) && fits(&rest[end + 1..], others)
+        }
+        ([expected, rest @ ..], [letter, others @ ..]) => expected == letter && fits(rest, others),
+        (_, []) => false,
+    }
+}
+
+/// Where the bracket of a class ends. A `]` that comes first belongs to the class; without an end there is no class.
+fn class_end(class: &[char]) -> Option<usize> {
+    let first = 1 + usize::from(class.first() == Some(&'!'));
+    (first..class.len()).find(|&i| class[i] == ']')
+}
+
+fn in_class(class: &[char], letter: char) -> bool {
+    let (inverted, mut rest) = match class {
+        ['!', rest @ ..] => (true, rest),
+        _ => (false, class),
+    };
+    let mut found = false;
+    loop {
+        rest = match rest {
+            [low, '-', high, others @ ..] => {
+                found |= (*low..=*high).contains(&letter);
+                others
+            }
+            [one, others @ ..] => {
+                found |= *one == letter;
+                others
+            }
+            [] => return found != inverted,
+        };
+    }
+}
+
+/// Compares texts as people do: numbers in them by their value, so that `part-2` comes before `part-10`.
+fn natural(a: &str, b: &str) -> Ordering {
+    let (mut left, mut right) = (a.as_bytes(), b.as_bytes());
+    while let (Some(&x), Some(&y)) = (left.first(), right.first()) {
+        if x.is_ascii_digit() && y.is_ascii_digit() {
+            let (m, n) = (digits(&mut left), digits(&mut right));
+            match m.len().cmp(&n.len()).then_with(|| m.cmp(n)) {
+                Ordering::Equal => {}
+                unequal => return unequal,
+            }
+        } else if x == y {
+            (left, right) = (&left[1..], &right[1..]);
+        } else {
+            return x.cmp(&y);
+        }
+    }
+    left.len().cmp(&right.len()).then_with(|| a.cmp(b))
+}
+
+/// Takes the number that a text begins with, without leading zeros.
+fn digits<'a>(text: &mut &'a [u8]) -> &'a [u8] {
+    let end = text.iter().position(|c| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, rest) = text.split_at(end);
+    *text = rest;
+    &number[number.iter().position(|&c| c != b'0').unwrap_or(end)..]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_sorted_as_people_do() {
+        let mut names = ["p-10", "p-2", "p-1b", "p-1a", "p", "p-02", "q1", "p-010x", "p-9"];
+        names.sort_by(|a, b| natural(a, b));
+        assert_eq!(names, ["p", "p-1a", "p-1b", "p-02", "p-2", "p-9", "p-10", "p-010x", "q1"]);
+    }
+
+    #[test]
+    fn patterns_fit_as_in_a_shell() {
+        let cases = [
+            ("*.zarr", "a.zarr", true),
+            ("*.zarr", "a.zarr.bak", false),
+            ("20??", "2019", true),
+            ("20??", "201", false),
+            ("[0-9]x", "7x", true),
+            ("[!0-9]x", "7x", false),
+            ("[!0-9]x", "ax", true),
+            ("[]]", "]", true),
+            ("[a", "[a", true),
+            ("a*b*c", "aXbYbZc", true),
+            ("", "", true),
+        ];
+        for (pattern, name, expected) in cases {
+            let chars = |text: &str| text.chars().collect::<Vec<_>>();
+            assert_eq!(fits(&chars(pattern), &chars(name)), expected, "{pattern} {name}");
+        }
+    }
+
+    #[test]
+    fn patterns_become_folders() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path().to_str().unwrap();
+        for name in ["y10/a.zarr", "y9/a.zarr", "y9/.b.zarr", "z[1]"] {
+            std::fs::create_dir_all(folder.path().join(name)).unwrap();
+        }
+        std::fs::write(folder.path().join("y9/c.zarr"), "a file").unwrap();
+        let expand = |paths: &[&str]| {
+            expand(&paths.iter().map(|path| format!("{root}/{path}")).collect::<Vec<_>>())
+                .map(|found| found.iter().map(|path| path[root.len() + 1..].to_string()).collect::<Vec<_>>())
+        };
+        assert_eq!(expand(&["y*/*.zarr"]).unwrap(), ["y9/a.zarr", "y10/a.zarr"]);
+        assert_eq!(expand(&["y10/a.zarr", "y?/*"]).unwrap(), ["y10/a.zarr", "y9/a.zarr"]);
+        assert_eq!(expand(&["z[1]", "nowhere"]).unwrap(), ["z[1]", "nowhere"]);
+        assert!(expand(&["x*"]).unwrap_err().to_string().contains("x*"));
+        assert!(expand(&["y9/a.zarr", "y*/a.zarr"]).unwrap_err().to_string().contains("same store"));
+        assert!(super::expand(&[]).unwrap_err().to_string().contains("empty"));
+    }
+}
