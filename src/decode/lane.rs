@@ -143,19 +143,25 @@ struct Sizes {
 impl Sizes {
     fn with(mut self, fetched: &Fetched) -> Self {
         if let Payload::Chunk { part, work, .. } = &fetched.payload {
-            self.areas += area_bytes(work.bytes) * work.areas();
-            if !work.streams.is_empty() {
-                self.encoded += aligned(part.len() as u64);
-            }
-            for stream in &work.streams {
-                if let Decoder::Zstd(_) = stream.decoder {
-                    self.zstd = self.zstd.with(stream.to.end - stream.to.start);
-                }
-            }
-            self.staging += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
+            self = self.with_work(part.len() as u64, work);
         }
         let regions: u64 = fetched.unit.task.boxes.iter().map(Regions::count).sum();
         self.staging += UNIT_BYTES + regions * size_of::<Region>() as u64;
+        self
+    }
+
+    /// With a chunk of `bytes` encoded bytes.
+    fn with_work(mut self, bytes: u64, work: &Work) -> Self {
+        self.areas += area_bytes(work.bytes) * work.areas();
+        if !work.streams.is_empty() {
+            self.encoded += aligned(bytes);
+        }
+        for stream in &work.streams {
+            if let Decoder::Zstd(_) = stream.decoder {
+                self.zstd = self.zstd.with(stream.to.end - stream.to.start);
+            }
+        }
+        self.staging += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
         self
     }
 
@@ -671,5 +677,84 @@ impl Staging {
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };
         self.bytes.extend_from_slice(bytes);
         address
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::codec::work::Stream;
+    use proptest::prelude::*;
+
+    /// Work with streams and passes of all kinds; whether it makes sense does not matter here.
+    fn work() -> impl Strategy<Value = Work> {
+        let decoder = prop::sample::select(vec![
+            Decoder::Stored,
+            Decoder::Lz4,
+            Decoder::BloscLz,
+            Decoder::Snappy,
+            Decoder::Inflate,
+            Decoder::Zstd(Default::default()),
+        ]);
+        let pass = prop_oneof![
+            Just(Pass::UndoDelta { element_bytes: 4 }),
+            Just(Pass::Unshuffle { bits: true, start: 0, end: 8, element_bytes: 4, block_bytes: 8 }),
+            Just(Pass::Check { checksum: Checksum::Crc32, start: 0, end: 8, expected: Expected::At(4) }),
+        ];
+        let streams = prop::collection::vec((decoder, 0u64..50, 0u64..900), 0..6);
+        (1u64..2000, 0u64..9, streams, prop::collection::vec(pass, 0..5)).prop_map(
+            |(bytes, start, streams, passes)| Work {
+                streams: streams
+                    .into_iter()
+                    .map(|(decoder, from, size)| Stream {
+                        decoder,
+                        from: from..from + 40,
+                        to: 0..size.min(bytes),
+                    })
+                    .collect(),
+                passes,
+                bytes: bytes + start,
+                elements: start..bytes + start,
+                swaps_bytes: false,
+            },
+        )
+    }
+
+    proptest! {
+        #[test]
+        fn chunks_of_a_group_have_their_own_places_and_fit(works in prop::collection::vec((work(), 90u64..1000), 1..8)) {
+            let start = Plan { encoded: 1 << 20, areas: 1 << 30, ..Plan::default() };
+            let mut plan = Plan { encoded: start.encoded, areas: start.areas, ..Plan::default() };
+            let mut sizes = Sizes::default();
+            let mut taken: Vec<Range<u64>> = vec![];
+            for (unit, (work, bytes)) in works.iter().enumerate() {
+                sizes = sizes.with_work(*bytes, work);
+                let (encoded, areas) = (plan.encoded, plan.areas);
+                let (to, elements) = plan.chunk(unit, 0, *bytes, work);
+                prop_assert_eq!(elements % ELEMENT_ALIGNMENT, 0);
+                prop_assert!(elements >= areas && elements + work.elements.end - work.elements.start <= plan.areas);
+                let copied = to..to + if work.streams.is_empty() { work.bytes } else { *bytes };
+                let room = if work.streams.is_empty() { areas..plan.areas } else { encoded..plan.encoded };
+                prop_assert!(copied.start >= room.start && copied.end <= room.end);
+                taken.push(areas..plan.areas);
+            }
+            prop_assert!(taken.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            prop_assert_eq!((plan.encoded - start.encoded, plan.areas - start.areas), (sizes.encoded, sizes.areas));
+            prop_assert_eq!(plan.frames.frames.len() as u64, sizes.zstd.count);
+
+            // What goes through the staging memory.
+            let mut staging = Staging { bytes: vec![], device: 0 };
+            plan.streams.iter().for_each(|list| drop(staging.put(list)));
+            for list in [&plan.frames.encoded; 5] {
+                staging.put(list);
+            }
+            staging.put(&vec![0u32; plan.frames.frames.len()]);
+            for level in &plan.levels {
+                staging.put(&level.checks);
+                staging.put(&level.shuffled);
+            }
+            staging.put(&plan.deltas);
+            prop_assert!(staging.bytes.len() as u64 <= sizes.staging + ARENA_SLACK / 4);
+        }
     }
 }
