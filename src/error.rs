@@ -152,14 +152,8 @@ pub enum Error {
     Unlike {
         /// The first array.
         at: Context,
-        /// The one that does not fit.
-        other: Context,
-        /// In what they differ.
-        what: String,
-        /// What it is in the first.
-        here: String,
-        /// What it is in the other.
-        there: String,
+        /// In what they differ, what it is in each, and the place of the one that does not fit.
+        difference: String,
         /// Why it has to be the same, and what to do.
         remedy: &'static str,
     },
@@ -431,9 +425,7 @@ impl fmt::Display for Error {
                     CODECS.join(", ")
                 )
             }
-            Self::Unlike { at, other, what, here, there, remedy } => {
-                write!(f, "{at}: its {what} is {here}, but {there} in {other}; {remedy}")
-            }
+            Self::Unlike { at, difference, remedy } => write!(f, "{at}: {difference}; {remedy}"),
             Self::ChunkGrid { at, grid } => write!(
                 f,
                 "{at}: its chunk grid \"{grid}\" is not regular; rewrite the array with chunks of equal shape"

@@ -164,7 +164,7 @@ impl Reader {
             element: array.first().element,
             shape: self.windows.sample_shape(&array.shape),
             // Layouts are ASCII, one letter for each dimension of the array.
-            layout: match array.first().layout.get(usize::from(self.windows.drops_first)..) {
+            layout: match array.layout.get(usize::from(self.windows.drops_first)..) {
                 Some(layout) => layout.to_string(),
                 None => String::new(),
             },
@@ -605,10 +605,7 @@ fn check_stack(dataset: &Dataset) -> Result<()> {
     for other in &dataset.arrays[1..] {
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
             at: first.context(),
-            other: other.context(),
-            what: what.into(),
-            here,
-            there,
+            difference: format!("its {what} is {here}, but {there} in {}", other.context()),
             remedy: "arrays that are stacked need the same: leave one of them out, or read them without `stack`",
         };
         if first.shape != other.shape {

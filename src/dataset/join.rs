@@ -20,6 +20,8 @@ pub struct Joined {
     pub starts: Vec<u64>,
     /// Extents of the whole.
     pub shape: Vec<u64>,
+    /// One DALI letter per dimension, or empty, also where the parts have different ones.
+    pub layout: String,
 }
 
 impl Joined {
@@ -39,7 +41,9 @@ impl Joined {
                 source: "with those before it, it has more steps than can be counted".into(),
             })?;
         }
-        Ok(Self { parts, starts, shape })
+        let agree = parts.iter().all(|part| part.layout == parts[0].layout);
+        let layout = if agree { parts[0].layout.clone() } else { String::new() };
+        Ok(Self { parts, starts, shape, layout })
     }
 
     /// The first part: what all of them agree in can be read off it.
@@ -81,27 +85,24 @@ impl Joined {
 
 /// Whether two arrays can be parts of one.
 fn check_fit(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
-    let unlike = |what: String, here: String, there: String| Error::Unlike {
+    let unlike = |what: &str, here: String, there: String| Error::Unlike {
         at: first.context(),
-        other: other.context(),
-        what,
-        here,
-        there,
+        difference: format!("its {what} is {here}, but {there} in {}", other.context()),
         remedy: "stores that are joined need the same: leave one of them out, or give each a reader of its own",
     };
     if first.shape.is_empty() || first.shape.get(1..) != other.shape.get(1..) {
-        let what = "shape beyond the first dimension".to_string();
+        let what = "shape beyond the first dimension";
         return Err(unlike(what, format!("{:?}", first.shape), format!("{:?}", other.shape)));
     }
     if first.data_type != other.data_type {
         let name = |array: &ArrayInfo| format!("\"{}\"", array.data_type);
-        return Err(unlike("data type".into(), name(first), name(other)));
+        return Err(unlike("data type", name(first), name(other)));
     }
     for name in VALUE_ATTRIBUTES {
         let (here, there) = (attribute(first, name), attribute(other, name));
         if here != there {
             let text = |value: Option<Value>| value.map_or_else(|| "none".into(), |value| value.to_string());
-            return Err(unlike(format!("attribute \"{name}\""), text(here), text(there)));
+            return Err(unlike(&format!("attribute \"{name}\""), text(here), text(there)));
         }
     }
     Ok(())

@@ -288,12 +288,16 @@ fn time_type(metadata: &Value) -> Option<String> {
 fn data_type(metadata: &Value) -> Result<(Option<DataType>, String), Source> {
     let key = if is_v2(metadata) { "dtype" } else { "data_type" };
     let value = metadata.get(key).ok_or_else(|| format!("it has no {key}"))?;
-    if is_v2(metadata) {
-        let metadata: DataTypeMetadataV2 = from_value(value.clone())?;
-        return Ok((DataType::from_metadata(&metadata).ok(), metadata.to_string()));
-    }
-    let metadata: MetadataV3 = from_value(value.clone())?;
-    Ok((DataType::from_metadata(&metadata).ok(), metadata.name().to_string()))
+    let unknown = (None, value.to_string());
+    Ok(if is_v2(metadata) {
+        from_value(value.clone()).map_or(unknown, |metadata: DataTypeMetadataV2| {
+            (DataType::from_metadata(&metadata).ok(), metadata.to_string())
+        })
+    } else {
+        from_value(value.clone()).map_or(unknown, |metadata: MetadataV3| {
+            (DataType::from_metadata(&metadata).ok(), metadata.name().to_string())
+        })
+    })
 }
 
 /// A fill value in the type that the metadata declared.

@@ -744,7 +744,9 @@ mod tests {
 
             // What goes through the staging memory.
             let mut staging = Staging { bytes: vec![], device: 0 };
-            plan.streams.iter().for_each(|list| drop(staging.put(list)));
+            for list in &plan.streams {
+                staging.put(list);
+            }
             for list in [&plan.frames.encoded; 5] {
                 staging.put(list);
             }
