@@ -270,6 +270,10 @@ impl GpuChain {
                 if let Verdict::Cpu(reason) = compression.work(part, work.bytes, &mut work)? {
                     return Ok(Prepared::Cpu(reason));
                 }
+                let is_zstd = |stream: &work::Stream| matches!(stream.decoder, work::Decoder::Zstd(_));
+                if !self.needs_nvcomp() && work.streams.iter().any(is_zstd) {
+                    return Ok(Prepared::Cpu("its Blosc chunks hold zstd, which its metadata do not say"));
+                }
             }
         }
         let mut range = 0..work.bytes;
