@@ -49,8 +49,9 @@ indices for each dimension of the array. Of joined stores the first and the last
 ``path/[a,b][...]``.
 
 Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU
-backend, chunks that are uncompressed or compressed with zstd are decoded on the GPU; other codecs
-are decoded on the CPU and the chunks copied. With the CPU backend everything is decoded on the CPU.
+backend, chunks are decoded on the GPU if they are uncompressed or compressed with zstd, blosc,
+gzip, zlib, lz4 or snappy, also behind shuffle, delta and checksums; other codecs are decoded on the
+CPU and the chunks copied. With the CPU backend everything is decoded on the CPU.
 
 Every batch has ``max_batch_size`` samples. Epochs, reader shards and padding are those of DALI's
 own readers, and the state of the reader is part of a pipeline's checkpoint.
@@ -61,8 +62,9 @@ first use with `lazy_init`. What is found while reading, such as a damaged chunk
     .NumInput(0)
     .OutputFn(OutputCount)
     .AddParent("LoaderBase")
-    .AddArg("path",
-            R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
+    .AddArg(
+        "path",
+        R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
 
 A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
 its order along the first dimension, and windows cross from one to the next. A path with ``*``,
@@ -71,7 +73,7 @@ matches, in the order of their names with numbers by value: ``era5/20??.zarr``. 
 differ in format, chunks, codecs and fill values, but not in further dimensions, data types, and the
 attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
 ``_Unsigned``.)code",
-            DALI_STRING_VEC)
+        DALI_STRING_VEC)
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
