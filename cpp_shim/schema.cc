@@ -61,8 +61,9 @@ first use with `lazy_init`. What is found while reading, such as a damaged chunk
     .NumInput(0)
     .OutputFn(OutputCount)
     .AddParent("LoaderBase")
-    .AddArg("path",
-            R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
+    .AddArg(
+        "path",
+        R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
 
 A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
 its order along the first dimension, and windows cross from one to the next. A path with ``*``,
@@ -71,7 +72,7 @@ matches, in the order of their names with numbers by value: ``era5/20??.zarr``. 
 differ in format, chunks, codecs and fill values, but not in further dimensions, data types, and the
 attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
 ``_Unsigned``.)code",
-            DALI_STRING_VEC)
+        DALI_STRING_VEC)
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
