@@ -542,7 +542,9 @@ impl Output {
 const STATE_VERSION: u64 = 1;
 
 fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
-    if array.stored != crate::dataset::StoredType::Element(array.element) {
+    if array.stored != crate::dataset::StoredType::Element(array.element)
+        || array.fixed_scale_offset.is_some()
+    {
         return Err(Error::DataType { at: array.context(), data_type: format!("{:?}", array.stored) });
     }
     if options.device.is_none() {

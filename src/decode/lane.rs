@@ -354,7 +354,8 @@ impl Lane {
             .iter()
             .map(|level| {
                 let checks = (builder.put(&level.checks), level.checks.len());
-                (checks, builder.put(&level.shuffled), &level.shuffled)
+                let shuffled = (builder.put(&level.shuffled), level.shuffled.len());
+                (checks, shuffled, level.tiles)
             })
             .collect();
         let deltas = (builder.put(&plan.deltas), plan.deltas.len());
@@ -371,11 +372,11 @@ impl Lane {
             // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and staging.
             unsafe { decoder.decompress(&self.stream, &frames, scratch..staging)? };
         }
-        for ((checks, check_count), shuffled, list) in levels {
+        for (checks, shuffled, tiles) in levels {
             // SAFETY: as above; what they read was written by what precedes them on the stream.
             unsafe {
-                kernels.check(&self.stream, checks, check_count)?;
-                kernels.unshuffle(&self.stream, shuffled, list)?;
+                kernels.check(&self.stream, checks.0, checks.1)?;
+                kernels.unshuffle(&self.stream, shuffled.0, shuffled.1, tiles)?;
             }
         }
         // SAFETY: as above.
@@ -516,6 +517,8 @@ struct Plan {
 struct Level {
     checks: Vec<CheckOnDevice>,
     shuffled: Vec<ShuffledOnDevice>,
+    /// Of all that is shuffled.
+    tiles: u32,
 }
 
 /// What nvCOMP wants to know of a group's frames.
@@ -588,15 +591,18 @@ impl Plan {
                 }
                 Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
                     let next = self.area(work);
-                    self.levels[level].shuffled.push(ShuffledOnDevice {
+                    let level_list = &mut self.levels[level];
+                    let shuffled = ShuffledOnDevice {
                         from: area + start,
                         to: next,
                         bytes: end - start,
                         block_bytes,
                         element_bytes,
                         kind: if bits { 2 } else { 1 },
-                        reserved: 0,
-                    });
+                        first_tile: level_list.tiles,
+                    };
+                    level_list.tiles += shuffled.tiles();
+                    level_list.shuffled.push(shuffled);
                     area = next;
                     level += 1;
                 }

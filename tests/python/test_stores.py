@@ -111,7 +111,7 @@ SCALED = pytest.mark.xfail(strict=True, reason="stored elements are not converte
 @SCALED
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(
-    "zarr_format, astype", [(2, "|u1"), (2, "<i2"), (2, ">i2"), (3, "u1"), (3, "i2"), (3, "f4")]
+    "zarr_format, astype", [(2, "|u1"), (2, "<i2"), (2, ">i2"), (3, "u1"), (3, "i2"), (3, "f4"), (3, "f8")]
 )
 def test_scaled_chunks(backend, tmp_path, zarr_format, astype, order):
     """`fixedscaleoffset` with an offset that 32 bits cannot hold; a missing chunk is not scaled."""
