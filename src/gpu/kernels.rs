@@ -206,14 +206,15 @@ impl Kernels {
         })
     }
 
-    /// Enqueues the copies of `count` regions, which together have `tiles` tiles.
+    /// Enqueues the work of `count` regions, which together have `tiles` tiles and behind which are their conversions.
     ///
     /// # Errors
     /// What the driver says.
     ///
     /// # Safety
-    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s, in device memory until the stream has passed, and so are
-    /// all sources and destinations they name.
+    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s and, right behind them,
+    /// the [`ConversionOnDevice`](crate::assemble::device::ConversionOnDevice)s that they name, in device memory until
+    /// the stream has passed, and so are all sources and destinations they name.
     pub unsafe fn gather(&self, stream: &CudaStream, regions: u64, count: usize, tiles: u64) -> Result<()> {
         let grid = Grid { blocks: tiles, threads: Self::GATHER_THREADS };
         // SAFETY: these are the kernel's arguments; memory is the caller's duty.
