@@ -1,5 +1,7 @@
 #pragma once
+
 #include <cstdint>
+
 // One compressed stream: decoded by one warp. Mirrored by the Rust host code.
 struct Stream {
   uint64_t from;        // address of the encoded bytes, any alignment
@@ -9,6 +11,7 @@ struct Stream {
       to_bytes;  // decoded size, exact: more or less is an error; nothing outside is ever written
   uint64_t status;  // address of a uint32_t that receives the first error, 0 stays if all is well
 };
+
 enum StreamError : uint32_t {
   kStreamOk = 0,
   kStreamTruncated = 1,
@@ -18,5 +21,5 @@ enum StreamError : uint32_t {
   kStreamBadHeader = 5,
   kStreamBadCode = 6,
   kStreamChecksum = 7,
-  kStreamTrailing = 8
+  kStreamTrailing = 8,
 };
