@@ -61,8 +61,9 @@ first use with `lazy_init`. What is found while reading, such as a damaged chunk
     .NumInput(0)
     .OutputFn(OutputCount)
     .AddParent("LoaderBase")
-    .AddArg("path",
-            R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
+    .AddArg(
+        "path",
+        R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
 
 A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
 its order along the first dimension, and windows cross from one to the next. A path with ``*``,
@@ -71,7 +72,7 @@ matches, in the order of their names with numbers by value: ``era5/20??.zarr``. 
 differ in format, chunks, codecs and fill values, but not in further dimensions, data types, and the
 attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
 ``_Unsigned``.)code",
-            DALI_STRING_VEC)
+        DALI_STRING_VEC)
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
@@ -88,8 +89,9 @@ sample of C arrays has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `wi
 All arrays need the same shape and element type. The layout gets a ``C`` there, or is empty if the
 arrays have one already.)code",
                     false)
-    .AddOptionalArg("mask_and_scale",
-                    R"code(Determines whether values are decoded by the CF attributes of their array.
+    .AddOptionalArg(
+        "mask_and_scale",
+        R"code(Determines whether values are decoded by the CF attributes of their array.
 
 The attributes ``_FillValue`` and ``missing_value`` (NaN where a value equals one of them),
 ``scale_factor``, ``add_offset`` and ``_Unsigned`` are applied as ``xarray.open_zarr`` applies them,
@@ -98,8 +100,9 @@ only the attribute; masked integers of 8 and 16 bits become float32, others floa
 are float64. Integers that stand for bool (attribute ``dtype``) become bool. Points in time and time
 spans are left alone. Arrays without these attributes stay as they are. Attributes that cannot be
 applied are refused.)code",
-                    false)
-    .AddOptionalTypeArg("dtype", R"code(Element type of the outputs: bool, an integer or a floating-point type.
+        false)
+    .AddOptionalTypeArg(
+        "dtype", R"code(Element type of the outputs: bool, an integer or a floating-point type.
 
 If not given, it is the type of the array, or what `mask_and_scale` or `mean` and `std` make of it.
 Floating-point numbers are rounded to the nearest, ties to even, and become infinite beyond the
