@@ -40,10 +40,10 @@ pub enum Code {
     Round,
     /// Towards zero, NaN becomes 0.
     Truncate,
-    /// The operand where that is larger.
-    AtLeast,
-    /// The operand where that is smaller.
-    AtMost,
+    /// Whole numbers modulo the operand, a power of two: from 0.
+    WrapUnsigned,
+    /// The same from minus half of the operand.
+    WrapSigned,
     /// 0 or 1.
     IsTrue,
 }
@@ -265,23 +265,24 @@ fn copy(size: usize, from: &[u8], step_bytes: usize, to: &mut [u8]) {
     }
 }
 
-/// `(stored / scale + offset).astype(dtype)`, in float64 unless the stored type is a narrower float. Where NumPy leaves
-/// it open what becomes of numbers that an integer type does not have, they saturate.
+/// `(stored / scale + offset).astype(dtype)`, in float64 unless the stored type is a narrower float. Integers wrap, as
+/// they do in NumPy on x86: rounding alone can make a stored 0 of an unsigned type a -1.
 fn decode_filter(filter: FixedScaleOffset, steps: &mut Vec<Step>) {
     let computes_in = if filter.astype.is_float() { filter.astype } else { ElementType::Float64 };
     let scale = Step::arithmetic(Code::Divide, filter.scale, computes_in);
     steps.extend([scale, Step::arithmetic(Code::Add, filter.offset, computes_in)]);
-    match (filter.dtype, range(filter.dtype)) {
-        (ElementType::Bool, _) => steps.push(Step::new(Code::IsTrue, 0.0)),
-        (_, Some((least, most))) => steps.extend([
-            Step::new(Code::Truncate, 0.0),
-            Step::new(Code::AtLeast, least),
-            Step::new(Code::AtMost, most),
-        ]),
-        (dtype, None) if dtype.size_bytes() < computes_in.size_bytes() => {
-            steps.push(Step::arithmetic(Code::Round, 0.0, dtype));
+    let range = 2f64.powi(8 * filter.dtype.size_bytes() as i32);
+    match filter.dtype {
+        ElementType::Bool => steps.push(Step::new(Code::IsTrue, 0.0)),
+        dtype if dtype.is_float() => {
+            if dtype.size_bytes() < computes_in.size_bytes() {
+                steps.push(Step::arithmetic(Code::Round, 0.0, dtype));
+            }
         }
-        _ => {}
+        dtype => {
+            let wrap = if dtype.is_signed_integer() { Code::WrapSigned } else { Code::WrapUnsigned };
+            steps.extend([Step::new(Code::Truncate, 0.0), Step::new(wrap, range)]);
+        }
     }
 }
 
@@ -294,15 +295,6 @@ fn decode_cf(cf: &Cf, steps: &mut Vec<Step>) {
     if cf.is_bool {
         steps.push(Step::new(Code::IsTrue, 0.0));
     }
-}
-
-/// The least and the largest number of an integer type, as far as a float64 has them.
-fn range(element: ElementType) -> Option<(f64, f64)> {
-    let bits = 8 * element.size_bytes() as i32;
-    if element.is_signed_integer() {
-        return Some((-2f64.powi(bits - 1), 2f64.powi(bits - 1) - 1.0));
-    }
-    element.is_unsigned_integer().then(|| (0.0, 2f64.powi(bits) - 1.0))
 }
 
 /// The narrowest register that holds everything.
