@@ -26,33 +26,40 @@ pub fn arguments(text: &str) -> Result<Arguments> {
     let mut arguments = Arguments::new("");
     let wrong = |name| move |problem: serde_json::Error| argument(name, format!("{problem}"));
     let given: serde_json::Map<String, Value> = from_str(text).map_err(wrong("arguments"))?;
+    macro_rules! set {
+        ($name:ident, $value:ident, $($field:ident),+) => {
+            match $name.as_str() {
+                "path" => arguments.paths = from_value($value).map_err(wrong("path"))?,
+                $(stringify!($field) => {
+                    arguments.$field = from_value($value).map_err(wrong(stringify!($field)))?;
+                })+
+                _ => return Err(argument("reader_arguments", format!("\"{}\" is none that info knows", $name))),
+            }
+        };
+    }
     for (name, value) in given {
-        match name.as_str() {
-            "path" => arguments.paths = from_value(value).map_err(wrong("path"))?,
-            "arrays" => arguments.arrays = from_value(value).map_err(wrong("arrays"))?,
-            "stack" => arguments.stack = from_value(value).map_err(wrong("stack"))?,
-            "window" => arguments.window = from_value(value).map_err(wrong("window"))?,
-            "stride" => arguments.stride = from_value(value).map_err(wrong("stride"))?,
-            "random_shuffle" => {
-                arguments.random_shuffle = from_value(value).map_err(wrong("random_shuffle"))?;
-            }
-            "seed" => arguments.seed = from_value(value).map_err(wrong("seed"))?,
-            "shard_id" => arguments.shard_id = from_value(value).map_err(wrong("shard_id"))?,
-            "num_shards" => arguments.num_shards = from_value(value).map_err(wrong("num_shards"))?,
-            "prefetch_queue_depth" => {
-                arguments.prefetch_queue_depth = from_value(value).map_err(wrong("prefetch_queue_depth"))?;
-            }
-            "decode" => arguments.decode = from_value(value).map_err(wrong("decode"))?,
-            "device_memory_budget" => {
-                arguments.device_memory_budget = from_value(value).map_err(wrong("device_memory_budget"))?;
-            }
-            "host_memory_budget" => {
-                arguments.host_memory_budget = from_value(value).map_err(wrong("host_memory_budget"))?;
-            }
-            "batch_size" => arguments.batch_size = from_value(value).map_err(wrong("batch_size"))?,
-            "device_id" => arguments.device_id = from_value(value).map_err(wrong("device_id"))?,
-            _ => return Err(argument("reader_arguments", format!("\"{name}\" is none that info knows"))),
-        }
+        set!(
+            name,
+            value,
+            arrays,
+            stack,
+            window,
+            stride,
+            random_shuffle,
+            seed,
+            shard_id,
+            num_shards,
+            stick_to_shard,
+            pad_last_batch,
+            prefetch_queue_depth,
+            missing_chunks,
+            decode,
+            num_io_threads,
+            device_memory_budget,
+            host_memory_budget,
+            batch_size,
+            device_id
+        );
     }
     Ok(arguments)
 }
