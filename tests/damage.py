@@ -4,8 +4,9 @@
     python tests/damage.py --device cpu --chains 'blosc.*' --mutations 100
     python tests/damage.py --device cpu --replay zstd.3 17
 
-Every mutation breaks one chunk of a small array, which is then read whole by one pipeline. Workers do that in
-processes of their own: one that ends or stands still costs its mutation only, and is told in the report. Outcomes:
+Every mutation breaks one chunk of a small array, which is then read whole by one pipeline. Workers do that
+in processes of their own: one that ends or stands still costs its mutation only, and the report tells so.
+What comes of a mutation:
 
 - `error`: both refuse the chunk, and our error names it and its file
 - `same`: both hand out the same values
@@ -23,6 +24,7 @@ import json
 import multiprocessing
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -36,6 +38,7 @@ from functools import lru_cache
 from multiprocessing.connection import wait
 from pathlib import Path
 from random import Random
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).parent / "python"))
 
@@ -48,13 +51,13 @@ from numcodecs.abc import Codec
 import mutations
 import reading
 import writers
-from chains import CHAINS, ZARR_PYTHON, ZARRS
+from chains import CHAINS
 from mutations import Index, followed_by, preceded_by, repair_crc32c
 from stores import chunk_files, read_array, snappy_decode
 
 BUGS = ("differs-both-accept", "checksum-missed", "unnamed-error", "crash", "hang", "poisoned")
-"""Both accept and the values are not the same; a checksum that zarr-python found wrong; an error that does not say
-which chunk; the end of the process; no end; an intact store that cannot be read any more in the same process."""
+"""Both accept and the values are not the same; a checksum that zarr-python found wrong; an error that does
+not say which chunk; the end of the process; no end; then the intact array is not read any more."""
 SETTINGS = {"num_io_threads": 1, "prefetch_queue_depth": 1, "host_memory_budget": 8 << 20}
 DEVICE_MEMORY_BYTES = 256 << 20
 PATIENCE_S, START_S = 20, 180
@@ -110,7 +113,12 @@ def _targets():
     for name, fields in (("gzip.5", mutations.gzip), ("zlib.9", mutations.zlib), ("lz4.1", mutations.lz4)):
         yield name, Target(name, fields)
     yield "snappy", Target("snappy", mutations.snappy, zarr_format=2)
-    bases = {"zstd": mutations.zstd, "blosc.lz4": mutations.blosc, "gzip": mutations.gzip, "lz4": mutations.lz4}
+    bases = {
+        "zstd": mutations.zstd,
+        "blosc.lz4": mutations.blosc,
+        "gzip": mutations.gzip,
+        "lz4": mutations.lz4,
+    }
     for name, fields in bases.items():
         name = f"{name}-crc32c"
         yield name, Target(name, followed_by(fields, "crc32c"), repair_crc32c)
@@ -177,9 +185,10 @@ class Store:
         kind = np.repeat(rng.integers(0, 4, (shape[0], shape[1] // 125)), 125, axis=1)
         noise = rng.integers(-(1 << 31), 1 << 31, shape, dtype="int32")
         values = np.where(kind == 0, noise, np.where(kind == 1, values[:, :1], values)).astype("int32")
-        available = dict.fromkeys(writer for format_, writer in chain.places() if format_ == target.zarr_format)
+        writer = next(writer for in_format, writer in chain.places() if in_format == target.zarr_format)
         what = writers.Description(target.zarr_format, chain, "int32", shape, chunks, shards)
-        writers.write(next(iter(available)), self.path, values, what)
+        with patch("time.time", return_value=0.0):  # which gzip writes down
+            writers.write(writer, self.path, values, what)
         return values
 
     def intact_problem(self, backend):
@@ -275,7 +284,11 @@ def outcome(mine, reference, store, file):
 def roads(gpu, cpu):
     """Where the two backends disagree; None where they do not."""
     if (gpu.problem is None) != (cpu.problem is None):
-        return f"gpu refuses, cpu accepts: {gpu.problem}" if gpu.problem else f"gpu accepts, cpu refuses: {cpu.problem}"
+        return (
+            f"gpu refuses, cpu accepts: {gpu.problem}"
+            if gpu.problem
+            else f"gpu accepts, cpu refuses: {cpu.problem}"
+        )
     return "the values differ" if gpu.problem is None and not gpu.same(cpu) else None
 
 
@@ -283,10 +296,8 @@ def roads(gpu, cpu):
 
 
 def work(connection, device, seed, folder, faults):
-    """Takes (chain, numbers) from the connection, and sends back what it is about to do and what came of it."""
-    # A process that is to be ended by a signal leaves no core file behind.
-    import resource
-
+    """Takes (chain, numbers) from the connection; sends what it is about to do and what came of it."""
+    # Crashes are counted, not kept.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     backend = reading.GPU if device == "gpu" else reading.CPU
     stores = {}
@@ -414,17 +425,24 @@ class Report:
         lines += ["", f"| chain | mutations | {' | '.join(outcomes)} |", "|---" * (2 + len(outcomes)) + "|"]
         for name in self.counts:
             total = self.total(name)
-            lines.append(f"| {name} | {total.total()} | {' | '.join(str(total[each]) for each in outcomes)} |")
+            lines.append(
+                f"| {name} | {total.total()} | {' | '.join(str(total[each]) for each in outcomes)} |"
+            )
         looked_at = [(name, entry) for name in self.counts for entry in self.suspicious[name]]
         lines += ["", f"{self.bugs()} bugs."]
         lines += [f"- {name}: not run, {reason}" for name, reason in self.unusable.items()]
-        lines += [f"- {name} {it['number']} ({it['kind']}): {it['outcome']}: {it['detail']}" for name, it in looked_at]
+        lines += [
+            f"- {name} {it['number']} ({it['kind']}): {it['outcome']}: {it['detail']}"
+            for name, it in looked_at
+        ]
         return "\n".join(lines) + "\n"
 
 
 def without_numbers(text):
     text = re.sub(r'"[^"]*/[^"]*"', "PATH", text.split("\n")[0])
-    text = re.sub(r"^((inner )?chunk \[[^\]]*\],? ?(of )?)*(array PATH, )?(file PATH, )?(bytes \d+\.\.\d+: )?", "", text)
+    text = re.sub(
+        r"^((inner )?chunk \[[^\]]*\],? ?(of )?)*(array PATH, )?(file PATH, )?(bytes \d+\.\.\d+: )?", "", text
+    )
     return re.sub(r"-?\d+", "N", text)[:200]
 
 

@@ -1,5 +1,5 @@
-"""Damage to encoded chunks: of bytes anywhere, and of the fields that a format has, with values that are next to
-right or far off.
+"""Damage to encoded chunks: of bytes anywhere, and of the fields that a format has, with values that are next
+to right or far off.
 """
 
 from collections.abc import Callable
