@@ -61,6 +61,8 @@ not say which chunk; the end of the process; no end; then the intact array is no
 SETTINGS = {"num_io_threads": 1, "prefetch_queue_depth": 1, "host_memory_budget": 8 << 20}
 DEVICE_MEMORY_BYTES = 256 << 20
 PATIENCE_S, START_S = 20, 180
+REFERENCE_PATIENCE_S = 5
+"""numcodecs never comes to an end of some damaged zstd frames."""
 TASK = 50
 """Mutations that a worker takes at a time; it reads the intact store after them."""
 CHECKSUM = re.compile(r"checksum|crc|adler|fletcher|data check", re.IGNORECASE)
@@ -491,6 +493,7 @@ def listen(worker, tasks, report, patience_s, tell):
         worker.busy = (*rest, None)
     elif message == "ours":
         worker.busy = (*worker.busy[:2], rest[1] or "values")
+        worker.deadline = time.monotonic() + min(patience_s, REFERENCE_PATIENCE_S)
     elif message == "done":
         name, numbers = worker.task
         number, result = rest
