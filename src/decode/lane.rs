@@ -13,7 +13,8 @@
 
 use super::Queue;
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
-use crate::assemble::device::{Region, Regions, Source, repeated};
+use crate::assemble::Conversion;
+use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
 use crate::batch::Unit;
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
 use crate::codec::{Road, Work};
@@ -78,8 +79,17 @@ pub struct Lanes {
     pub nvcomp: Option<Arc<Zstd>>,
     /// What is read.
     pub dataset: Arc<Dataset>,
+    /// What happens to elements; one per part of each array.
+    pub conversions: Arc<[Vec<Conversion>]>,
     /// Work.
     pub queue: Arc<Queue<Fetched>>,
+}
+
+impl Lanes {
+    fn conversion(&self, fetched: &Fetched) -> &Conversion {
+        let task = &fetched.unit.task;
+        &self.conversions[task.array][task.part]
+    }
 }
 
 /// Staging bytes of a unit, apart from its streams, passes and regions: its status, and what aligning may cost.
@@ -112,7 +122,7 @@ fn area_bytes(bytes: u64) -> u64 {
 /// What nvCOMP says.
 pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u64) -> Result<u64> {
     let decoded = array.read_chunk_bytes();
-    let regions = boxes * size_of::<Region>() as u64;
+    let regions = boxes * size_of::<Region>() as u64 + size_of::<ConversionOnDevice>() as u64;
     let least = area_bytes(decoded) + UNIT_BYTES + regions + ARENA_SLACK;
     let Road::Gpu(chain) = road else { return Ok(least) };
     let most = chain.most();
@@ -141,12 +151,11 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn with(mut self, fetched: &Fetched) -> Self {
+    fn with(mut self, fetched: &Fetched, conversion: &Conversion) -> Self {
         if let Payload::Chunk { part, work, .. } = &fetched.payload {
             self = self.with_work(part.len() as u64, work);
         }
-        let regions: u64 = fetched.unit.task.boxes.iter().map(Regions::count).sum();
-        self.staging += UNIT_BYTES + regions * size_of::<Region>() as u64;
+        self.staging += UNIT_BYTES + Regions::bytes(&fetched.unit.task.boxes, conversion);
         self
     }
 
@@ -260,7 +269,7 @@ impl Lane {
         let zstd = self.lanes.nvcomp.as_deref();
         let mut sizes = Sizes::default();
         self.lanes.queue.pop_group(|fetched| {
-            let more = sizes.with(fetched);
+            let more = sizes.with(fetched, self.lanes.conversion(fetched));
             // An error of nvCOMP's comes back when the group is laid out, where it can be reported.
             let scratch = more.scratch(zstd).unwrap_or(0);
             let fits = more.arena_bytes(scratch) <= self.arena.bytes();
@@ -298,7 +307,8 @@ impl Lane {
     fn enqueue(&mut self, group: &[Fetched]) -> Result<Results> {
         let lanes = self.lanes.clone();
         lanes.gpu.bind()?;
-        let sizes = group.iter().fold(Sizes::default(), Sizes::with);
+        let add = |sizes: Sizes, fetched| sizes.with(fetched, lanes.conversion(fetched));
+        let sizes = group.iter().fold(Sizes::default(), add);
         let scratch_bytes = sizes.scratch(lanes.nvcomp.as_deref())?;
         if sizes.arena_bytes(scratch_bytes) > self.arena.bytes() {
             return Err(Error::Budget {
@@ -326,7 +336,7 @@ impl Lane {
             let array = self.array(fetched);
             let output = fetched.unit.batch.outputs[task.output].address;
             let source = match &fetched.payload {
-                Payload::Missing => Source::Fill(repeated(array.fill_element().unwrap_or_default())),
+                Payload::Missing => Source::Fill(array.fill_element().unwrap_or_default()),
                 Payload::Chunk { buffer, part, work } => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
                     let (to, address) = plan.chunk(number, status, part.len() as u64, work);
@@ -334,7 +344,7 @@ impl Lane {
                     Source::Decoded { address, swaps_bytes: work.swaps_bytes }
                 }
             };
-            regions.add(source, &task.boxes, array.stored.size_bytes(), output);
+            regions.add(source, &task.boxes, lanes.conversion(fetched), output);
         }
 
         let streams = plan.streams.each_ref().map(|list| (builder.put(list), list.len()));
@@ -354,11 +364,14 @@ impl Lane {
             .iter()
             .map(|level| {
                 let checks = (builder.put(&level.checks), level.checks.len());
-                (checks, builder.put(&level.shuffled), &level.shuffled)
+                let shuffled = (builder.put(&level.shuffled), level.shuffled.len());
+                (checks, shuffled, level.tiles)
             })
             .collect();
         let deltas = (builder.put(&plan.deltas), plan.deltas.len());
         let region_list = builder.put(regions.list());
+        // Right behind the regions, whose size is a multiple of the arrays' alignment.
+        builder.put(&regions.conversions());
         self.upload(&builder.bytes, staging)?;
         self.copied.record(&self.stream).map_err(Error::cuda("recording an event"))?;
 
@@ -371,11 +384,11 @@ impl Lane {
             // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and staging.
             unsafe { decoder.decompress(&self.stream, &frames, scratch..staging)? };
         }
-        for ((checks, check_count), shuffled, list) in levels {
+        for (checks, shuffled, tiles) in levels {
             // SAFETY: as above; what they read was written by what precedes them on the stream.
             unsafe {
-                kernels.check(&self.stream, checks, check_count)?;
-                kernels.unshuffle(&self.stream, shuffled, list)?;
+                kernels.check(&self.stream, checks.0, checks.1)?;
+                kernels.unshuffle(&self.stream, shuffled.0, shuffled.1, tiles)?;
             }
         }
         // SAFETY: as above.
@@ -516,6 +529,8 @@ struct Plan {
 struct Level {
     checks: Vec<CheckOnDevice>,
     shuffled: Vec<ShuffledOnDevice>,
+    /// Of all that is shuffled.
+    tiles: u32,
 }
 
 /// What nvCOMP wants to know of a group's frames.
@@ -588,15 +603,18 @@ impl Plan {
                 }
                 Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
                     let next = self.area(work);
-                    self.levels[level].shuffled.push(ShuffledOnDevice {
+                    let level_list = &mut self.levels[level];
+                    let shuffled = ShuffledOnDevice {
                         from: area + start,
                         to: next,
                         bytes: end - start,
                         block_bytes,
                         element_bytes,
                         kind: if bits { 2 } else { 1 },
-                        reserved: 0,
-                    });
+                        first_tile: level_list.tiles,
+                    };
+                    level_list.tiles += shuffled.tiles();
+                    level_list.shuffled.push(shuffled);
                     area = next;
                     level += 1;
                 }
@@ -663,6 +681,7 @@ trait Plain: Copy {}
 impl Plain for u64 {}
 impl Plain for u32 {}
 impl Plain for Region {}
+impl Plain for ConversionOnDevice {}
 impl Plain for StreamOnDevice {}
 impl Plain for CheckOnDevice {}
 impl Plain for ShuffledOnDevice {}

@@ -61,8 +61,19 @@ pub struct ShuffledOnDevice {
     pub element_bytes: u32,
     /// 1: bytes were shuffled, 2: bits.
     pub kind: u32,
-    /// Nothing.
-    pub reserved: u32,
+    /// Number of the chunk's first tile in the launch.
+    pub first_tile: u32,
+}
+
+impl ShuffledOnDevice {
+    /// Elements that one block of threads puts in order, `kUnshuffleTile` of `unshuffle.cuh`.
+    const TILE_ELEMENTS: u32 = 4096;
+
+    /// How many tiles the chunk has.
+    pub fn tiles(&self) -> u32 {
+        let of_block = (self.block_bytes / self.element_bytes).div_ceil(Self::TILE_ELEMENTS).max(1);
+        self.bytes.div_ceil(self.block_bytes.into()) as u32 * of_block
+    }
 }
 
 /// Elements to be added up, field for field the `Delta` of `delta.cuh`.
@@ -159,6 +170,8 @@ impl Kernels {
     const GATHER_THREADS: u32 = 256;
     /// A warp decodes a stream.
     const STREAM_THREADS: u32 = 128;
+    /// A block puts a tile in order.
+    const UNSHUFFLE_THREADS: u32 = 256;
     /// A block compares a checksum.
     const CHECK_THREADS: u32 = 256;
     /// A block sums up a chunk.
@@ -193,14 +206,15 @@ impl Kernels {
         })
     }
 
-    /// Enqueues the copies of `count` regions, which together have `tiles` tiles.
+    /// Enqueues the work of `count` regions, which together have `tiles` tiles and behind which are their conversions.
     ///
     /// # Errors
     /// What the driver says.
     ///
     /// # Safety
-    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s, in device memory until the stream has passed, and so are
-    /// all sources and destinations they name.
+    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s and, right behind them,
+    /// the [`ConversionOnDevice`](crate::assemble::device::ConversionOnDevice)s that they name, in device memory until
+    /// the stream has passed, and so are all sources and destinations they name.
     pub unsafe fn gather(&self, stream: &CudaStream, regions: u64, count: usize, tiles: u64) -> Result<()> {
         let grid = Grid { blocks: tiles, threads: Self::GATHER_THREADS };
         // SAFETY: these are the kernel's arguments; memory is the caller's duty.
@@ -242,21 +256,17 @@ impl Kernels {
         unsafe { self.launch("launching the checks", stream, self.check, grid, checks, count) }
     }
 
-    /// Enqueues the unshuffling of `list`, which is at the device address `shuffled`.
+    /// Enqueues the unshuffling of `count` chunks, which together have `tiles` tiles.
     ///
     /// # Errors
     /// What the driver says.
     ///
     /// # Safety
     /// As for [`Kernels::decode`], for [`ShuffledOnDevice`]s.
-    pub unsafe fn unshuffle(
-        &self,
-        stream: &CudaStream,
-        shuffled: u64,
-        list: &[ShuffledOnDevice],
-    ) -> Result<()> {
-        let _ = (stream, shuffled, list);
-        Ok(())
+    pub unsafe fn unshuffle(&self, stream: &CudaStream, chunks: u64, count: usize, tiles: u32) -> Result<()> {
+        let grid = Grid { blocks: tiles.into(), threads: Self::UNSHUFFLE_THREADS };
+        // SAFETY: as in `gather`.
+        unsafe { self.launch("launching the unshuffling", stream, self.unshuffle, grid, chunks, count) }
     }
 
     /// Enqueues the summing up of `count` chunks.
