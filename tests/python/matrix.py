@@ -1,7 +1,7 @@
 """The combinations that `test_matrix.py` reads.
 
 Every chain of `chains.py` meets at least three data types, and a main one every writer that encodes it, in
-both formats. The other axes (dimensions and chunk shapes, byte order, memory order, fill value, key separator,
+both formats. The other axes (dimensions and chunk shapes, byte order, memory order, fill value, separator,
 kind of values, windows) turn at a pace of their own, so that neighbouring cases differ in all of them.
 Everything about a case follows from its place in the list, and its values from its name.
 """

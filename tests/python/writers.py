@@ -57,8 +57,8 @@ def fill_in_metadata(fill):
     """A fill value as JSON has it."""
     if isinstance(fill, (np.complexfloating, complex)):
         return [fill_in_metadata(fill.real), fill_in_metadata(fill.imag)]
-    if isinstance(fill, (np.bool_, np.integer)):
-        return fill.item()
+    if isinstance(fill, (int, np.bool_)):
+        return bool(fill) if isinstance(fill, (bool, np.bool_)) else fill
     if "int" in fill.dtype.name:
         return int(fill)
     fill = float(fill)
