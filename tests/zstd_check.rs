@@ -224,7 +224,7 @@ fn valid_frames_pass() {
     let Some(mut device) = Device::start() else { return };
     let mut random = Random(1);
     let mut on_cpu = 0;
-    for number in 0..3_000 {
+    for number in 0..1_200 {
         let bytes = sizes(&mut random, number);
         let content = content(number / 40 % KINDS, bytes, &mut random);
         let frame = frame(&content, &mut random);
@@ -238,7 +238,7 @@ fn valid_frames_pass() {
         }
     }
     // Many tiny blocks, from flushing.
-    assert!(on_cpu < 150, "{on_cpu} frames are left to the CPU");
+    assert!(on_cpu < 60, "{on_cpu} frames are left to the CPU");
 }
 
 #[test]
@@ -264,7 +264,7 @@ fn every_level_passes() {
 }
 
 /// Damages a frame behind its header, in one to three places.
-fn mutate(frame: &mut Vec<u8>, random: &mut Random) {
+fn mutate(frame: &mut [u8], random: &mut Random) {
     for _ in 0..1 + random.below(6) / 3 {
         let at = 5 + random.below(frame.len() - 5);
         match random.below(9) {

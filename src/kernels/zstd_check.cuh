@@ -6,16 +6,16 @@
 // the bitstreams.
 //
 //   for each block, on its own:
-//     each Huffman stream: count codes until its bits are used up        -> exactly its share of
-//     the literals sequences: three FSE states, extra bits, repeat offsets            -> size, and
-//     how far back matches reach
+//     each Huffman stream: count codes until its bits are used up; they are its share of literals
+//     sequences, by three FSE states, extra bits, repeat offsets: sum up what they regenerate,
+//       and how far back matches reach
 //   for each frame, block after block:
 //     produced += size; every match must start within what is produced
 //
 // A block does not know what came before it: how much was produced, and the three repeat offsets.
-// So it sums up what it needs of them. An offset is a number, or, with its highest bit set,
-// `initial repeat offset i, minus k` (k counts how often one was subtracted from it); the
-// arithmetic on both is the same.
+// So it notes what it needs of them. An offset is a number, or, with its highest bit set, `initial
+// repeat offset i, minus k` (k counts how often one was subtracted from it); the arithmetic on both
+// is the same.
 //
 // Also compiled as host C++, where one lane does the work of all; tests/zstd_check.rs holds it
 // against libzstd.
@@ -64,14 +64,13 @@ static_assert(sizeof(Frame) == 32 && alignof(Frame) == 8, "mirrored in Rust");
 
 // What a block needs of what came before it, and what it leaves.
 struct Summary {
-  uint32_t error;            // a StreamError
-  uint32_t bytes;            // regenerated
-  uint32_t reach;            // a match starts so many bytes before the block
-  uint32_t slack[kRepeats];  // initial repeat offset i may be at most this more than what was
-                             // produced before
-  uint32_t
-      above[kRepeats];  // initial repeat offset i must be larger than this, if slack[i] < kUnused
-  uint32_t repeats[kRepeats];  // repeat offsets at the end
+  uint32_t error;  // a StreamError
+  uint32_t bytes;  // regenerated
+  uint32_t reach;  // a match starts so many bytes before the block
+  // Initial repeat offset i is used, if slack[i] < kUnused: it may be at most slack[i] more than
+  // what was produced before, and must be more than above[i].
+  uint32_t slack[kRepeats], above[kRepeats];
+  uint32_t repeats[kRepeats];  // at the end
 };
 static_assert(sizeof(Summary) == 48, "mirrored in Rust");
 
@@ -81,106 +80,31 @@ constexpr uint32_t kUnused = 0xFFFFFFFF;
 constexpr uint32_t kSymbolic = 0x80000000, kInitial = 0xA0000000, kStep = 0x10000000,
                    kMargin = 0x01000000;
 
-// State of a decoding table: nb | extra << 5 | base << 11 | code << 20. The sums of three nb or
-// extra do not overflow.
 struct Tables {
+  // bits of the next state | extra bits << 5 | baseline of the next state << 11 | code << 20. The
+  // bits of three states, and their extra bits, add up without a carry.
   uint32_t literal_states[1 << kMaxLengthLog];
   uint32_t match_states[1 << kMaxLengthLog];
   uint32_t offset_states[1 << kMaxOffsetLog];
-  uint8_t codes[1 << kHuffmanBits];  // of the next 11 bits: how many are whole codes | how many
-                                     // codes << 4
+  // Of the next 11 bits: how many are whole codes | how many codes << 4.
+  uint8_t codes[1 << kHuffmanBits];
 };
 
 // Baseline | extra bits << 24, by code. RFC 8878, section 3.1.1.3.2.1.1.
-ZSTD_CONSTANT uint32_t kLiteralLengths[kLiteralCodes] = {0,
-                                                         1,
-                                                         2,
-                                                         3,
-                                                         4,
-                                                         5,
-                                                         6,
-                                                         7,
-                                                         8,
-                                                         9,
-                                                         10,
-                                                         11,
-                                                         12,
-                                                         13,
-                                                         14,
-                                                         15,
-                                                         16 | 1 << 24,
-                                                         18 | 1 << 24,
-                                                         20 | 1 << 24,
-                                                         22 | 1 << 24,
-                                                         24 | 2 << 24,
-                                                         28 | 2 << 24,
-                                                         32 | 3 << 24,
-                                                         40 | 3 << 24,
-                                                         48 | 4 << 24,
-                                                         64 | 6 << 24,
-                                                         128 | 7 << 24,
-                                                         256 | 8 << 24,
-                                                         512 | 9 << 24,
-                                                         1024 | 10 << 24,
-                                                         2048 | 11 << 24,
-                                                         4096 | 12 << 24,
-                                                         8192 | 13 << 24,
-                                                         16384 | 14 << 24,
-                                                         32768 | 15 << 24,
-                                                         65536 | 16 << 24};
-ZSTD_CONSTANT uint32_t kMatchLengths[kMatchCodes] = {3,
-                                                     4,
-                                                     5,
-                                                     6,
-                                                     7,
-                                                     8,
-                                                     9,
-                                                     10,
-                                                     11,
-                                                     12,
-                                                     13,
-                                                     14,
-                                                     15,
-                                                     16,
-                                                     17,
-                                                     18,
-                                                     19,
-                                                     20,
-                                                     21,
-                                                     22,
-                                                     23,
-                                                     24,
-                                                     25,
-                                                     26,
-                                                     27,
-                                                     28,
-                                                     29,
-                                                     30,
-                                                     31,
-                                                     32,
-                                                     33,
-                                                     34,
-                                                     35 | 1 << 24,
-                                                     37 | 1 << 24,
-                                                     39 | 1 << 24,
-                                                     41 | 1 << 24,
-                                                     43 | 2 << 24,
-                                                     47 | 2 << 24,
-                                                     51 | 3 << 24,
-                                                     59 | 3 << 24,
-                                                     67 | 4 << 24,
-                                                     83 | 4 << 24,
-                                                     99 | 5 << 24,
-                                                     131 | 7 << 24,
-                                                     259 | 8 << 24,
-                                                     515 | 9 << 24,
-                                                     1027 | 10 << 24,
-                                                     2051 | 11 << 24,
-                                                     4099 | 12 << 24,
-                                                     8195 | 13 << 24,
-                                                     16387 | 14 << 24,
-                                                     32771 | 15 << 24,
-                                                     65539 | 16 << 24};
+ZSTD_CONSTANT uint32_t kLiteralLengths[kLiteralCodes] = {
+    0,         1,         2,         3,         4,         5,         6,         7,
+    8,         9,         10,        11,        12,        13,        14,        15,
+    0x1000010, 0x1000012, 0x1000014, 0x1000016, 0x2000018, 0x200001c, 0x3000020, 0x3000028,
+    0x4000030, 0x6000040, 0x7000080, 0x8000100, 0x9000200, 0xa000400, 0xb000800, 0xc001000,
+    0xd002000, 0xe004000, 0xf008000, 0x10010000};
+ZSTD_CONSTANT uint32_t kMatchLengths[kMatchCodes] = {
+    3,         4,         5,         6,         7,         8,         9,         10,
+    11,        12,        13,        14,        15,        16,        17,        18,
+    19,        20,        21,        22,        23,        24,        25,        26,
+    27,        28,        29,        30,        31,        32,        33,        34,
+    0x1000023, 0x1000025, 0x1000027, 0x1000029, 0x200002b, 0x200002f, 0x3000033, 0x300003b,
+    0x4000043, 0x4000053, 0x5000063, 0x7000083, 0x8000103, 0x9000203, 0xa000403, 0xb000803,
+    0xc001003, 0xd002003, 0xe004003, 0xf008003, 0x10010003};
 constexpr uint32_t kBaseline = (1 << 24) - 1;
 
 // The highest `count` bits of a word, 0 to 31.
@@ -389,8 +313,8 @@ ZSTD_FUNCTION void fill_states(Tables& tables, Block& block, int number) {
   }
 }
 
-// Walks a block's sequences. `literal_lengths` and `match_lengths` are the constants above, near
-// by.
+// Walks a block's sequences. `literal_lengths` and `match_lengths` are copies of the constants
+// above.
 ZSTD_FUNCTION void check_sequences(const Tables& tables, const Block& block, const uint8_t* frame,
                                    const uint32_t* literal_lengths, const uint32_t* match_lengths,
                                    Summary& summary) {
@@ -405,6 +329,7 @@ ZSTD_FUNCTION void check_sequences(const Tables& tables, const Block& block, con
   if (block.sequences == 0) return;
 
   Bits bits(frame + block.sequences_at, block.sequence_bytes);
+  const uint32_t limit = block.limit, all_literals = block.literals;
   uint32_t repeat0 = summary.repeats[0], repeat1 = summary.repeats[1], repeat2 = summary.repeats[2];
   uint32_t position = 0, literals = 0;  // regenerated by the sequences so far
   int32_t reach = 0;
@@ -460,7 +385,7 @@ ZSTD_FUNCTION void check_sequences(const Tables& tables, const Block& block, con
       if (less > summary.above[initial]) summary.above[initial] = less;
     }
     position += match_length;
-    if (bad_offset || position > block.limit || literals > block.literals) {
+    if (bad_offset || position > limit || literals > all_literals) {
       summary.error = bad_offset ? kStreamBadOffset : kStreamTooLong;
       return;
     }
@@ -485,8 +410,8 @@ ZSTD_FUNCTION void check_sequences(const Tables& tables, const Block& block, con
   }
   const int32_t left = bits.left();
   if (left != 0) summary.error = left < 0 ? kStreamTruncated : kStreamTrailing;
-  summary.bytes = position + block.literals - literals;
-  if (summary.bytes > block.limit) summary.error = kStreamTooLong;
+  summary.bytes = position + all_literals - literals;
+  if (summary.bytes > limit) summary.error = kStreamTooLong;
   summary.reach = static_cast<uint32_t>(reach);
   summary.repeats[0] = repeat0;
   summary.repeats[1] = repeat1;

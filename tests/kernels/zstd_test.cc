@@ -1,8 +1,9 @@
-// The algorithm of src/kernels/zstd_check.cuh on the host, one lane for all, for tests/zstd_check.rs.
+// The algorithm of src/kernels/zstd_check.cuh on the host, one lane for all, for
+// tests/zstd_check.rs.
 //
-// Reads cases from standard input until it ends: four uint32 (size of the frame, size that it has to decode to, number of
-// blocks, alignment of the frame), the frame, its block descriptors. Answers each with a uint32, its StreamError, plus
-// kHuffman if that came from the literals.
+// Reads cases from standard input until it ends: four uint32 (size of the frame, size that it has
+// to decode to, number of blocks, alignment of the frame), the frame, its block descriptors.
+// Answers each with a uint32, its StreamError, plus kHuffman if that came from the literals.
 
 #include <cstdio>
 #include <cstdlib>

@@ -377,6 +377,18 @@ mod tests {
             }
             let _ = check(&bytes, 64);
             let _ = check_size(&bytes, 64..=64);
+            let _ = blocks(&bytes, 64);
+        }
+
+        #[test]
+        fn no_block_makes_it_panic(block in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..4) {
+            let mut frame = raw_frame(&block, 1 << 16);
+            frame[13] |= 0b100;
+            if let Some(first) = frame.get_mut(16) {
+                // Literals of every kind, of few bytes.
+                *first = *first & 0x7C | kind;
+            }
+            let _ = blocks(&frame, 1 << 16);
         }
     }
 }

@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn counts_are_those_of_the_rfcs_rules() {
         // From the lowest bit: log 5; 17 of 0..=33, which is short, for 16 states; 17 of 0..=17, which is not, for the rest.
-        let bits = 0b11_1111_0001_0000_u32;
+        let bits = 0b11111u32 << 9 | 0b10001 << 4;
         let (table, size) = Counts::<3>::read(&bits.to_le_bytes(), 6).unwrap();
         assert_eq!((table, size), (Counts { counts: [16, 16, 0], log: 5 }, 2));
         assert!(Counts::<3>::read(&bits.to_le_bytes()[..1], 6).is_err());
