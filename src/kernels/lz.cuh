@@ -21,7 +21,6 @@
 // and read nothing that another lane writes.
 
 #include <cstdint>
-#include <cstring>
 
 #include "streams.cuh"
 
@@ -62,14 +61,12 @@ LZ_INLINE uint32_t smaller(uint32_t a, uint32_t b) { return a < b ? a : b; }
 // One access of sizeof(T) bytes at an aligned address.
 template <class T>
 LZ_INLINE T load(const uint8_t* from) {
-  T value;
-  memcpy(&value, __builtin_assume_aligned(from, sizeof(T)), sizeof(T));
-  return value;
+  return *reinterpret_cast<const T*>(from);
 }
 
 template <class T>
 LZ_INLINE void store(uint8_t* to, T value) {
-  memcpy(__builtin_assume_aligned(to, sizeof(T)), &value, sizeof(T));
+  *reinterpret_cast<T*>(to) = value;
 }
 
 // The 4 bytes that start `shift` bits into two words.

@@ -17,7 +17,6 @@
 // made byte by byte.
 
 #include <cstdint>
-#include <cstring>
 
 #ifdef __CUDACC__
 #define SHUFFLED_INLINE __device__ __forceinline__
@@ -86,7 +85,7 @@ struct Piece {
   static SHUFFLED_INLINE Part load(const uint8_t* plane, bool aligned) {
     Part part = 0;
     if (aligned) {
-      memcpy(&part, __builtin_assume_aligned(plane, sizeof(Part)), sizeof(Part));
+      part = *reinterpret_cast<const Part*>(plane);
     } else {
 #pragma unroll
       for (uint32_t i = 0; i < ELEMENTS; ++i) part |= static_cast<Part>(plane[i]) << 8 * i;
@@ -101,7 +100,7 @@ struct Piece {
       const uint32_t byte = parts[i % SIZE] >> 8 * (i / SIZE) & 0xff;
       words.words[i / 4] |= byte << 8 * (i % 4);
     }
-    memcpy(__builtin_assume_aligned(to, BYTES), &words, BYTES);
+    *reinterpret_cast<Words*>(to) = words;
   }
 };
 

@@ -14,10 +14,13 @@
 
 #include "lz.cuh"
 
+#include <sanitizer/asan_interface.h>
+
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <initializer_list>
 #include <memory>
-#include <vector>
 
 namespace {
 
@@ -67,10 +70,12 @@ class Buffer {
  public:
   Buffer(uint32_t skew, uint32_t bytes) : skew_(skew), memory_(new uint8_t[skew + bytes]) {
     memset(memory_.get(), CANARY, skew + bytes);
+    ASAN_POISON_MEMORY_REGION(memory_.get(), skew / 8 * 8);
   }
+  ~Buffer() { ASAN_UNPOISON_MEMORY_REGION(memory_.get(), skew_); }
   uint8_t* data() { return memory_.get() + skew_; }
   bool intact() const {
-    for (uint32_t i = 0; i < skew_; ++i) {
+    for (uint32_t i = skew_ / 8 * 8; i < skew_; ++i) {
       if (memory_[i] != CANARY) return false;
     }
     return true;

@@ -10,6 +10,7 @@
 #include "unshuffle.cuh"
 
 #include <cstdio>
+#include <cstring>
 #include <memory>
 
 int main(int count, char** arguments) {
