@@ -102,7 +102,7 @@ const FRAME_BYTES: u64 = size_of::<CheckedFrame>() as u64;
 /// Staging bytes of a block of such a frame: what the host read of it, and what the GPU found out.
 const BLOCK_BYTES: u64 = size_of::<Block>() as u64 + SUMMARY_BYTES;
 /// Staging bytes of a pass, whichever it is; a stream may have a check of its own.
-const PASS_BYTES: u64 = 40;
+const PASS_BYTES: u64 = 48;
 /// What aligning the parts of a whole arena may cost.
 const ARENA_SLACK: u64 = 16 << 10;
 /// A chunk's elements start at a multiple of this, so that they are gathered with wide accesses.
@@ -553,7 +553,7 @@ struct Level {
     checks: Vec<CheckOnDevice>,
     shuffled: Vec<ShuffledOnDevice>,
     /// Of all that is shuffled.
-    tiles: u32,
+    tiles: u64,
 }
 
 /// What nvCOMP and the check before it want to know of a group's frames.
@@ -622,7 +622,7 @@ impl Plan {
             }
             match *pass {
                 Pass::Check { checksum, start, end, expected } => {
-                    let (expected, expected_is_address) = match expected {
+                    let (expected, is_at) = match expected {
                         Expected::Value(value) => (value.into(), 0),
                         Expected::At(at) => (area + at, 1),
                     };
@@ -632,7 +632,7 @@ impl Plan {
                         expected,
                         status,
                         kind: kind(checksum),
-                        expected_is_address,
+                        is_at,
                     });
                 }
                 Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
@@ -646,6 +646,7 @@ impl Plan {
                         element_bytes,
                         kind: if bits { 2 } else { 1 },
                         first_tile: level_list.tiles,
+                        reserved: 0,
                     };
                     level_list.tiles += shuffled.tiles();
                     level_list.shuffled.push(shuffled);

@@ -42,7 +42,7 @@ pub struct CheckOnDevice {
     /// Number of the kind.
     pub kind: u32,
     /// Whether `expected` is an address.
-    pub expected_is_address: u32,
+    pub is_at: u32,
 }
 
 /// Shuffled blocks, field for field the `Shuffled` of `unshuffle.cuh`.
@@ -55,24 +55,27 @@ pub struct ShuffledOnDevice {
     pub to: u64,
     /// How many.
     pub bytes: u64,
+    /// Number of the chunk's first tile in the launch.
+    pub first_tile: u64,
     /// Size of a block.
     pub block_bytes: u32,
     /// Size of an element.
     pub element_bytes: u32,
     /// 1: bytes were shuffled, 2: bits.
     pub kind: u32,
-    /// Number of the chunk's first tile in the launch.
-    pub first_tile: u32,
+    /// Nothing.
+    pub reserved: u32,
 }
 
 impl ShuffledOnDevice {
-    /// Elements that one block of threads puts in order, `kUnshuffleTile` of `unshuffle.cuh`.
-    const TILE_ELEMENTS: u32 = 4096;
+    /// `TILE_BYTES` of `unshuffle.cuh`.
+    const TILE_BYTES: u64 = 16384;
 
     /// How many tiles the chunk has.
-    pub fn tiles(&self) -> u32 {
-        let of_block = (self.block_bytes / self.element_bytes).div_ceil(Self::TILE_ELEMENTS).max(1);
-        self.bytes.div_ceil(self.block_bytes.into()) as u32 * of_block
+    pub fn tiles(&self) -> u64 {
+        let block = u64::from(self.block_bytes);
+        self.bytes / block * block.div_ceil(Self::TILE_BYTES)
+            + (self.bytes % block).div_ceil(Self::TILE_BYTES)
     }
 }
 
@@ -93,7 +96,7 @@ pub struct DeltaOnDevice {
 const _: () = assert!(
     size_of::<StreamOnDevice>() == 32
         && size_of::<CheckOnDevice>() == 40
-        && size_of::<ShuffledOnDevice>() == 40
+        && size_of::<ShuffledOnDevice>() == 48
         && size_of::<DeltaOnDevice>() == 24
 );
 
@@ -195,10 +198,11 @@ impl Kernels {
     const GATHER_THREADS: u32 = 256;
     /// A warp decodes a stream.
     const STREAM_THREADS: u32 = 128;
+    const INFLATE_THREADS: u32 = 32;
     /// A block puts a tile in order.
     const UNSHUFFLE_THREADS: u32 = 256;
     /// A block compares a checksum.
-    const CHECK_THREADS: u32 = 256;
+    const CHECK_THREADS: u32 = 1024;
     /// A block checks so many blocks of zstd frames, with so many threads.
     const ZSTD_BLOCKS_PER_BLOCK: u64 = 4;
     const ZSTD_BLOCK_THREADS: u32 = 64;
@@ -266,8 +270,9 @@ impl Kernels {
         streams: u64,
         count: usize,
     ) -> Result<()> {
-        let blocks = (count as u64).div_ceil(u64::from(Self::STREAM_THREADS / 32));
-        let grid = Grid { blocks, threads: Self::STREAM_THREADS };
+        let threads =
+            if kernel == StreamKernel::Inflate { Self::INFLATE_THREADS } else { Self::STREAM_THREADS };
+        let grid = Grid { blocks: (count as u64).div_ceil(u64::from(threads / 32)), threads };
         let kernel = self.streams[kernel as usize];
         // SAFETY: as in `gather`.
         unsafe { self.launch("launching a decoder", stream, kernel, grid, streams, count) }
@@ -293,8 +298,8 @@ impl Kernels {
     ///
     /// # Safety
     /// As for [`Kernels::decode`], for [`ShuffledOnDevice`]s.
-    pub unsafe fn unshuffle(&self, stream: &CudaStream, chunks: u64, count: usize, tiles: u32) -> Result<()> {
-        let grid = Grid { blocks: tiles.into(), threads: Self::UNSHUFFLE_THREADS };
+    pub unsafe fn unshuffle(&self, stream: &CudaStream, chunks: u64, count: usize, tiles: u64) -> Result<()> {
+        let grid = Grid { blocks: tiles, threads: Self::UNSHUFFLE_THREADS };
         // SAFETY: as in `gather`.
         unsafe { self.launch("launching the unshuffling", stream, self.unshuffle, grid, chunks, count) }
     }

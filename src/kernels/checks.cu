@@ -12,8 +12,12 @@ extern "C" __global__ void __launch_bounds__(checks::kThreads)
   const lanes::Block<checks::kThreads> block;
   for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
     const Check check = checks[i];
-    const bool same =
-        checks::checksum(block, shared, check) == static_cast<uint32_t>(check.expected);
+    uint32_t expected = static_cast<uint32_t>(check.expected);
+    if (check.is_at) {
+      const uint8_t* at = reinterpret_cast<const uint8_t*>(check.expected);
+      expected = at[0] | at[1] << 8 | at[2] << 16 | static_cast<uint32_t>(at[3]) << 24;
+    }
+    const bool same = checks::checksum(block, shared, check) == expected;
     if (block.lane() == 0 && !same) lanes::report(check.status, kStreamChecksum);
   }
 }

@@ -20,10 +20,10 @@
 struct Check {
   uint64_t from;      // address of the decoded bytes, any alignment
   uint64_t bytes;     // how many
-  uint64_t expected;  // the stored checksum in the lowest 32 bits
+  uint64_t expected;  // the stored checksum in the lowest 32 bits, or where its 4 bytes are
   uint64_t status;    // as in Stream: receives kStreamChecksum
   uint32_t kind;      // a CheckKind
-  uint32_t reserved;
+  uint32_t is_at;     // 1 if `expected` is an address, of little-endian bytes of any alignment
 };
 
 enum CheckKind : uint32_t {

@@ -75,11 +75,11 @@ struct Block {
   /// The exclusive or over the lanes.
   LANES_FN uint32_t exclusive_or(uint32_t value) const {
     __shared__ uint32_t of_warps[WARPS];
-    value = __reduce_xor_sync(~0u, value);
+    for (uint32_t step = 16; step > 0; step /= 2) value ^= __shfl_xor_sync(~0u, value, step);
     if (lane() % 32 == 0) of_warps[lane() / 32] = value;
     __syncthreads();
     value = lane() % 32 < WARPS ? of_warps[lane() % 32] : 0;
-    value = __reduce_xor_sync(~0u, value);
+    for (uint32_t step = 16; step > 0; step /= 2) value ^= __shfl_xor_sync(~0u, value, step);
     __syncthreads();
     return value;
   }
