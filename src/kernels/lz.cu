@@ -10,8 +10,9 @@ namespace lz {
 
 constexpr uint32_t LZ_THREADS = 128;
 constexpr uint32_t LZ_WARPS = LZ_THREADS / 32;
-constexpr uint32_t LZ_BLOCKS =
-    10;  // at once on a multiprocessor: what its registers hold unspilled
+// At once on a multiprocessor: leaves each thread the registers to do without spills, on any
+// architecture.
+constexpr uint32_t LZ_BLOCKS = 8;
 
 struct CudaWarp {
   static constexpr uint32_t LANES = 32;

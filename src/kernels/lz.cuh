@@ -253,20 +253,21 @@ class Output {
     }
   }
 
-  // Literals and a near match, together no more than there are lanes, in one step; the caller has
+  // Literals and a match, together no more than there are lanes, in one step; the caller has
   // checked both as above.
   LZ_INLINE void sequence(const Input<Warp>& in, uint32_t literals, uint32_t offset,
                           uint32_t length) {
     Warp::sync();
     Warp::each([&](uint32_t lane) {
-      // Without branches: lanes past the end read any byte of the scratch memory and drop it.
+      // Without branches on the lane: lanes past the end read some byte behind `at` and drop it.
       uint32_t back = (lane - literals) % 64;
       if (length > offset) back = small_remainder(back, offset);
       // Counted from `at`; bytes that this step adds are still in the window.
       const uint32_t source = lane < literals ? lane : literals - offset + back;
       const bool encoded = static_cast<int32_t>(source) >= 0;
-      const uint8_t byte =
+      uint8_t byte =
           ring_[encoded ? RING_BYTES + ((in.at + source) & (WINDOW_BYTES - 1)) : slot(at + source)];
+      if (offset > NEAR_BYTES && !encoded) byte = to_[at + source];
       if (lane < literals + length) ring_[slot(at + lane)] = byte;
     });
     at += literals + length;
@@ -379,7 +380,7 @@ struct Lz4 {
           out.room() >= SHORT_DECODED + LAST_SEQUENCE) {
         const uint32_t word = in.peek_word(literals);  // the offset and the next token
         const uint32_t offset = word & 0xffff;
-        if (offset - 1 < smaller(NEAR_BYTES, out.done() + literals)) {
+        if (offset - 1 < out.done() + literals) {
           out.sequence(in, literals, offset, length + MIN_MATCH);
           in.at += literals + 3;
           in.refill();
