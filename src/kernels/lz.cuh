@@ -1,7 +1,6 @@
 #pragma once
 
-// Decoders of the byte-oriented LZ formats: LZ4 blocks, BloscLZ and raw Snappy, one warp per
-// stream.
+// Decoders of byte-oriented LZ formats: LZ4 blocks, BloscLZ and raw Snappy, one warp per stream.
 //
 //   until the encoded bytes end:
 //     parse one element                       every lane alike, from a window of the encoded bytes
@@ -32,15 +31,13 @@
 
 namespace lz {
 
-constexpr uint32_t RING_BYTES = 4096;  // decoded bytes kept in shared memory
-constexpr uint32_t PIECE_BYTES = 512;  // the most that is added to the ring at once
-constexpr uint32_t FLUSH_BYTES =
-    1024;                             // decoded bytes that wait in the ring before they are written
-constexpr uint32_t HALF_BYTES = 256;  // encoded bytes loaded at once; the window holds two halves
+constexpr uint32_t RING_BYTES = 4096;   // decoded bytes kept in shared memory
+constexpr uint32_t PIECE_BYTES = 512;   // the most that is added to the ring at once
+constexpr uint32_t FLUSH_BYTES = 1024;  // decoded bytes that wait in the ring to be written
+constexpr uint32_t HALF_BYTES = 256;    // encoded bytes loaded at once; the window holds two halves
 constexpr uint32_t WINDOW_BYTES = 2 * HALF_BYTES;
-constexpr uint32_t WIDE_BYTES = 16;  // one store of decoded bytes
-constexpr uint32_t MAX_BYTES =
-    0x7fffffff;  // of a stream, encoded or decoded: sums of lengths fit 32 bits
+constexpr uint32_t WIDE_BYTES = 16;         // one store of decoded bytes
+constexpr uint32_t MAX_BYTES = 0x7fffffff;  // of a stream on either side: sums fit 32 bits
 
 // The farthest match whose source the ring still holds after the piece it goes to is written.
 constexpr uint32_t NEAR_BYTES = RING_BYTES - PIECE_BYTES;
