@@ -10,12 +10,9 @@ namespace lz {
 
 constexpr uint32_t LZ_THREADS = 128;
 constexpr uint32_t LZ_WARPS = LZ_THREADS / 32;
-// At once on a multiprocessor: what its registers hold unspilled, or all the threads that it has.
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+// At once on a multiprocessor: leaves each thread the registers to do without spills, on any
+// architecture.
 constexpr uint32_t LZ_BLOCKS = 8;
-#else
-constexpr uint32_t LZ_BLOCKS = 10;
-#endif
 
 struct CudaWarp {
   static constexpr uint32_t LANES = 32;

@@ -1,7 +1,6 @@
 #pragma once
 
-// Decoders of the byte-oriented LZ formats: LZ4 blocks, BloscLZ and raw Snappy, one warp per
-// stream.
+// Decoders of byte-oriented LZ formats: LZ4 blocks, BloscLZ and raw Snappy, one warp per stream.
 //
 //   until the encoded bytes end:
 //     parse one element                       every lane alike, from a window of the encoded bytes
@@ -32,15 +31,13 @@
 
 namespace lz {
 
-constexpr uint32_t RING_BYTES = 4096;  // decoded bytes kept in shared memory
-constexpr uint32_t PIECE_BYTES = 512;  // the most that is added to the ring at once
-constexpr uint32_t FLUSH_BYTES =
-    1024;                             // decoded bytes that wait in the ring before they are written
-constexpr uint32_t HALF_BYTES = 256;  // encoded bytes loaded at once; the window holds two halves
+constexpr uint32_t RING_BYTES = 4096;   // decoded bytes kept in shared memory
+constexpr uint32_t PIECE_BYTES = 512;   // the most that is added to the ring at once
+constexpr uint32_t FLUSH_BYTES = 1024;  // decoded bytes that wait in the ring to be written
+constexpr uint32_t HALF_BYTES = 256;    // encoded bytes loaded at once; the window holds two halves
 constexpr uint32_t WINDOW_BYTES = 2 * HALF_BYTES;
-constexpr uint32_t WIDE_BYTES = 16;  // one store of decoded bytes
-constexpr uint32_t MAX_BYTES =
-    0x7fffffff;  // of a stream, encoded or decoded: sums of lengths fit 32 bits
+constexpr uint32_t WIDE_BYTES = 16;         // one store of decoded bytes
+constexpr uint32_t MAX_BYTES = 0x7fffffff;  // of a stream on either side: sums fit 32 bits
 
 // The farthest match whose source the ring still holds after the piece it goes to is written.
 constexpr uint32_t NEAR_BYTES = RING_BYTES - PIECE_BYTES;
@@ -253,20 +250,21 @@ class Output {
     }
   }
 
-  // Literals and a near match, together no more than there are lanes, in one step; the caller has
+  // Literals and a match, together no more than there are lanes, in one step; the caller has
   // checked both as above.
   LZ_INLINE void sequence(const Input<Warp>& in, uint32_t literals, uint32_t offset,
                           uint32_t length) {
     Warp::sync();
     Warp::each([&](uint32_t lane) {
-      // Without branches: lanes past the end read any byte of the scratch memory and drop it.
+      // Without branches on the lane: lanes past the end read some byte behind `at` and drop it.
       uint32_t back = (lane - literals) % 64;
       if (length > offset) back = small_remainder(back, offset);
       // Counted from `at`; bytes that this step adds are still in the window.
       const uint32_t source = lane < literals ? lane : literals - offset + back;
       const bool encoded = static_cast<int32_t>(source) >= 0;
-      const uint8_t byte =
+      uint8_t byte =
           ring_[encoded ? RING_BYTES + ((in.at + source) & (WINDOW_BYTES - 1)) : slot(at + source)];
+      if (offset > NEAR_BYTES && !encoded) byte = to_[at + source];
       if (lane < literals + length) ring_[slot(at + lane)] = byte;
     });
     at += literals + length;
@@ -379,7 +377,7 @@ struct Lz4 {
           out.room() >= SHORT_DECODED + LAST_SEQUENCE) {
         const uint32_t word = in.peek_word(literals);  // the offset and the next token
         const uint32_t offset = word & 0xffff;
-        if (offset - 1 < smaller(NEAR_BYTES, out.done() + literals)) {
+        if (offset - 1 < out.done() + literals) {
           out.sequence(in, literals, offset, length + MIN_MATCH);
           in.at += literals + 3;
           in.refill();
