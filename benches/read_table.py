@@ -329,6 +329,7 @@ def loaders_of(args: argparse.Namespace, device: str) -> Iterator[tuple[str, Loa
     makers += [
         (peer.name, lambda peer=peer: peer(device, args.batch_size))
         for peer in (ZarrPython, ZarrPythonZarrs, TensorStore)
+        if args.peers
     ]
     for name, make in makers:
         try:
@@ -514,6 +515,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         choices=("auto", "gpu", "cpu"),
         default=["auto"],
         help="a row of fn.readers.zarr for each of these (default: auto)",
+    )
+    add(
+        "--peers",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="the other loaders; --no-peers leaves them out",
     )
     add("--rounds", type=int, help="interleaved rounds (default: 5, quick: 2)")
     add(

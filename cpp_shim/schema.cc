@@ -90,6 +90,39 @@ sample of C arrays has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `wi
 All arrays need the same shape and element type. The layout gets a ``C`` there, or is empty if the
 arrays have one already.)code",
                     false)
+    .AddOptionalArg(
+        "mask_and_scale",
+        R"code(Determines whether values are decoded by the CF attributes of their array.
+
+The attributes ``_FillValue`` and ``missing_value`` (NaN where a value equals one of them),
+``scale_factor``, ``add_offset`` and ``_Unsigned`` are applied as ``xarray.open_zarr`` applies them,
+types and rounding included: of Zarr v2 arrays the fill value counts as ``_FillValue``, of v3 arrays
+only the attribute; masked integers of 8 and 16 bits become float32, others float64; scaled values
+are float64. Integers that stand for bool (attribute ``dtype``) become bool. Points in time and time
+spans are left alone. Arrays without these attributes stay as they are. Attributes that cannot be
+applied are refused.)code",
+        false)
+    .AddOptionalTypeArg(
+        "dtype", R"code(Element type of the outputs: bool, an integer or a floating-point type.
+
+If not given, it is the type of the array, or what `mask_and_scale` or `mean` and `std` make of it.
+Floating-point numbers are rounded to the nearest, ties to even, and become infinite beyond the
+largest. Integers are rounded to, ties to even, and saturate; NaN becomes 0. As bool, everything but
+0 is true.)code")
+    .AddOptionalArg<std::vector<float>>(
+        "mean",
+        R"code(Subtracted from the values: one number for all arrays, or one for each of `arrays`.
+
+``(x - mean) / std`` is computed behind `mask_and_scale`, in float32 if the values are bool, integers
+of at most 16 bits or floating-point numbers of at most 32 bits, else in float64, which also is the
+type of the output unless `dtype` is given.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<float>>(
+        "std",
+        R"code(The values are divided by it: one number for all arrays, or one for each of `arrays`.
+
+Not 0. See `mean`; either can be given alone.)code",
+        nullptr)
     .AddOptionalArg<std::vector<int64_t>>(
         "window",
         R"code(Extents of a sample along the leading dimensions of the array, in elements.

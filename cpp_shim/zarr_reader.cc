@@ -54,10 +54,11 @@ dali::DALIDataType DaliType(core::ElementType type) {
 }
 
 /// A list argument; false where the user did not give it.
-bool ListArgument(const dali::OpSpec& spec, const char* name, ::rust::Vec<int64_t>& list) {
-  std::vector<int64_t> values;
+template <typename T>
+bool ListArgument(const dali::OpSpec& spec, const char* name, ::rust::Vec<T>& list) {
+  std::vector<T> values;
   if (!spec.TryGetRepeatedArgument(values, name)) return false;
-  for (int64_t value : values) list.push_back(value);
+  for (T value : values) list.push_back(value);
   return true;
 }
 
@@ -71,6 +72,11 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   spec.TryGetRepeatedArgument(arrays, "arrays");
   for (const auto& array : arrays) args.arrays.emplace_back(array);
   args.stack = spec.GetArgument<bool>("stack");
+  args.mask_and_scale = spec.GetArgument<bool>("mask_and_scale");
+  dali::DALIDataType dtype;
+  if (spec.TryGetArgument(dtype, "dtype")) args.dtype = std::string(dali::TypeName(dtype));
+  ListArgument(spec, "mean", args.mean);
+  ListArgument(spec, "std", args.std);
   args.has_window = ListArgument(spec, "window", args.window);
   args.has_stride = ListArgument(spec, "stride", args.stride);
   args.random_shuffle = spec.GetArgument<bool>("random_shuffle");

@@ -32,6 +32,14 @@ pub struct Arguments {
     pub arrays: Vec<String>,
     /// One output in which the arrays are stacked on a new axis, instead of one each.
     pub stack: bool,
+    /// Decode by the CF attributes.
+    pub mask_and_scale: bool,
+    /// The outputs' type, as DALI names it.
+    pub dtype: Option<String>,
+    /// Subtracted from the values: nothing, one value, or one per array.
+    pub mean: Vec<f64>,
+    /// The values are divided by: nothing, one value, or one per array.
+    pub std: Vec<f64>,
     /// Extents of a sample along the leading dimensions.
     pub window: Option<Vec<i64>>,
     /// Steps between the starts of neighbouring samples along the window's dimensions.
@@ -73,6 +81,10 @@ impl Arguments {
             paths: vec![path.into()],
             arrays: vec![],
             stack: false,
+            mask_and_scale: false,
+            dtype: None,
+            mean: vec![],
+            std: vec![],
             window: None,
             stride: None,
             random_shuffle: false,

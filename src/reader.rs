@@ -11,7 +11,7 @@
 //! handed over in order. Memory is bounded by what was submitted (outputs), by the pinned pool (encoded chunks) and by
 //! the lanes' arenas (decoding).
 
-use crate::assemble::{OutputMemory, device};
+use crate::assemble::{Conversion, OutputMemory, conversions, device};
 use crate::batch::{Batch, Unit};
 use crate::codec::{self, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
@@ -55,6 +55,8 @@ pub struct Reader {
     stacked: bool,
     options: Options,
     roads: Vec<Vec<Road>>,
+    /// One per part of each array.
+    conversions: Arc<[Vec<Conversion>]>,
     device: Option<Device>,
     depth: u64,
     running: Option<Running>,
@@ -124,8 +126,9 @@ impl Reader {
         let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
         let window = arguments.window.as_deref();
         check_shapes(&dataset, window.unwrap_or(&[1]))?;
+        let conversions: Arc<[Vec<Conversion>]> = conversions(&dataset, arguments)?.into();
         if arguments.stack {
-            check_stack(&dataset)?;
+            check_stack(&dataset, &conversions)?;
         }
         let windows = Windows::new(&dataset.arrays[0].shape, window, arguments.stride.as_deref())?;
         let order = Order::new(
@@ -165,6 +168,7 @@ impl Reader {
             stacked: arguments.stack,
             options,
             roads,
+            conversions,
             device: None,
             depth: 1,
             running: None,
@@ -177,8 +181,8 @@ impl Reader {
 
     /// One per array, or a single one if they are stacked.
     pub fn outputs(&self) -> Vec<Output> {
-        let describe = |array: &Joined| Output {
-            element: array.first().element,
+        let describe = |(array, conversions): (&Joined, &Vec<Conversion>)| Output {
+            element: conversions[0].output(),
             shape: self.windows.sample_shape(&array.shape),
             // Layouts are ASCII, one letter for each dimension of the array.
             layout: match array.layout.get(usize::from(self.windows.drops_first)..) {
@@ -186,7 +190,8 @@ impl Reader {
                 None => String::new(),
             },
         };
-        let mut outputs: Vec<Output> = self.dataset.arrays.iter().map(describe).collect();
+        let mut outputs: Vec<Output> =
+            self.dataset.arrays.iter().zip(&*self.conversions).map(describe).collect();
         if self.stacked {
             let axis = usize::from(!self.windows.drops_first);
             outputs.truncate(1);
@@ -526,6 +531,7 @@ impl Reader {
         let workers = Arc::new(Workers {
             dataset: self.dataset.clone(),
             roads: self.roads.clone(),
+            conversions: self.conversions.clone(),
             locator: Locator::new(Arc::new(Posix)),
             missing_chunks: self.options.missing_chunks,
             target,
@@ -567,6 +573,7 @@ impl Reader {
             kernels: Kernels::load(&device.gpu)?,
             nvcomp: device.zstd.clone(),
             dataset: self.dataset.clone(),
+            conversions: self.conversions.clone(),
             queue: running.fetched.clone(),
         });
         for _ in 0..device.shares.lanes {
@@ -595,9 +602,6 @@ const STATE_VERSION: u64 = 1;
 /// # Errors
 /// Arrays that this backend cannot read, or not as `decode` wants it.
 pub(crate) fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
-    if array.stored != crate::dataset::StoredType::Element(array.element) {
-        return Err(Error::DataType { at: array.context(), data_type: format!("{:?}", array.stored) });
-    }
     if options.device.is_none() {
         return Ok(Road::Cpu("the CPU backend".into()));
     }
@@ -661,9 +665,9 @@ fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
 }
 
 /// Whether all arrays can be stacked: whole arrays, since later dimensions belong to every sample.
-fn check_stack(dataset: &Dataset) -> Result<()> {
+fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) -> Result<()> {
     let first = &dataset.arrays[0];
-    for other in &dataset.arrays[1..] {
+    for (other, converted) in dataset.arrays.iter().zip(conversions).skip(1) {
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
             at: first.context(),
             difference: format!("its {what} is {here}, but {there} in {}", other.context()),
@@ -672,7 +676,7 @@ fn check_stack(dataset: &Dataset) -> Result<()> {
         if first.shape != other.shape {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
         }
-        let (here, there) = (first.first().element, other.first().element);
+        let (here, there) = (conversions[0][0].output(), converted[0].output());
         if here != there {
             return Err(unlike("element type", here.name().into(), there.name().into()));
         }

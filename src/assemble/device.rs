@@ -1,12 +1,13 @@
-//! Boxes of elements as work for the gather kernel (`src/kernels/gather.cu`, which this file mirrors).
+//! Boxes of elements as work for the gather kernel (`src/kernels/gather.cu` and `convert.cuh`, which this file mirrors).
 
+use super::Conversion;
+use super::conversion::{Code, MAX_STEPS, Register, Step, table};
+use crate::dataset::{ElementType, StoredType};
 use crate::plan::CopyBox;
-
-use std::borrow::Cow;
 
 /// Dimensions that the kernel handles; boxes with more are cut along their outermost ones.
 const MAX_DIMENSIONS: usize = 6;
-/// Granules that one block of threads copies.
+/// Granules that one block of threads takes.
 const GRANULES_PER_TILE: u64 = 2048;
 /// Widest access of a thread, in bytes.
 const MAX_GRANULE_BYTES: u64 = 16;
@@ -19,31 +20,73 @@ pub const MAX_CHUNK_BYTES: u64 = 1 << 31;
 pub struct Region {
     from: u64,
     to: u64,
+    /// The fill element, repeated to 8 bytes; of elements that are converted, the number of the conversion.
     fill: u64,
     first_tile: u64,
-    from_strides: [u64; MAX_DIMENSIONS - 1],
+    from_strides: [u64; MAX_DIMENSIONS],
     to_strides: [u64; MAX_DIMENSIONS - 1],
     extents: [u32; MAX_DIMENSIONS],
     granules: u32,
-    dimensions: u16,
+    dimensions: u8,
     granule_bytes: u8,
     swap_bytes: u8,
+    converted_bytes: u8,
 }
 
-const _: () = assert!(size_of::<Region>() == 144 && align_of::<Region>() == 8);
-
-/// What the boxes of a read chunk are filled from, on the device.
+/// A conversion for the kernel. Field for field the `Conversion` of `convert.cuh`.
+#[repr(C)]
 #[derive(Clone, Copy, Debug)]
-pub enum Source {
-    /// A decoded read chunk at this address, its bytes to be swapped or not.
+pub struct ConversionOnDevice {
+    steps: [Step; MAX_STEPS],
+    step_count: u32,
+    load: u8,
+    store: u8,
+    register: u8,
+    reserved: u8,
+    table: [f32; 256],
+}
+
+const _: () = assert!(size_of::<Region>() == 152 && align_of::<Region>() == 8);
+const _: () = assert!(size_of::<Step>() == 16 && size_of::<ConversionOnDevice>() == 1416);
+
+impl ConversionOnDevice {
+    fn new(conversion: &Conversion) -> Self {
+        let mut steps = [Step::new(Code::Round, 0.0); MAX_STEPS];
+        let used = conversion.steps();
+        steps[..used.len()].copy_from_slice(used);
+        Self {
+            steps,
+            step_count: used.len() as u32,
+            load: match conversion.loads() {
+                StoredType::Element(element) => element as u8,
+                StoredType::BFloat16 => ElementType::ALL.len() as u8,
+                StoredType::Byte(_) => ElementType::ALL.len() as u8 + 1,
+            },
+            store: conversion.output() as u8,
+            register: match conversion.register() {
+                Register::Signed => 0,
+                Register::Unsigned => 1,
+                Register::Single => 2,
+                Register::Double | Register::None => 3,
+            },
+            reserved: 0,
+            table: table(conversion.loads()),
+        }
+    }
+}
+
+/// What the boxes of a read chunk are filled from.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// A decoded read chunk at this address of the device, its bytes to be swapped or not.
     Decoded {
         /// Address of its first element.
         address: u64,
         /// Elements are in the other byte order.
         swaps_bytes: bool,
     },
-    /// The fill value, repeated to 8 bytes.
-    Fill(u64),
+    /// The array's fill value, one element in native byte order.
+    Fill(&'a [u8]),
 }
 
 /// The regions of one launch.
@@ -51,6 +94,20 @@ pub enum Source {
 pub struct Regions {
     list: Vec<Region>,
     tiles: u64,
+    known: Vec<Conversion>,
+}
+
+/// How the elements of a box become those of a region.
+struct Elements {
+    /// Address of the chunk, 0 for the fill value.
+    from: u64,
+    from_bytes: u64,
+    /// Address of the output.
+    to: u64,
+    to_bytes: u64,
+    fill: u64,
+    swaps_bytes: bool,
+    converts: bool,
 }
 
 impl Regions {
@@ -59,28 +116,54 @@ impl Regions {
         &self.list
     }
 
+    /// The conversions that the regions name; the kernel expects them right behind the regions.
+    pub fn conversions(&self) -> Vec<ConversionOnDevice> {
+        self.known.iter().map(ConversionOnDevice::new).collect()
+    }
+
     /// How many blocks the launch needs.
     pub fn tiles(&self) -> u64 {
         self.tiles
     }
 
-    /// How many regions a box becomes.
-    pub fn count(piece: &CopyBox) -> u64 {
-        let cut = contiguous(piece).extents.len().saturating_sub(MAX_DIMENSIONS);
-        piece.extents[..cut].iter().product()
+    /// Size of the regions that boxes become, with the conversion that they may need.
+    pub fn bytes(boxes: &[CopyBox], conversion: &Conversion) -> u64 {
+        let regions = |piece: &CopyBox| outer(piece).extents.iter().product::<u64>();
+        boxes.iter().map(regions).sum::<u64>() * size_of::<Region>() as u64
+            + Self::conversion_bytes(conversion)
     }
 
-    /// Adds the copies of one read chunk into the output that starts at `output`.
-    pub fn add(&mut self, source: Source, boxes: &[CopyBox], element_bytes: usize, output: u64) {
+    /// Size of a conversion on the device; 0 if it only copies.
+    pub fn conversion_bytes(conversion: &Conversion) -> u64 {
+        if conversion.is_copy() { 0 } else { size_of::<ConversionOnDevice>() as u64 }
+    }
+
+    /// Adds the boxes of one read chunk, whose elements go to the output that starts at `output`.
+    pub fn add(&mut self, source: Source<'_>, boxes: &[CopyBox], conversion: &Conversion, output: u64) {
+        let to_bytes = conversion.output().size_bytes() as u64;
+        let from_bytes = conversion.stored_bytes() as u64;
+        let mut elements = Elements {
+            from: 0,
+            from_bytes,
+            to: output,
+            to_bytes,
+            fill: 0,
+            swaps_bytes: false,
+            converts: false,
+        };
+        match source {
+            Source::Fill(logical) => elements.fill = repeated(&conversion.fill(logical)),
+            Source::Decoded { address, swaps_bytes } => {
+                (elements.from, elements.swaps_bytes) = (address, swaps_bytes);
+                if !conversion.is_copy() {
+                    elements.converts = true;
+                    elements.fill = self.number(conversion);
+                }
+            }
+        }
         for piece in boxes {
-            let piece = &*contiguous(piece);
-            let cut = piece.extents.len().saturating_sub(MAX_DIMENSIONS);
-            let outer = CopyBox {
-                extents: piece.extents[..cut].iter().copied().chain([1]).collect(),
-                from_strides: piece.from_strides[..cut].iter().copied().chain([1]).collect(),
-                to_strides: piece.to_strides[..cut].iter().copied().chain([1]).collect(),
-                ..*piece
-            };
+            let outer = outer(piece);
+            let cut = outer.extents.len() - 1;
             for (from, to) in outer.rows() {
                 let inner = CopyBox {
                     from,
@@ -89,53 +172,64 @@ impl Regions {
                     from_strides: piece.from_strides[cut..].to_vec(),
                     to_strides: piece.to_strides[cut..].to_vec(),
                 };
-                self.push(source, &inner, element_bytes as u64, output);
+                self.push(&elements, &inner);
             }
         }
     }
 
-    fn push(&mut self, source: Source, piece: &CopyBox, element: u64, output: u64) {
+    /// The number of a conversion among those of the launch.
+    fn number(&mut self, conversion: &Conversion) -> u64 {
+        let known = self.known.iter().position(|known| known == conversion);
+        known.unwrap_or_else(|| {
+            self.known.push(conversion.clone());
+            self.known.len() - 1
+        }) as u64
+    }
+
+    fn push(&mut self, elements: &Elements, piece: &CopyBox) {
         let last = piece.extents.len() - 1;
-        let to = output + piece.to * element;
-        let (from, fill, swaps) = match source {
-            Source::Decoded { address, swaps_bytes } => (address + piece.from * element, 0, swaps_bytes),
-            Source::Fill(fill) => (0, fill, false),
-        };
-        // Everything that an access is added up from; the granule has to divide it all.
-        let mut alignment = MAX_GRANULE_BYTES | to | (piece.extents[last] * element);
-        for &stride in &piece.to_strides[..last] {
-            alignment |= stride * element;
-        }
-        if from != 0 {
-            alignment |= from;
-            for &stride in &piece.from_strides[..last] {
-                alignment |= stride * element;
+        let fills = elements.from == 0;
+        let to = elements.to + piece.to * elements.to_bytes;
+        let from = if fills { 0 } else { elements.from + piece.from * elements.from_bytes };
+        let (granule, per_granule) = if elements.converts || (!fills && piece.row_step() != 1) {
+            (elements.from_bytes, 1)
+        } else {
+            // Everything that an access is added up from; the granule has to divide it all.
+            let mut alignment = MAX_GRANULE_BYTES | to | from | (piece.extents[last] * elements.to_bytes);
+            for d in 0..last {
+                alignment |= piece.to_strides[d] * elements.to_bytes;
+                if !fills {
+                    alignment |= piece.from_strides[d] * elements.from_bytes;
+                }
             }
-        }
-        let granule = 1 << alignment.trailing_zeros();
-        debug_assert!(granule >= element, "memory is not aligned to its elements");
+            let granule = 1 << alignment.trailing_zeros();
+            debug_assert!(granule >= elements.to_bytes, "memory is not aligned to its elements");
+            (granule, granule / elements.to_bytes)
+        };
 
         let mut region = Region {
             from,
             to,
-            fill,
+            fill: elements.fill,
             first_tile: self.tiles,
-            from_strides: [0; MAX_DIMENSIONS - 1],
+            from_strides: [0; MAX_DIMENSIONS],
             to_strides: [0; MAX_DIMENSIONS - 1],
             extents: [1; MAX_DIMENSIONS],
             granules: 0,
-            dimensions: piece.extents.len() as u16,
+            dimensions: piece.extents.len() as u8,
             granule_bytes: granule as u8,
-            swap_bytes: if swaps { element as u8 } else { 0 },
+            swap_bytes: if elements.swaps_bytes { elements.from_bytes as u8 } else { 0 },
+            converted_bytes: if elements.converts { elements.to_bytes as u8 } else { 0 },
         };
         let mut granules = 1;
         for d in 0..=last {
-            let extent = if d == last { piece.extents[d] * element / granule } else { piece.extents[d] };
+            let per_granule = if d == last { per_granule } else { 1 };
+            let extent = piece.extents[d] / per_granule;
             granules *= extent;
             region.extents[d] = extent as u32;
+            region.from_strides[d] = piece.from_strides[d] * per_granule * elements.from_bytes;
             if d < last {
-                region.from_strides[d] = piece.from_strides[d] * element;
-                region.to_strides[d] = piece.to_strides[d] * element;
+                region.to_strides[d] = piece.to_strides[d] * elements.to_bytes;
             }
         }
         debug_assert!(granules <= MAX_CHUNK_BYTES);
@@ -145,20 +239,20 @@ impl Regions {
     }
 }
 
-/// The same box with a last dimension that is contiguous in the source too.
-fn contiguous(piece: &CopyBox) -> Cow<'_, CopyBox> {
-    if piece.row_step() == 1 {
-        return Cow::Borrowed(piece);
+/// The dimensions of a box that the kernel does not handle, and one more, of extent 1: each of its rows is a region.
+fn outer(piece: &CopyBox) -> CopyBox {
+    let cut = piece.extents.len().saturating_sub(MAX_DIMENSIONS);
+    let with_one = |list: &[u64]| list[..cut].iter().copied().chain([1]).collect();
+    CopyBox {
+        extents: with_one(&piece.extents),
+        from_strides: with_one(&piece.from_strides),
+        to_strides: with_one(&piece.to_strides),
+        ..*piece
     }
-    let mut piece = piece.clone();
-    for list in [&mut piece.extents, &mut piece.from_strides, &mut piece.to_strides] {
-        list.push(1);
-    }
-    Cow::Owned(piece)
 }
 
 /// A fill element repeated to 8 bytes.
-pub fn repeated(element: &[u8]) -> u64 {
+fn repeated(element: &[u8]) -> u64 {
     let mut bytes = [0; 8];
     bytes.chunks_exact_mut(element.len()).for_each(|place| place.copy_from_slice(element));
     u64::from_ne_bytes(bytes)
@@ -167,102 +261,228 @@ pub fn repeated(element: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::assemble::{Normalise, OutputMemory, host};
+    use crate::dataset::{ByteFormat, Cf, FixedScaleOffset};
+
+    use std::ffi::{CString, c_char, c_int, c_void};
+    use std::os::unix::ffi::OsStrExt;
+    use std::sync::OnceLock;
+
     use proptest::prelude::*;
 
-    /// The kernel, one granule after another, on host memory: an oracle for what the host prepares.
+    type Gather = unsafe extern "C" fn(*const Region, u32, u64);
+
+    unsafe extern "C" {
+        fn dlopen(file: *const c_char, flags: c_int) -> *mut c_void;
+        fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    }
+
+    /// The kernel itself, compiled for the host: `tests/kernels/gather_on_host.cc` says how.
+    fn kernel() -> Gather {
+        static KERNEL: OnceLock<Gather> = OnceLock::new();
+        *KERNEL.get_or_init(|| {
+            let folder = tempfile::tempdir().unwrap();
+            let library = folder.path().join("gather.so");
+            let root = env!("CARGO_MANIFEST_DIR");
+            let compiler = std::env::var("CXX").unwrap_or_else(|_| "c++".into());
+            let status = std::process::Command::new(compiler)
+                .args(["-std=c++17", "-O1", "-shared", "-fPIC", "-ffp-contract=off", "-Wno-unknown-pragmas"])
+                .args([
+                    "-I",
+                    &format!("{root}/src/kernels"),
+                    &format!("{root}/tests/kernels/gather_on_host.cc"),
+                    "-o",
+                ])
+                .arg(&library)
+                .status();
+            assert!(status.unwrap().success());
+            let library = CString::new(library.as_os_str().as_bytes()).unwrap();
+            // SAFETY: the library has that function with that signature, and is never closed.
+            unsafe {
+                let library = dlopen(library.as_ptr(), 2);
+                let function = dlsym(library, c"gather_on_host".as_ptr());
+                assert!(!function.is_null());
+                std::mem::transmute::<*mut c_void, Gather>(function)
+            }
+        })
+    }
+
     fn run(regions: &Regions) {
-        let mut tiles = 0;
-        for region in regions.list() {
-            assert_eq!(region.first_tile, tiles);
-            tiles += u64::from(region.granules).div_ceil(GRANULES_PER_TILE);
-            let n = usize::from(region.dimensions);
-            let size = u64::from(region.granule_bytes);
-            for granule in 0..u64::from(region.granules) {
-                let mut rest = granule;
-                let (mut from, mut to) = (region.from, region.to);
-                for d in (0..n).rev() {
-                    let index = rest % u64::from(region.extents[d]);
-                    rest /= u64::from(region.extents[d]);
-                    from += index * if d == n - 1 { size } else { region.from_strides[d] };
-                    to += index * if d == n - 1 { size } else { region.to_strides[d] };
-                }
-                assert_eq!(to % size, 0);
-                let mut value = [0; 16];
-                let value = &mut value[..size as usize];
-                if region.from == 0 {
-                    let fill = [region.fill.to_ne_bytes(), region.fill.to_ne_bytes()].concat();
-                    value.copy_from_slice(&fill[..value.len()]);
-                } else {
-                    assert_eq!(from % size, 0);
-                    // SAFETY: the address lies in the test's source buffer, as the comparison after the run proves.
-                    value.copy_from_slice(unsafe {
-                        std::slice::from_raw_parts(from as *const u8, value.len())
-                    });
-                    if region.swap_bytes > 0 {
-                        value.chunks_exact_mut(region.swap_bytes.into()).for_each(<[u8]>::reverse);
+        let bytes = |list: *const u8, bytes: usize| {
+            // SAFETY: plain data of that size.
+            unsafe { std::slice::from_raw_parts(list, bytes) }
+        };
+        let (list, conversions) = (regions.list(), regions.conversions());
+        let work = [
+            bytes(list.as_ptr().cast(), size_of_val(list)),
+            bytes(conversions.as_ptr().cast(), size_of_val(&conversions[..])),
+        ];
+        let words: Vec<u64> =
+            work.concat().chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
+        // SAFETY: regions and conversions lie behind one another; what they name are the test's buffers.
+        unsafe { kernel()(words.as_ptr().cast(), list.len() as u32, regions.tiles()) };
+    }
+
+    /// Elements of one box: (extent, slack in the source, slack in the destination) of each dimension.
+    type Dimensions = Vec<(u64, u64, u64)>;
+
+    /// Assembles one box by the kernel and on the host; gives both outputs.
+    fn both(
+        conversion: &Conversion,
+        dims: &Dimensions,
+        turns: bool,
+        offsets: (u64, u64),
+        fill: Option<&[u8]>,
+        swaps: bool,
+        content: impl Fn(usize) -> u64,
+    ) -> (Vec<u8>, Vec<u8>) {
+        let dense = |slack: &dyn Fn(usize) -> u64| {
+            let mut strides = vec![1; dims.len()];
+            for d in (1..dims.len()).rev() {
+                strides[d - 1] = strides[d] * (dims[d].0 + slack(d));
+            }
+            let all = strides[0] * dims[0].0;
+            (strides, all)
+        };
+        let (mut from_strides, from_len) = dense(&|d| dims[d].1);
+        if turns {
+            // Transposed: the first dimension is the contiguous one. Strides need not fit the extents to be copied.
+            from_strides.reverse();
+        }
+        let from_len = from_len.max(dims.iter().zip(&from_strides).map(|(d, stride)| d.0 * stride).sum());
+        let (to_strides, to_len) = dense(&|d| dims[d].2);
+        let extents = dims.iter().map(|d| d.0).collect();
+        let piece = CopyBox { from: offsets.0, to: offsets.1, extents, from_strides, to_strides }.collapsed();
+        // Buffers of u128 are aligned as the device's allocations are.
+        let words = |len: u64, size: usize| ((len + 9) * size as u64).div_ceil(16) as usize + 1;
+        let size = conversion.stored_bytes();
+        let from: Vec<u128> = (0..words(from_len, size))
+            .map(|i| u128::from(content(2 * i)) | u128::from(content(2 * i + 1)) << 64)
+            .collect();
+        let mut to = vec![0u128; words(to_len, conversion.output().size_bytes())];
+        let mut expected = to.clone();
+
+        let source = match fill {
+            Some(fill) => Source::Fill(fill),
+            None => Source::Decoded { address: from.as_ptr() as u64, swaps_bytes: swaps && size > 1 },
+        };
+        let mut regions = Regions::default();
+        let boxes = [piece];
+        regions.add(source, &boxes, conversion, to.as_mut_ptr() as u64);
+        let work = size_of_val(regions.list()) + size_of_val(&regions.conversions()[..]);
+        assert!(work as u64 <= Regions::bytes(&boxes, conversion));
+        run(&regions);
+
+        let mut decoded: Vec<u8> = from.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        if swaps {
+            decoded.chunks_exact_mut(size).for_each(<[u8]>::reverse);
+        }
+        let source = fill.map_or(host::Source::Decoded(&decoded), host::Source::Fill);
+        let output =
+            OutputMemory { address: expected.as_mut_ptr() as u64, bytes: expected.len() as u64 * 16 };
+        // SAFETY: `expected` is this thread's alone.
+        unsafe { host::assemble(source, &boxes, conversion, output) };
+        let bytes = |words: Vec<u128>| words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        (bytes(to), bytes(expected))
+    }
+
+    /// The same bytes, or where they were computed, NaN in both.
+    fn assert_same(output: ElementType, computed: bool, (actual, expected): &(Vec<u8>, Vec<u8>), what: &str) {
+        let stored = StoredType::Element(output);
+        let size = output.size_bytes();
+        for (i, (a, b)) in actual.chunks_exact(size).zip(expected.chunks_exact(size)).enumerate() {
+            let nan = |element: &[u8]| computed && output.is_float() && stored.number(element).is_nan();
+            assert!(a == b || nan(a) && nan(b), "{what}, element {i}: {a:x?} is not {b:x?}");
+        }
+    }
+
+    fn scrambled(seed: u64) -> impl Fn(usize) -> u64 {
+        move |i| {
+            let mixed = (i as u64 ^ seed).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+            (mixed ^ mixed >> 29).wrapping_mul(0xBF58_476D_1CE4_E5B9)
+        }
+    }
+
+    fn stored_types() -> Vec<StoredType> {
+        let elements = ElementType::ALL.into_iter().map(|(element, ..)| StoredType::Element(element));
+        let bytes = ByteFormat::ALL.into_iter().map(|(format, _)| StoredType::Byte(format));
+        elements.chain([StoredType::BFloat16]).chain(bytes).collect()
+    }
+
+    /// Decodings of every kind, as far as they suit the type.
+    fn cfs(reads_as: ElementType) -> Vec<Option<Cf>> {
+        let of = |computes_in, masks: &[f64], scale_factor, add_offset, is_bool| {
+            Some(Cf { reads_as, computes_in, masks: masks.to_vec(), scale_factor, add_offset, is_bool })
+        };
+        let float = if reads_as.fits_single() { ElementType::Float32 } else { ElementType::Float64 };
+        let mut cfs = vec![
+            None,
+            of(float, &[1.0, 0.1, -3.0], None, None, false),
+            of(ElementType::Float64, &[0.0], Some(0.01), Some(-273.15), false),
+            of(ElementType::Float64, &[], None, Some(1e5), true),
+        ];
+        if reads_as.is_float() {
+            cfs.push(of(reads_as, &[], Some(0.1), Some(3.3), false));
+        }
+        cfs
+    }
+
+    #[test]
+    fn the_kernel_computes_what_the_host_does() {
+        // Small numbers, halfway cases, limits and NaNs with the smallest payload among random bits.
+        let small = |i: usize| match i % 6 {
+            5 => [0x7F80_0001_FF80_0001, 0x7FF0_0000_0000_0001][i / 6 % 2],
+            0 => i as u64 / 6 % 7,
+            1 => (i as f64 / 8.0 - 20.0).to_bits(),
+            2 => u64::from((i as f32 / 8.0 - 20.0).to_bits()) << 32 | u64::from((i as f32 * 1e7).to_bits()),
+            3 => (i as f64).exp2().to_bits(),
+            _ => scrambled(7)(i),
+        };
+        let normalises = [None, Some(Normalise { mean: 3.3, std: 1.7 })];
+        let dtypes = ElementType::ALL.map(|(element, ..)| Some(element));
+        let dims = vec![(3, 2, 1), (700, 1, 2)];
+        for stored in stored_types() {
+            for cf in cfs(stored.widened()) {
+                for normalise in normalises {
+                    for dtype in dtypes {
+                        let conversion =
+                            Conversion::new(stored, None, cf.as_ref(), normalise, dtype).unwrap();
+                        let result = both(&conversion, &dims, false, (1, 2), None, false, small);
+                        let what = format!("{stored:?} {conversion:?}");
+                        assert_same(conversion.output(), !conversion.is_copy(), &result, &what);
                     }
                 }
-                // SAFETY: as above, for the destination buffer.
-                unsafe { std::ptr::copy_nonoverlapping(value.as_ptr(), to as *mut u8, value.len()) };
             }
         }
-        assert_eq!(regions.tiles(), tiles);
+    }
+
+    #[test]
+    fn the_kernel_undoes_fixedscaleoffset_as_the_host_does() {
+        for (astype, ..) in ElementType::ALL {
+            for (dtype, ..) in ElementType::ALL {
+                let filter = FixedScaleOffset { offset: 271.3, scale: 7.0, dtype, astype };
+                let conversion =
+                    Conversion::new(StoredType::Element(astype), Some(filter), None, None, None).unwrap();
+                let dims = vec![(2, 0, 0), (900, 0, 0)];
+                let result = both(&conversion, &dims, false, (0, 0), None, false, scrambled(3));
+                assert_same(dtype, true, &result, &format!("{filter:?}"));
+            }
+        }
     }
 
     proptest! {
         #[test]
         fn the_kernel_does_what_the_host_assembler_does(
             dims in prop::collection::vec((1u64..5, 0u64..3, 0u64..3), 1..9),
-            turns: bool, log_size in 0u32..4, from_offset in 0u64..9, to_offset in 0u64..9, swaps: bool, fills: bool,
+            turns: bool, stored in prop::sample::select(stored_types()),
+            dtype in prop::option::of(prop::sample::select(ElementType::ALL.map(|(element, ..)| element).to_vec())),
+            offsets in (0u64..9, 0u64..9), swaps: bool, fills: bool, seed: u64,
         ) {
-            let size = 1u64 << log_size;
-            let dense = |slack: &dyn Fn(usize) -> u64| {
-                let mut strides = vec![1; dims.len()];
-                for d in (1..dims.len()).rev() {
-                    strides[d - 1] = strides[d] * (dims[d].0 + slack(d));
-                }
-                let all = strides[0] * dims[0].0;
-                (strides, all)
-            };
-            let (mut from_strides, from_len) = dense(&|d| dims[d].1);
-            if turns {
-                // Transposed: the first dimension is the contiguous one. Strides need not fit the extents to be copied.
-                from_strides.reverse();
-            }
-            let from_len = from_len.max(dims.iter().zip(&from_strides).map(|(d, stride)| d.0 * stride).sum());
-            let (to_strides, to_len) = dense(&|d| dims[d].2);
-            let extents = dims.iter().map(|d| d.0).collect();
-            let piece = CopyBox { from: from_offset, to: to_offset, extents, from_strides, to_strides }.collapsed();
-            // Buffers of u128 are aligned as the device's allocations are.
-            let words = |len: u64| (len * size).div_ceil(16) as usize + 1;
-            let from: Vec<u128> =
-                (0..words(from_len + 9) as u128).map(|i| i.wrapping_mul(0x9E37_79B9_7F4A_7C15_F39C_C060_5CED_C835)).collect();
-            let mut to = vec![0u128; words(to_len + 9)];
-            let mut expected = to.clone();
-            let element = &[1u8, 2, 3, 4, 5, 6, 7, 8][..size as usize];
-            let source = if fills {
-                Source::Fill(repeated(element))
-            } else {
-                Source::Decoded { address: from.as_ptr() as u64, swaps_bytes: swaps && size > 1 }
-            };
-            let mut regions = Regions::default();
-            regions.add(source, std::slice::from_ref(&piece), size as usize, to.as_mut_ptr() as u64);
-            prop_assert_eq!(regions.list().len() as u64, Regions::count(&piece));
-            run(&regions);
-
-            let mut decoded: Vec<u8> = from.iter().flat_map(|word| word.to_ne_bytes()).collect();
-            if swaps {
-                decoded.chunks_exact_mut(size as usize).for_each(<[u8]>::reverse);
-            }
-            let source =
-                if fills { super::super::host::Source::Fill(element) } else { super::super::host::Source::Decoded(&decoded) };
-            let output = super::super::OutputMemory {
-                address: expected.as_mut_ptr() as u64,
-                bytes: expected.len() as u64 * 16,
-            };
-            // SAFETY: `expected` is this thread's alone.
-            unsafe { super::super::host::assemble(source, &[piece], size as usize, output) };
-            prop_assert_eq!(to, expected);
+            let conversion = Conversion::new(stored, None, None, None, dtype).unwrap();
+            let element = &[1u8, 2, 3, 4, 5, 6, 7, 8][..stored.size_bytes()];
+            let result =
+                both(&conversion, &dims, turns, offsets, fills.then_some(element), swaps, scrambled(seed));
+            assert_same(conversion.output(), !conversion.is_copy(), &result, "");
         }
     }
 }

@@ -1,18 +1,18 @@
-//! Copies boxes of elements into outputs in host memory.
+//! Assembles boxes of elements into outputs in host memory.
 
-use super::OutputMemory;
+use super::{Conversion, OutputMemory};
 use crate::plan::CopyBox;
 
 /// What a box is filled from.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
-    /// A decoded read chunk.
+    /// A decoded read chunk in native byte order.
     Decoded(&'a [u8]),
-    /// One element, again and again.
+    /// The array's fill value, one element, again and again.
     Fill(&'a [u8]),
 }
 
-/// Copies every box into an output of elements of `element_bytes`.
+/// Converts the elements of every box into an output.
 ///
 /// # Panics
 /// If a box reaches outside the source or the output; plans do not make such boxes.
@@ -20,30 +20,28 @@ pub enum Source<'a> {
 /// # Safety
 /// The output's memory is writable host memory that nothing else reads, and no other thread writes to the
 /// elements of these boxes.
-pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], element_bytes: usize, output: OutputMemory) {
-    let size = element_bytes as u64;
+pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], conversion: &Conversion, output: OutputMemory) {
+    let (from_size, to_size) = (conversion.stored_bytes() as u64, conversion.output().size_bytes() as u64);
+    let fill = match source {
+        Source::Decoded(_) => vec![],
+        Source::Fill(logical) => conversion.fill(logical),
+    };
     for piece in boxes {
-        let row_bytes = (piece.row_len() * size) as usize;
-        let step = (piece.row_step() * size) as usize;
+        let row_bytes = (piece.row_len() * to_size) as usize;
+        let step = (piece.row_step() * from_size) as usize;
         for (from, to) in piece.rows() {
-            assert!((to + piece.row_len()) * size <= output.bytes, "a box reaches outside its output");
+            assert!((to + piece.row_len()) * to_size <= output.bytes, "a box reaches outside its output");
             // SAFETY: the row lies within the output (checked above), whose memory is ours alone to write there
             // (duty of the caller).
-            let row =
-                unsafe { std::slice::from_raw_parts_mut((output.address + to * size) as *mut u8, row_bytes) };
+            let row = unsafe {
+                std::slice::from_raw_parts_mut((output.address + to * to_size) as *mut u8, row_bytes)
+            };
             match source {
                 Source::Decoded(decoded) => {
-                    let from = (from * size) as usize;
-                    if step == element_bytes {
-                        row.copy_from_slice(&decoded[from..from + row_bytes]);
-                        continue;
-                    }
-                    for (place, from) in row.chunks_exact_mut(element_bytes).zip((from..).step_by(step)) {
-                        place.copy_from_slice(&decoded[from..from + element_bytes]);
-                    }
+                    conversion.convert(&decoded[(from * from_size) as usize..], step, row);
                 }
-                Source::Fill(element) => {
-                    row.chunks_exact_mut(element_bytes).for_each(|place| place.copy_from_slice(element));
+                Source::Fill(_) => {
+                    row.chunks_exact_mut(fill.len()).for_each(|place| place.copy_from_slice(&fill));
                 }
             }
         }
@@ -53,20 +51,35 @@ pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], element_bytes: usi
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dataset::{ElementType, StoredType};
 
     #[test]
-    fn boxes_are_copied_and_filled() {
-        let mut output = vec![0u16; 12];
-        let memory = OutputMemory { address: output.as_mut_ptr() as u64, bytes: 24 };
+    fn boxes_are_copied_filled_and_converted() {
+        let of = |dtype| {
+            let stored = StoredType::Element(ElementType::UInt16);
+            Conversion::new(stored, None, None, None, dtype).unwrap()
+        };
         let decoded: Vec<u8> = (0u16..6).flat_map(u16::to_ne_bytes).collect();
         let copy =
             CopyBox { from: 1, to: 2, extents: vec![2, 2], from_strides: vec![3, 1], to_strides: vec![6, 1] };
         let fill = CopyBox { from: 0, to: 4, extents: vec![2], from_strides: vec![1], to_strides: vec![1] };
+        let mut output = vec![0u16; 12];
+        let memory = OutputMemory { address: output.as_mut_ptr() as u64, bytes: 24 };
         // SAFETY: the memory is that of `output`, which nothing else uses meanwhile.
         unsafe {
-            assemble(Source::Decoded(&decoded), &[copy], 2, memory);
-            assemble(Source::Fill(&7u16.to_ne_bytes()), &[fill], 2, memory);
+            assemble(Source::Decoded(&decoded), std::slice::from_ref(&copy), &of(None), memory);
+            assemble(Source::Fill(&7u16.to_ne_bytes()), std::slice::from_ref(&fill), &of(None), memory);
         }
         assert_eq!(output, [0, 0, 1, 2, 7, 7, 0, 0, 4, 5, 0, 0]);
+
+        let mut output = vec![0f64; 12];
+        let memory = OutputMemory { address: output.as_mut_ptr() as u64, bytes: 96 };
+        let conversion = of(Some(ElementType::Float64));
+        // SAFETY: as above.
+        unsafe {
+            assemble(Source::Decoded(&decoded), &[copy], &conversion, memory);
+            assemble(Source::Fill(&7u16.to_ne_bytes()), &[fill], &conversion, memory);
+        }
+        assert_eq!(output, [0.0, 0.0, 1.0, 2.0, 7.0, 7.0, 0.0, 0.0, 4.0, 5.0, 0.0, 0.0]);
     }
 }

@@ -1,5 +1,6 @@
 //! Opens stores, groups and arrays through zarrs and says what each array is. Reads metadata only.
 
+mod cf;
 mod chain;
 mod declared;
 mod element;
@@ -18,11 +19,13 @@ use serde_json::{Map, Value};
 use zarrs::array::{Array, CodecChain};
 use zarrs::storage::ReadableListableStorageTraits;
 
+pub use cf::Cf;
 pub use chain::{FixedScaleOffset, ReadCodec};
 pub use declared::Declared;
 pub use element::{ByteFormat, ElementType, StoredType};
 pub use join::{Joined, VALUE_ATTRIBUTES};
 pub(crate) use layout::stacked as stacked_layout;
+pub(crate) use stored::half_to_single;
 
 type Store = dyn ReadableListableStorageTraits;
 type Source = Box<dyn std::error::Error + Send + Sync>;
@@ -61,6 +64,8 @@ pub struct ArrayInfo {
     pub components: u64,
     /// The bytes of the fill value, in the logical type and native order, `components` elements.
     pub fill_value: Vec<u8>,
+    /// Whether the fill value is also what CF calls `_FillValue`: that of a Zarr v2 array, unless it has none.
+    pub fill_is_cf: bool,
     /// One DALI letter per dimension, or empty.
     pub layout: String,
     /// Shape of a chunk: one store key.

@@ -149,6 +149,7 @@ impl<'a> OpenStore<'a> {
         }
         let mut metadata = self.metadata(name).map_err(unusable)?;
         let time = time_type(&metadata);
+        let fill_is_cf = is_v2(&metadata) && metadata.get("fill_value").is_some_and(|fill| !fill.is_null());
         drop_bitround(&mut metadata);
         complete_v2(&mut metadata);
 
@@ -223,6 +224,7 @@ impl<'a> OpenStore<'a> {
             fixed_scale_offset,
             components,
             fill_value: fill_value.as_ne_bytes().to_vec(),
+            fill_is_cf,
             layout: layout(&array, components),
             shape,
             chunk_shape,

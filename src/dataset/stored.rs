@@ -23,26 +23,9 @@ impl StoredType {
     }
 
     fn from_name(name: &str) -> Option<Self> {
-        use ByteFormat::*;
-        let format = match name {
-            "bfloat16" => return Some(Self::BFloat16),
-            "int2" => Int2,
-            "int4" => Int4,
-            "uint2" => UInt2,
-            "uint4" => UInt4,
-            "float4_e2m1fn" => Float4E2M1Fn,
-            "float6_e2m3fn" => Float6E2M3Fn,
-            "float6_e3m2fn" => Float6E3M2Fn,
-            "float8_e3m4" => Float8E3M4,
-            "float8_e4m3" => Float8E4M3,
-            "float8_e4m3b11fnuz" => Float8E4M3B11Fnuz,
-            "float8_e4m3fnuz" => Float8E4M3Fnuz,
-            "float8_e5m2" => Float8E5M2,
-            "float8_e5m2fnuz" => Float8E5M2Fnuz,
-            "float8_e8m0fnu" => Float8E8M0Fnu,
-            other => return ElementType::from_name(other).map(Self::Element),
-        };
-        Some(Self::Byte(format))
+        let element = || ElementType::from_name(name).map(Self::Element);
+        let byte = || ByteFormat::ALL.iter().find(|(_, known)| *known == name).map(|(f, _)| Self::Byte(*f));
+        if name == "bfloat16" { Some(Self::BFloat16) } else { element().or_else(byte) }
     }
 
     /// Size of one stored element.
@@ -51,6 +34,40 @@ impl StoredType {
             Self::Element(element) => element.size_bytes(),
             Self::BFloat16 => 2,
             Self::Byte(_) => 1,
+        }
+    }
+
+    /// The name in Zarr v3 metadata; of complex numbers, times and time spans that of their parts.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Element(element) => element.name(),
+            Self::BFloat16 => "bfloat16",
+            Self::Byte(format) => format.name(),
+        }
+    }
+
+    /// The number that an element in native byte order stands for, as near as a float64 comes.
+    ///
+    /// # Panics
+    /// If there are fewer bytes than an element has.
+    pub fn number(self, bytes: &[u8]) -> f64 {
+        use ElementType::*;
+        let mut widest = [0; 8];
+        // Native order is little-endian on every machine that CUDA runs on.
+        widest[..self.size_bytes()].copy_from_slice(&bytes[..self.size_bytes()]);
+        let bits = u64::from_le_bytes(widest);
+        match self {
+            Self::Element(Bool) => (bits != 0).into(),
+            Self::Element(Int8) => (bits as i8).into(),
+            Self::Element(Int16) => (bits as i16).into(),
+            Self::Element(Int32) => (bits as i32).into(),
+            Self::Element(Int64) => bits as i64 as f64,
+            Self::Element(UInt8 | UInt16 | UInt32 | UInt64) => bits as f64,
+            Self::Element(Float16) => half_to_single(bits as u16).into(),
+            Self::Element(Float32) => f32::from_bits(bits as u32).into(),
+            Self::Element(Float64) => f64::from_bits(bits),
+            Self::BFloat16 => f32::from_bits((bits as u32) << 16).into(),
+            Self::Byte(format) => format.value(bits as u8).into(),
         }
     }
 
@@ -66,4 +83,15 @@ impl StoredType {
             Self::Byte(_) => ElementType::Float16,
         }
     }
+}
+
+/// The value of a float16, NaN payloads kept.
+pub fn half_to_single(half: u16) -> f32 {
+    let (sign, magnitude) = (u32::from(half & 0x8000) << 16, u32::from(half & 0x7FFF));
+    if magnitude >= 0x7C00 {
+        return f32::from_bits(sign | 0x7F80_0000 | (magnitude & 0x3FF) << 13);
+    }
+    // Moved into place the exponent is too small by 127 - 15, for numbers below the normal ones too.
+    let value = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
+    f32::from_bits(sign | value.to_bits())
 }

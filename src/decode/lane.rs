@@ -13,15 +13,17 @@
 
 use super::Queue;
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
-use crate::assemble::device::{Region, Regions, Source, repeated};
+use crate::assemble::Conversion;
+use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
 use crate::batch::Unit;
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
+use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
 use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, DeviceMemory, Gpu, Kernels, PinnedBuffer, PinnedMemory, PinnedPool,
-    ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
+    CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, Kernels, PinnedBuffer, PinnedMemory,
+    PinnedPool, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 
 use std::ops::Range;
@@ -78,14 +80,27 @@ pub struct Lanes {
     pub nvcomp: Option<Arc<Zstd>>,
     /// What is read.
     pub dataset: Arc<Dataset>,
+    /// What happens to elements; one per part of each array.
+    pub conversions: Arc<[Vec<Conversion>]>,
     /// Work.
     pub queue: Arc<Queue<Fetched>>,
+}
+
+impl Lanes {
+    fn conversion(&self, fetched: &Fetched) -> &Conversion {
+        let task = &fetched.unit.task;
+        &self.conversions[task.array][task.part]
+    }
 }
 
 /// Staging bytes of a unit, apart from its streams, passes and regions: its status, and what aligning may cost.
 const UNIT_BYTES: u64 = 16;
 /// Staging bytes of a stream: a [`StreamOnDevice`], or for zstd two pointers, three sizes and a status.
 const STREAM_BYTES: u64 = 48;
+/// Staging bytes of a zstd frame besides, for its check.
+const FRAME_BYTES: u64 = size_of::<CheckedFrame>() as u64;
+/// Staging bytes of a block of such a frame: what the host read of it, and what the GPU found out.
+const BLOCK_BYTES: u64 = size_of::<Block>() as u64 + SUMMARY_BYTES;
 /// Staging bytes of a pass, whichever it is; a stream may have a check of its own.
 const PASS_BYTES: u64 = 40;
 /// What aligning the parts of a whole arena may cost.
@@ -107,19 +122,19 @@ fn area_bytes(bytes: u64) -> u64 {
 }
 
 /// Arena bytes that a unit of an array needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
-/// Without nvCOMP they are what it needs at most.
+/// Without nvCOMP the bound for zstd's scratch memory stands alone.
 ///
 /// # Errors
 /// What nvCOMP says.
 pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u64) -> Result<u64> {
     let decoded = array.read_chunk_bytes();
-    let regions = boxes * size_of::<Region>() as u64;
+    let regions = boxes * size_of::<Region>() as u64 + size_of::<ConversionOnDevice>() as u64;
     let least = area_bytes(decoded) + UNIT_BYTES + regions + ARENA_SLACK;
     let Road::Gpu(chain) = road else { return Ok(least) };
     let most = chain.most();
-    let scratch = match most.zstd {
-        false => 0,
-        true => {
+    let scratch = match most.zstd_blocks {
+        0 => 0,
+        _ => {
             let one = Frames::default().with(most.area_bytes);
             let usual = zstd.map_or(Ok(0), |zstd| zstd.usual_scratch_bytes(one))?;
             usual.max(crate::codec::zstd::gpu_scratch_bound(most.area_bytes))
@@ -129,7 +144,8 @@ pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u6
         + aligned(most.encoded_bytes)
         + area_bytes(most.area_bytes) * most.areas
         + aligned(scratch)
-        + most.streams * (STREAM_BYTES + PASS_BYTES)
+        + most.streams * (STREAM_BYTES + FRAME_BYTES + PASS_BYTES)
+        + most.zstd_blocks * BLOCK_BYTES
         + most.areas * 2 * PASS_BYTES)
 }
 
@@ -143,12 +159,11 @@ struct Sizes {
 }
 
 impl Sizes {
-    fn with(mut self, fetched: &Fetched) -> Self {
+    fn with(mut self, fetched: &Fetched, conversion: &Conversion) -> Self {
         if let Payload::Chunk { part, work, .. } = &fetched.payload {
             self = self.with_work(part.len() as u64, work);
         }
-        let regions: u64 = fetched.unit.task.boxes.iter().map(Regions::count).sum();
-        self.staging += UNIT_BYTES + regions * size_of::<Region>() as u64;
+        self.staging += UNIT_BYTES + Regions::bytes(&fetched.unit.task.boxes, conversion);
         self
     }
 
@@ -161,8 +176,10 @@ impl Sizes {
         for stream in &work.streams {
             if let Decoder::Zstd(_) = stream.decoder {
                 self.zstd = self.zstd.with(stream.to.end - stream.to.start);
+                self.staging += FRAME_BYTES;
             }
         }
+        self.staging += work.zstd_blocks() * BLOCK_BYTES;
         self.staging += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
         self
     }
@@ -262,7 +279,7 @@ impl Lane {
         let zstd = self.lanes.nvcomp.as_deref();
         let mut sizes = Sizes::default();
         self.lanes.queue.pop_group(|fetched| {
-            let more = sizes.with(fetched);
+            let more = sizes.with(fetched, self.lanes.conversion(fetched));
             // An error of nvCOMP's comes back when the group is laid out, where it can be reported.
             let scratch = more.scratch(zstd).unwrap_or(0);
             let fits = more.arena_bytes(scratch) <= self.arena.bytes();
@@ -300,7 +317,8 @@ impl Lane {
     fn enqueue(&mut self, group: &[Fetched]) -> Result<Results> {
         let lanes = self.lanes.clone();
         lanes.gpu.bind()?;
-        let sizes = group.iter().fold(Sizes::default(), Sizes::with);
+        let add = |sizes: Sizes, fetched| sizes.with(fetched, lanes.conversion(fetched));
+        let sizes = group.iter().fold(Sizes::default(), add);
         let scratch_bytes = sizes.scratch(lanes.nvcomp.as_deref())?;
         if sizes.arena_bytes(scratch_bytes) > self.arena.bytes() {
             return Err(Error::Budget {
@@ -328,7 +346,7 @@ impl Lane {
             let array = self.array(fetched);
             let output = fetched.unit.batch.outputs[task.output].address;
             let source = match &fetched.payload {
-                Payload::Missing => Source::Fill(repeated(array.fill_element().unwrap_or_default())),
+                Payload::Missing => Source::Fill(array.fill_element().unwrap_or_default()),
                 Payload::Chunk { buffer, part, work } => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
                     let (to, address) = plan.chunk(number, status, part.len() as u64, work);
@@ -336,7 +354,7 @@ impl Lane {
                     Source::Decoded { address, swaps_bytes: work.swaps_bytes }
                 }
             };
-            regions.add(source, &task.boxes, array.stored.size_bytes(), output);
+            regions.add(source, &task.boxes, lanes.conversion(fetched), output);
         }
 
         let streams = plan.streams.each_ref().map(|list| (builder.put(list), list.len()));
@@ -351,16 +369,30 @@ impl Lane {
             actual_bytes: builder.put(&vec![0u64; plan.frames.encoded.len()]),
             statuses: builder.put(&vec![0u32; plan.frames.encoded.len()]),
         };
+        let checked = FramesToCheck {
+            frames: builder.put(&plan.frames.checked),
+            count: frames.count,
+            blocks: builder.put(&plan.frames.blocks),
+            block_count: plan.frames.blocks.len(),
+            summaries: builder.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.frames.blocks.len()]),
+            encoded: frames.encoded,
+            encoded_bytes: frames.encoded_bytes,
+            valid: builder.put(&VALID_FRAME),
+            valid_bytes: VALID_FRAME.len() as u64,
+        };
         let levels: Vec<_> = plan
             .levels
             .iter()
             .map(|level| {
                 let checks = (builder.put(&level.checks), level.checks.len());
-                (checks, builder.put(&level.shuffled), &level.shuffled)
+                let shuffled = (builder.put(&level.shuffled), level.shuffled.len());
+                (checks, shuffled, level.tiles)
             })
             .collect();
         let deltas = (builder.put(&plan.deltas), plan.deltas.len());
         let region_list = builder.put(regions.list());
+        // Right behind the regions, whose size is a multiple of the arrays' alignment.
+        builder.put(&regions.conversions());
         self.upload(&builder.bytes, staging)?;
         self.copied.record(&self.stream).map_err(Error::cuda("recording an event"))?;
 
@@ -370,14 +402,16 @@ impl Lane {
             unsafe { kernels.decode(&self.stream, kernel, list, count)? };
         }
         if let (Some(decoder), true) = (&lanes.nvcomp, frames.count > 0) {
+            // SAFETY: as above; nvCOMP's arrays are those that the check may change.
+            unsafe { kernels.check_zstd(&self.stream, &checked)? };
             // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and staging.
             unsafe { decoder.decompress(&self.stream, &frames, scratch..staging)? };
         }
-        for ((checks, check_count), shuffled, list) in levels {
+        for (checks, shuffled, tiles) in levels {
             // SAFETY: as above; what they read was written by what precedes them on the stream.
             unsafe {
-                kernels.check(&self.stream, checks, check_count)?;
-                kernels.unshuffle(&self.stream, shuffled, list)?;
+                kernels.check(&self.stream, checks.0, checks.1)?;
+                kernels.unshuffle(&self.stream, shuffled.0, shuffled.1, tiles)?;
             }
         }
         // SAFETY: as above.
@@ -518,12 +552,16 @@ struct Plan {
 struct Level {
     checks: Vec<CheckOnDevice>,
     shuffled: Vec<ShuffledOnDevice>,
+    /// Of all that is shuffled.
+    tiles: u32,
 }
 
-/// What nvCOMP wants to know of a group's frames.
+/// What nvCOMP and the check before it want to know of a group's frames.
 #[derive(Default)]
 struct FrameArrays {
     frames: Vec<FrameOfUnit>,
+    checked: Vec<CheckedFrame>,
+    blocks: Vec<Block>,
     encoded: Vec<u64>,
     encoded_bytes: Vec<u64>,
     decoded: Vec<u64>,
@@ -556,7 +594,16 @@ impl Plan {
                 Decoder::BloscLz => StreamKernel::BloscLz,
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
-                Decoder::Zstd(_) => {
+                Decoder::Zstd(blocks) => {
+                    self.frames.checked.push(CheckedFrame {
+                        from,
+                        status,
+                        to_bytes: to_bytes as u32,
+                        first_block: self.frames.blocks.len() as u32,
+                        blocks: blocks.len() as u32,
+                        padding: 0,
+                    });
+                    self.frames.blocks.extend(blocks);
                     self.frames.frames.push(FrameOfUnit { unit, bytes: to_bytes });
                     self.frames.encoded.push(from);
                     self.frames.encoded_bytes.push(from_bytes);
@@ -590,15 +637,18 @@ impl Plan {
                 }
                 Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
                     let next = self.area(work);
-                    self.levels[level].shuffled.push(ShuffledOnDevice {
+                    let level_list = &mut self.levels[level];
+                    let shuffled = ShuffledOnDevice {
                         from: area + start,
                         to: next,
                         bytes: end - start,
                         block_bytes,
                         element_bytes,
                         kind: if bits { 2 } else { 1 },
-                        reserved: 0,
-                    });
+                        first_tile: level_list.tiles,
+                    };
+                    level_list.tiles += shuffled.tiles();
+                    level_list.shuffled.push(shuffled);
                     area = next;
                     level += 1;
                 }
@@ -664,7 +714,12 @@ struct Staging {
 trait Plain: Copy {}
 impl Plain for u64 {}
 impl Plain for u32 {}
+impl Plain for u8 {}
+impl Plain for [u8; SUMMARY_BYTES as usize] {}
+impl Plain for Block {}
+impl Plain for CheckedFrame {}
 impl Plain for Region {}
+impl Plain for ConversionOnDevice {}
 impl Plain for StreamOnDevice {}
 impl Plain for CheckOnDevice {}
 impl Plain for ShuffledOnDevice {}
@@ -696,7 +751,7 @@ mod tests {
             Decoder::BloscLz,
             Decoder::Snappy,
             Decoder::Inflate,
-            Decoder::Zstd(Default::default()),
+            Decoder::Zstd(crate::codec::zstd::blocks(&VALID_FRAME, 0).unwrap()),
         ]);
         let pass = prop_oneof![
             Just(Pass::UndoDelta { element_bytes: 4 }),
@@ -753,6 +808,9 @@ mod tests {
                 staging.put(list);
             }
             staging.put(&vec![0u32; plan.frames.frames.len()]);
+            staging.put(&plan.frames.checked);
+            staging.put(&plan.frames.blocks);
+            staging.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.frames.blocks.len()]);
             for level in &plan.levels {
                 staging.put(&level.checks);
                 staging.put(&level.shuffled);

@@ -2,6 +2,7 @@
 
 use super::Queue;
 use super::lane::{Fetched, Payload};
+use crate::assemble::Conversion;
 use crate::assemble::host::{self, Source};
 use crate::batch::Unit;
 use crate::codec::{self, Prepared, Road};
@@ -21,6 +22,8 @@ pub struct Workers {
     pub dataset: Arc<Dataset>,
     /// One per part of each array. On the CPU backend every chain is decoded by zarrs.
     pub roads: Vec<Vec<Road>>,
+    /// What happens to elements; one per part of each array.
+    pub conversions: Arc<[Vec<Conversion>]>,
     /// Finds chunks.
     pub locator: Locator,
     /// What a missing chunk means.
@@ -93,10 +96,11 @@ impl Workers {
         };
         let fill = Source::Fill(array.fill_element().unwrap_or_default());
         let source = decoded.as_deref().map_or(fill, Source::Decoded);
+        let conversion = &self.conversions[unit.task.array][unit.task.part];
         let output = unit.batch.outputs[unit.task.output];
         // SAFETY: the outputs of the CPU backend are host memory, lent until the batch is handed over, which waits
         // for this unit; plans give no element to two units.
-        unsafe { host::assemble(source, &unit.task.boxes, array.stored.size_bytes(), output) };
+        unsafe { host::assemble(source, &unit.task.boxes, conversion, output) };
         Ok(())
     }
 

@@ -1,36 +1,43 @@
-// Copies boxes of elements from decoded chunks into outputs, swapping bytes and filling on the way.
+// Copies boxes of elements from decoded chunks into outputs, filling, swapping bytes and converting
+// on the way.
 //
 //   for each region (block-parallel):            one box of one chunk, in granules of 1 to 16 bytes
 //     for each granule g of the region:          thread-parallel, neighbours take neighbours
 //       i_0 .. i_n = unravel(g, extents)
 //       value = source ? source[sum i_d * from_stride_d] : fill
-//       destination[sum i_d * to_stride_d] = swap(value)
+//       destination[sum i_d * to_stride_d] = convert(swap(value))
 //
 // A block takes one tile: GRANULES_PER_TILE granules of one region, found by bisection over
-// `first_tile`. A granule is the largest power of two up to 16 bytes that divides the row length,
-// every stride and both addresses, and never smaller than an element; the host chooses it
+// `first_tile`. Where elements are copied, a granule is the largest power of two up to 16 bytes
+// that divides the row length, every stride and both addresses, and never smaller than an element;
+// where they are converted, or lie apart in the source, it is an element. The host chooses it
 // (src/assemble/device.rs), so every access is aligned. `Region` and the constants mirror that
 // file, which checks its own layout.
 
 #include <cstdint>
 
+#include "convert.cuh"
+
 namespace {
 
 constexpr int MAX_DIMENSIONS = 6;
 constexpr uint32_t GRANULES_PER_TILE = 2048;
+// Elements that a thread converts at a time: their loads are in flight together.
+constexpr int ELEMENTS_IN_FLIGHT = 4;
 
 struct Region {
-  uint64_t from;                              // address of the first element in the source, 0: fill
-  uint64_t to;                                // address of the first element in the destination
-  uint64_t fill;                              // the fill element, repeated to 8 bytes
-  uint64_t first_tile;                        // number of the region's first tile in the launch
-  uint64_t from_strides[MAX_DIMENSIONS - 1];  // bytes; the last dimension is contiguous
-  uint64_t to_strides[MAX_DIMENSIONS - 1];    // bytes
-  uint32_t extents[MAX_DIMENSIONS];           // the last in granules
-  uint32_t granules;                          // product of the extents
-  uint16_t dimensions;
-  uint8_t granule_bytes;
-  uint8_t swap_bytes;  // element size if bytes are to be swapped, else 0
+  uint64_t from;                            // address of the first element in the source, 0: fill
+  uint64_t to;                              // address of the first element in the destination
+  uint64_t fill;                            // the fill element, repeated; or number of a Conversion
+  uint64_t first_tile;                      // number of the region's first tile in the launch
+  uint64_t from_strides[MAX_DIMENSIONS];    // bytes
+  uint64_t to_strides[MAX_DIMENSIONS - 1];  // bytes; the last dimension is contiguous
+  uint32_t extents[MAX_DIMENSIONS];         // the last in granules
+  uint32_t granules;                        // product of the extents
+  uint8_t dimensions;
+  uint8_t granule_bytes;    // in the source
+  uint8_t swap_bytes;       // element size if bytes are to be swapped, else 0
+  uint8_t converted_bytes;  // element size in the destination if elements are converted, else 0
 };
 
 __device__ uint32_t swap_word(uint32_t word, int element) {
@@ -71,9 +78,33 @@ __device__ void splat(uint64_t fill, uint4& value) {
   value = make_uint4(half.x, half.y, half.x, half.y);
 }
 
+// Where a granule lies, in bytes from the start of its region.
+struct Place {
+  uint64_t from, to;
+};
+
+__device__ Place place(const Region& region, uint32_t granule, uint32_t to_bytes) {
+  const int last = region.dimensions - 1;
+  uint32_t rest = granule;
+  Place at{0, 0};
+  if (last > 0) {
+    uint32_t row = rest / region.extents[last];
+    rest -= row * region.extents[last];
+    for (int d = last - 1; d >= 0; --d) {
+      uint32_t outer = row / region.extents[d];
+      uint32_t index = row - outer * region.extents[d];
+      row = outer;
+      at.from += index * region.from_strides[d];
+      at.to += index * region.to_strides[d];
+    }
+  }
+  at.from += rest * region.from_strides[last];
+  at.to += static_cast<uint64_t>(rest) * to_bytes;
+  return at;
+}
+
 template <typename Granule>
 __device__ void copy_tile(const Region& region, uint32_t begin, uint32_t end) {
-  const int last = region.dimensions - 1;
   const char* from = reinterpret_cast<const char*>(region.from);
   char* to = reinterpret_cast<char*>(region.to);
   const int element = region.swap_bytes;
@@ -81,32 +112,90 @@ __device__ void copy_tile(const Region& region, uint32_t begin, uint32_t end) {
   splat(region.fill, fill);
 #pragma unroll 4
   for (uint32_t granule = begin + threadIdx.x; granule < end; granule += blockDim.x) {
-    uint32_t rest = granule;
-    uint64_t from_offset = 0, to_offset = 0;
-    if (last > 0) {
-      uint32_t row = rest / region.extents[last];
-      rest -= row * region.extents[last];
-      for (int d = last - 1; d >= 0; --d) {
-        uint32_t outer = row / region.extents[d];
-        uint32_t index = row - outer * region.extents[d];
-        row = outer;
-        from_offset += index * region.from_strides[d];
-        to_offset += index * region.to_strides[d];
-      }
-    }
-    from_offset += static_cast<uint64_t>(rest) * sizeof(Granule);
-    to_offset += static_cast<uint64_t>(rest) * sizeof(Granule);
+    const Place at = place(region, granule, sizeof(Granule));
     Granule value = fill;
     if (from) {
-      value = *reinterpret_cast<const Granule*>(from + from_offset);
+      value = *reinterpret_cast<const Granule*>(from + at.from);
       if (element) swap(value, element);
     }
-    *reinterpret_cast<Granule*>(to + to_offset) = value;
+    *reinterpret_cast<Granule*>(to + at.to) = value;
+  }
+}
+
+template <int N, typename Element>
+__device__ void read(uint64_t from, const Place (&places)[N], bool swaps, uint64_t (&bits)[N]) {
+  Element elements[N];
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    elements[i] = *reinterpret_cast<const Element*>(from + places[i].from);
+  }
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (swaps) swap(elements[i], sizeof(Element));
+    if constexpr (sizeof(Element) == 8) {
+      bits[i] = static_cast<uint64_t>(elements[i].y) << 32 | elements[i].x;
+    } else {
+      bits[i] = elements[i];
+    }
+  }
+}
+
+template <int N, typename Element>
+__device__ void write(uint64_t to, const Place (&places)[N], int count, const uint64_t (&bits)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    if (i < count) *reinterpret_cast<Element*>(to + places[i].to) = static_cast<Element>(bits[i]);
+  }
+}
+
+__device__ void convert_tile(const Region& region, const Conversion& conversion, const float* table,
+                             uint32_t begin, uint32_t end) {
+  constexpr int N = ELEMENTS_IN_FLIGHT;
+  for (uint32_t first = begin + threadIdx.x; first < end; first += N * blockDim.x) {
+    Place places[N];
+    int count = 0;
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const uint32_t element = first + i * blockDim.x;
+      if (element < end) count = i + 1;
+      // Past the end the first one is read again, and not written.
+      places[i] = place(region, element < end ? element : first, region.converted_bytes);
+    }
+    uint64_t bits[N];
+    const bool swaps = region.swap_bytes;
+    switch (region.granule_bytes) {
+      case 1:
+        read<N, uint8_t>(region.from, places, swaps, bits);
+        break;
+      case 2:
+        read<N, uint16_t>(region.from, places, swaps, bits);
+        break;
+      case 4:
+        read<N, uint32_t>(region.from, places, swaps, bits);
+        break;
+      default:
+        read<N, uint2>(region.from, places, swaps, bits);
+    }
+    convert(conversion, table, bits);
+    switch (region.converted_bytes) {
+      case 1:
+        write<N, uint8_t>(region.to, places, count, bits);
+        break;
+      case 2:
+        write<N, uint16_t>(region.to, places, count, bits);
+        break;
+      case 4:
+        write<N, uint32_t>(region.to, places, count, bits);
+        break;
+      default:
+        write<N, uint64_t>(region.to, places, count, bits);
+    }
   }
 }
 
 }  // namespace
 
+// Behind the regions are the conversions that they name.
 extern "C" __global__ void __launch_bounds__(256) gather(const Region* regions, uint32_t count) {
   __shared__ Region region;
   const uint64_t tile = blockIdx.x;
@@ -125,6 +214,11 @@ extern "C" __global__ void __launch_bounds__(256) gather(const Region* regions, 
   __syncthreads();
   const uint32_t begin = static_cast<uint32_t>(tile - region.first_tile) * GRANULES_PER_TILE;
   const uint32_t end = min(region.granules, begin + GRANULES_PER_TILE);
+  if (region.converted_bytes) {
+    const auto* conversions = reinterpret_cast<const Conversion*>(regions + count);
+    const Conversion& conversion = conversions[region.fill];
+    return convert_tile(region, conversion, conversion.table, begin, end);
+  }
   switch (region.granule_bytes) {
     case 16:
       return copy_tile<uint4>(region, begin, end);

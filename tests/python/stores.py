@@ -5,6 +5,7 @@ On Python 3.10 there is only zarr-python 2, which has no format 3: tests that ne
 
 import json
 import warnings
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -306,11 +307,137 @@ def zstd_skippable_frame(data):
     return (0x184D2A50).to_bytes(4, "little") + len(data).to_bytes(4, "little") + data
 
 
+def _crc32c_table():
+    table = []
+    for crc in range(256):
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        table.append(crc)
+    return table
+
+
+_CRC32C = _crc32c_table()
+
+
 def crc32c(data):
     """The checksum of shard indices (RFC 3720, reflected polynomial 0x82F63B78)."""
     crc = 0xFFFFFFFF
     for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+        crc = crc >> 8 ^ _CRC32C[(crc ^ byte) & 255]
     return crc ^ 0xFFFFFFFF
+
+
+def crc32c_over(data):
+    """What the codec `crc32c` makes of bytes."""
+    return data + crc32c(data).to_bytes(4, "little")
+
+
+def zstd_frame_without_size(frame):
+    """The same frame as a streaming encoder would have begun it: a window and no content size."""
+    descriptor = frame[4]
+    single_segment = descriptor >> 5 & 1
+    at = 5 + (not single_segment) + (0, 1, 2, 4)[descriptor & 3]
+    end = at + (single_segment, 2, 4, 8)[descriptor >> 6]
+    content = int.from_bytes(frame[at:end], "little") + (256 if end - at == 2 else 0)
+    window = max(content - 1, 1 << 10).bit_length() - 10 << 3 if single_segment else frame[5]
+    return frame[:4] + bytes([descriptor & 4, window]) + frame[end:]
+
+
+def gzip_with_fields(member):
+    """The same gzip member with every optional field of its header (RFC 1952)."""
+    extra = b"zd" + (3).to_bytes(2, "little") + b"\x1f\x8b\x08"
+    header = member[:3] + b"\x1e" + member[4:10] + len(extra).to_bytes(2, "little") + extra
+    header += b"chunk\0" + b"of an array\0"
+    return header + (zlib.crc32(header) & 0xFFFF).to_bytes(2, "little") + member[10:]
+
+
+def snappy_encode(data):
+    """Snappy's raw format: literals of all lengths and copies of all three kinds."""
+    out = bytearray(_varint(len(data)))
+    seen, literal, at = {}, 0, 0
+    while at < len(data):
+        match = seen.get(data[at : at + 4], -1) if at + 4 <= len(data) else -1
+        seen[data[at : at + 4]] = at
+        if match < 0:
+            at += 1
+            continue
+        length = 4
+        while at + length < len(data) and data[match + length] == data[at + length] and length < 200:
+            length += 1
+        out += _snappy_literal(data[literal:at])
+        out += _snappy_copies(at - match, length)
+        at += length
+        literal = at
+    return bytes(out + _snappy_literal(data[literal:]))
+
+
+def _varint(number):
+    out = bytearray()
+    while number >= 128:
+        out.append(number & 127 | 128)
+        number >>= 7
+    return bytes([*out, number])
+
+
+def _snappy_literal(data):
+    if not data:
+        return b""
+    last = len(data) - 1
+    if last < 60:
+        return bytes([last << 2]) + data
+    size = (last.bit_length() + 7) // 8
+    return bytes([59 + size << 2]) + last.to_bytes(size, "little") + data
+
+
+def _snappy_copies(offset, length):
+    out = b""
+    while length:
+        part = min(length, 64)
+        if 4 <= part <= 11 and offset < 2048:
+            out += bytes([1 | part - 4 << 2 | offset >> 8 << 5, offset & 255])
+        elif offset < 65536 and part % 5:
+            out += bytes([2 | part - 1 << 2]) + offset.to_bytes(2, "little")
+        else:
+            out += bytes([3 | part - 1 << 2]) + offset.to_bytes(4, "little")
+        length -= part
+    return out
+
+
+def snappy_decode(data):
+    """Decodes Snappy's raw format; a ValueError for whatever is not exactly that."""
+
+    def take(count):
+        nonlocal at
+        if at + count > len(data):
+            raise ValueError("snappy: the stream ends early")
+        at += count
+        return data[at - count : at]
+
+    at, declared, shift = 0, 0, 0
+    while True:
+        (byte,) = take(1)
+        declared |= (byte & 127) << shift
+        shift += 7
+        if byte < 128:
+            break
+        if shift > 28:
+            raise ValueError("snappy: the length has too many bytes")
+    out = bytearray()
+    while at < len(data):
+        (tag,) = take(1)
+        kind, high = tag & 3, tag >> 2
+        if kind == 0:
+            length = 1 + (high if high < 60 else int.from_bytes(take(high - 59), "little"))
+            out += take(length)
+        else:
+            length = 4 + (high & 7) if kind == 1 else 1 + high
+            offset = int.from_bytes(take((0, 1, 2, 4)[kind]), "little") | (high >> 3 << 8 if kind == 1 else 0)
+            if not 0 < offset <= len(out):
+                raise ValueError("snappy: a copy from before the start")
+            for _ in range(length):
+                out.append(out[-offset])
+        if len(out) > declared:
+            raise ValueError("snappy: more data than declared")
+    if len(out) != declared:
+        raise ValueError("snappy: less data than declared")
+    return bytes(out)

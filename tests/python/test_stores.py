@@ -105,13 +105,9 @@ def test_rounded_values(backend, tmp_path, rng, zarr_format):
     assert_reads(backend, tmp_path / "a", None, stored)
 
 
-SCALED = pytest.mark.xfail(strict=True, reason="stored elements are not converted yet")
-
-
-@SCALED
 @pytest.mark.parametrize("order", ["C", "F"])
 @pytest.mark.parametrize(
-    "zarr_format, astype", [(2, "|u1"), (2, "<i2"), (2, ">i2"), (3, "u1"), (3, "i2"), (3, "f4")]
+    "zarr_format, astype", [(2, "|u1"), (2, "<i2"), (2, ">i2"), (3, "u1"), (3, "i2"), (3, "f4"), (3, "f8")]
 )
 def test_scaled_chunks(backend, tmp_path, zarr_format, astype, order):
     """`fixedscaleoffset` with an offset that 32 bits cannot hold; a missing chunk is not scaled."""
@@ -137,7 +133,6 @@ def test_scaled_chunks(backend, tmp_path, zarr_format, astype, order):
     assert_reads(backend, tmp_path / "a", None, stored, [3])
 
 
-@SCALED
 def test_scaled_chunks_in_shards(backend, tmp_path):
     values = 273.15 + np.linspace(0, 25, 64).reshape(8, 8)
     scale = {"offset": 273.15, "scale": 10, "dtype": "<f8", "astype": "u1"}

@@ -1,0 +1,328 @@
+//! What happens to the elements of an array between a decoded chunk and an output, decided once.
+//!
+//! ```text
+//! stored -> widened -> fixedscaleoffset -> mask, scale, offset (CF) -> (x - mean) / std -> output type
+//! ```
+//!
+//! The result is a type to load, a register to compute in, a list of steps and a type to store, which the host
+//! ([`super::host`]) and the kernel (`src/kernels/convert.cuh`) carry out alike.
+
+use super::arithmetic::{double_to_half, load, store};
+use crate::dataset::{ByteFormat, Cf, ElementType, FixedScaleOffset, StoredType, half_to_single};
+
+/// Most steps of a conversion, as the kernel has it.
+pub const MAX_STEPS: usize = 24;
+
+/// Normalisation: `(x - mean) / std`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalise {
+    /// Subtracted first.
+    pub mean: f64,
+    /// Divided by then; neither 0 nor infinite.
+    pub std: f64,
+}
+
+/// What a step does to a value. The numbers are those of `convert.cuh`.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Code {
+    /// By the operand.
+    Multiply,
+    /// The operand.
+    Add,
+    /// The operand.
+    Subtract,
+    /// By the operand.
+    Divide,
+    /// NaN where equal to the operand.
+    Mask,
+    /// To the type of the step.
+    Round,
+    /// Towards zero, NaN becomes 0.
+    Truncate,
+    /// Whole numbers modulo the operand, a power of two: from 0.
+    WrapUnsigned,
+    /// The same from minus half of the operand.
+    WrapSigned,
+    /// 0 or 1.
+    IsTrue,
+}
+
+/// What a result is rounded to; registers hold all of these types.
+#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rounds {
+    /// As the register does.
+    Register,
+    /// To float32.
+    Single,
+    /// To float16.
+    Half,
+}
+
+/// One step. Field for field the `Step` of `convert.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Step {
+    /// What `code` says.
+    pub operand: f64,
+    /// What to do.
+    pub code: Code,
+    /// What the result is rounded to.
+    pub rounds: Rounds,
+    reserved: [u8; 6],
+}
+
+/// What values are computed in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Register {
+    /// Nothing: elements are copied.
+    None,
+    /// int64, without steps.
+    Signed,
+    /// uint64, without steps.
+    Unsigned,
+    /// float32.
+    Single,
+    /// float64.
+    Double,
+}
+
+/// The conversion of an array's elements.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Conversion {
+    loads: StoredType,
+    register: Register,
+    steps: Vec<Step>,
+    output: ElementType,
+    /// For fill values, where those are in another type: they are not scaled by `fixedscaleoffset`.
+    of_fill: Option<Box<Self>>,
+}
+
+impl Rounds {
+    fn to(element: ElementType) -> Self {
+        match element {
+            ElementType::Float16 => Self::Half,
+            ElementType::Float32 => Self::Single,
+            _ => Self::Register,
+        }
+    }
+
+    fn round(self, value: f64) -> f64 {
+        match self {
+            Self::Register => value,
+            Self::Single => f64::from(value as f32),
+            Self::Half => f64::from(half_to_single(double_to_half(value))),
+        }
+    }
+}
+
+impl Step {
+    /// An operation in a floating-point type: both its operand and its result are rounded to that.
+    fn arithmetic(code: Code, operand: f64, element: ElementType) -> Self {
+        let rounds = Rounds::to(element);
+        Self { operand: rounds.round(operand), code, rounds, reserved: [0; 6] }
+    }
+
+    pub(super) fn new(code: Code, operand: f64) -> Self {
+        Self { operand, code, rounds: Rounds::Register, reserved: [0; 6] }
+    }
+
+    /// Whether a float32 register gives the same result.
+    fn fits_single(&self) -> bool {
+        let computes =
+            matches!(self.code, Code::Multiply | Code::Add | Code::Subtract | Code::Divide | Code::Round);
+        !(computes && self.rounds == Rounds::Register) && f64::from(self.operand as f32) == self.operand
+    }
+}
+
+impl Conversion {
+    /// Decides on the conversion of elements that are stored as `stored`, which `filter` decodes. `dtype` is the type
+    /// that the output shall have.
+    ///
+    /// # Errors
+    /// What cannot be combined or used, as the end of a sentence.
+    pub fn new(
+        stored: StoredType,
+        filter: Option<FixedScaleOffset>,
+        cf: Option<&Cf>,
+        normalise: Option<Normalise>,
+        dtype: Option<ElementType>,
+    ) -> Result<Self, String> {
+        let (mut loads, mut steps, mut value) = (stored, vec![], stored.widened());
+        if let Some(filter) = filter {
+            decode_filter(filter, &mut steps);
+            value = filter.dtype;
+        }
+        if let Some(cf) = cf {
+            if cf.reads_as != value {
+                if filter.is_some() {
+                    return Err("its attribute \"_Unsigned\" cannot be combined with its fixedscaleoffset codec; leave out mask_and_scale".into());
+                }
+                loads = StoredType::Element(cf.reads_as);
+            }
+            decode_cf(cf, &mut steps);
+            value = cf.output();
+        }
+        if let Some(Normalise { mean, std }) = normalise {
+            value = if value.fits_single() { ElementType::Float32 } else { ElementType::Float64 };
+            let wanted = [(Code::Subtract, mean, 0.0), (Code::Divide, std, 1.0)];
+            let useful = wanted.iter().filter(|(_, operand, nothing)| operand != nothing);
+            steps.extend(useful.map(|&(code, operand, _)| Step::arithmetic(code, operand, value)));
+        }
+        if steps.len() > MAX_STEPS {
+            return Err("its attribute \"missing_value\" has more values than are supported; leave out mask_and_scale".into());
+        }
+        let output = dtype.unwrap_or(value);
+        let register = register(loads, &steps, output);
+        let of_fill = match filter {
+            Some(filter) => {
+                let logical = StoredType::Element(filter.dtype);
+                Some(Box::new(Self::new(logical, None, cf, normalise, dtype)?))
+            }
+            None => None,
+        };
+        if register == Register::Single {
+            // They equal no float32, and rounded they might.
+            steps.retain(|step| step.code != Code::Mask || step.fits_single());
+        }
+        Ok(Self { loads, register, steps, output, of_fill })
+    }
+
+    /// The type of the output's elements.
+    pub fn output(&self) -> ElementType {
+        self.output
+    }
+
+    /// Whether elements are only copied, their bytes swapped at most.
+    pub fn is_copy(&self) -> bool {
+        self.register == Register::None
+    }
+
+    /// Size of a stored element.
+    pub fn stored_bytes(&self) -> usize {
+        self.loads.size_bytes()
+    }
+
+    /// The type that elements are loaded as.
+    pub fn loads(&self) -> StoredType {
+        self.loads
+    }
+
+    /// What is computed in.
+    pub fn register(&self) -> Register {
+        self.register
+    }
+
+    /// What is done with each value; at most [`MAX_STEPS`].
+    pub fn steps(&self) -> &[Step] {
+        &self.steps
+    }
+
+    /// The output element of a missing chunk. `logical` is the array's fill value, one element in native byte order.
+    pub fn fill(&self, logical: &[u8]) -> Vec<u8> {
+        let conversion = self.of_fill.as_deref().unwrap_or(self);
+        let mut element = vec![0; self.output.size_bytes()];
+        conversion.convert(logical, logical.len(), &mut element);
+        element
+    }
+
+    /// Converts a row: elements that are `step_bytes` apart in `from`, as many as `to` has room for.
+    ///
+    /// # Panics
+    /// If `from` ends before the last one.
+    pub fn convert(&self, from: &[u8], step_bytes: usize, to: &mut [u8]) {
+        match self.register {
+            Register::None => copy(self.stored_bytes(), from, step_bytes, to),
+            Register::Signed => self.convert_in::<i64>(from, step_bytes, to),
+            Register::Unsigned => self.convert_in::<u64>(from, step_bytes, to),
+            Register::Single => self.convert_in::<f32>(from, step_bytes, to),
+            Register::Double => self.convert_in::<f64>(from, step_bytes, to),
+        }
+    }
+
+    fn convert_in<R: super::arithmetic::Register>(&self, from: &[u8], step_bytes: usize, to: &mut [u8]) {
+        /// Enough to make each pass over the values worth its start, and little enough for the L1 cache.
+        const BLOCK: usize = 512;
+        let mut values = [R::default(); BLOCK];
+        let size = self.output.size_bytes();
+        for (block, to) in to.chunks_mut(BLOCK * size).enumerate() {
+            let values = &mut values[..to.len() / size];
+            load(self.loads, &from[block * BLOCK * step_bytes..], step_bytes, values);
+            self.steps.iter().for_each(|step| R::apply(step, values));
+            store(self.output, values, to);
+        }
+    }
+}
+
+fn copy(size: usize, from: &[u8], step_bytes: usize, to: &mut [u8]) {
+    if step_bytes == size {
+        to.copy_from_slice(&from[..to.len()]);
+        return;
+    }
+    for (i, place) in to.chunks_exact_mut(size).enumerate() {
+        place.copy_from_slice(&from[i * step_bytes..][..size]);
+    }
+}
+
+/// `(stored / scale + offset).astype(dtype)`, in float64 unless the stored type is a narrower float. Integers wrap, as
+/// they do in NumPy on x86: rounding alone can make a stored 0 of an unsigned type a -1.
+fn decode_filter(filter: FixedScaleOffset, steps: &mut Vec<Step>) {
+    let computes_in = if filter.astype.is_float() { filter.astype } else { ElementType::Float64 };
+    let scale = Step::arithmetic(Code::Divide, filter.scale, computes_in);
+    steps.extend([scale, Step::arithmetic(Code::Add, filter.offset, computes_in)]);
+    let range = 2f64.powi(8 * filter.dtype.size_bytes() as i32);
+    match filter.dtype {
+        ElementType::Bool => steps.push(Step::new(Code::IsTrue, 0.0)),
+        dtype if dtype.is_float() => {
+            if dtype.size_bytes() < computes_in.size_bytes() {
+                steps.push(Step::arithmetic(Code::Round, 0.0, dtype));
+            }
+        }
+        dtype => {
+            let wrap = if dtype.is_signed_integer() { Code::WrapSigned } else { Code::WrapUnsigned };
+            steps.extend([Step::new(Code::Truncate, 0.0), Step::new(wrap, range)]);
+        }
+    }
+}
+
+fn decode_cf(cf: &Cf, steps: &mut Vec<Step>) {
+    steps.extend(cf.masks.iter().map(|&mask| Step::new(Code::Mask, mask)));
+    let factors = [(Code::Multiply, cf.scale_factor), (Code::Add, cf.add_offset)];
+    for (code, operand) in factors {
+        steps.extend(operand.map(|operand| Step::arithmetic(code, operand, cf.computes_in)));
+    }
+    if cf.is_bool {
+        steps.push(Step::new(Code::IsTrue, 0.0));
+    }
+}
+
+/// The narrowest register that holds everything.
+fn register(loads: StoredType, steps: &[Step], output: ElementType) -> Register {
+    let widened = loads.widened();
+    if steps.is_empty() {
+        let integers = !widened.is_float() && (!output.is_float() || widened.size_bytes() == 8);
+        match loads {
+            StoredType::Element(element) if element == output => return Register::None,
+            StoredType::Element(element) if integers && element.is_signed_integer() => {
+                return Register::Signed;
+            }
+            StoredType::Element(_) if integers => return Register::Unsigned,
+            _ => {}
+        }
+    }
+    let single = |step: &Step| step.code == Code::Mask || step.fits_single();
+    match widened.fits_single() && steps.iter().all(single) {
+        true => Register::Single,
+        false => Register::Double,
+    }
+}
+
+/// What every byte stands for, for the kernel; zeros where bytes are not looked up.
+pub fn table(loads: StoredType) -> [f32; 256] {
+    let lookup = |format: ByteFormat| std::array::from_fn(|byte| format.value(byte as u8));
+    match loads {
+        StoredType::Byte(format) => lookup(format),
+        _ => [0.0; 256],
+    }
+}
