@@ -43,6 +43,10 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             value,
             arrays,
             stack,
+            mask_and_scale,
+            dtype,
+            mean,
+            std,
             window,
             stride,
             random_shuffle,
@@ -78,10 +82,15 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     let budget = options.device.map(|_| options.device_budget(free));
     let describer = Describer { options, budget };
     let mut arrays = vec![];
-    for name in &names {
+    for (number, name) in names.iter().enumerate() {
         let mut asked = arguments.clone();
         asked.arrays = Some(name.clone()).filter(|name| !name.is_empty()).into_iter().collect();
         asked.stack = false;
+        for values in [&mut asked.mean, &mut asked.std] {
+            if values.len() == names.len() {
+                *values = vec![values[number]];
+            }
+        }
         let declared = Dataset::declared(&arguments.paths, name)?;
         let mut description = json!({
             "name": name,
@@ -127,7 +136,6 @@ impl Describer {
         let values: u64 = array.shape.iter().fold(1, |all, &extent| all.saturating_mul(extent));
         description["shape"] = array.shape[..first.stored_dimensions()].into();
         description["data_type"] = first.data_type.as_str().into();
-        description["output_type"] = first.element.name().into();
         description["stores"] = array.parts.len().into();
         description["read_chunk_bytes"] = first.read_chunk_bytes().into();
         description["decoded_bytes"] = values.saturating_mul(first.stored.size_bytes() as u64).into();
@@ -137,7 +145,10 @@ impl Describer {
         description["sampled"] = stored.sampled.into();
         description["road"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
         description["reason"] = on_cpu.unwrap_or(&roads[0]).to_string().into();
-        description["reading"] = self.reading(asked);
+        let reading = self.reading(asked);
+        description["output_type"] =
+            reading.pointer("/outputs/0/type").cloned().unwrap_or_else(|| first.element.name().into());
+        description["reading"] = reading;
         Ok(())
     }
 

@@ -124,7 +124,7 @@ class ArrayReport:
     reason: str
     """With what, or why not on the GPU or not at all."""
     output_type: str | None = None
-    """Type of the elements that are handed out if nothing else is asked for."""
+    """Type of the elements that are handed out."""
     stores: int | None = None
     """How many stores are joined."""
     read_chunk_bytes: int | None = None
@@ -217,7 +217,7 @@ def info(
     if device not in ("gpu", "cpu"):
         raise ValueError(f'argument `device`: "{device}" is neither "gpu" nor "cpu"')
     paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    given = {name: value for name, value in reader_arguments.items() if value is not None}
+    given = {name: _plain(name, value) for name, value in reader_arguments.items() if value is not None}
     if arrays is not None:
         given["arrays"] = [arrays] if isinstance(arrays, str) else list(arrays)
     asked = {"device_id": 0} | given | {"path": [os.fspath(one) for one in paths]}
@@ -226,8 +226,6 @@ def info(
     answer = _describe(asked)
     reports = tuple(ArrayReport._of(array) for array in answer["arrays"])
     together, problem = Reading._of(answer["together"])
-    # Through JSON, so that sequences of any type have become lists.
-    given = json.loads(json.dumps(given))
     return Info(
         path=tuple(asked["path"]),
         device=device,
@@ -237,6 +235,16 @@ def info(
         problem=problem,
         advice=tuple(Advice(*found) for found in _advice.of(reports, device, given)),
     )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """An argument as JSON can hold it. What DALI takes as a list it also takes as a single value."""
+    if name in ("window", "stride", "mean", "std"):
+        value = value.tolist() if hasattr(value, "tolist") else value
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+    if name == "dtype":  # a name, or a type of DALI or NumPy, which has one
+        return str(getattr(value, "name", value)).lower()
+    return value
 
 
 def _describe(arguments: dict[str, Any]) -> dict[str, Any]:

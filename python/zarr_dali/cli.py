@@ -40,6 +40,8 @@ def main() -> None:
 @click.option("--batch-size", type=int, default=1, help="Samples of a batch.")
 @click.option("--shuffle", is_flag=True, help="Samples come in random order.")
 @click.option("--stack", is_flag=True, help="One output in which the arrays are stacked.")
+@click.option("--mask-and-scale", is_flag=True, help="Decode by the CF attributes.")
+@click.option("--dtype", help="Type of the outputs, such as float16.")
 @click.option("--decode", default="auto", help="auto, gpu or cpu.")
 @click.option(
     "--device-memory-budget", type=int, help="Bytes of GPU memory.  [default: a part of what is free]"

@@ -122,7 +122,7 @@ fn area_bytes(bytes: u64) -> u64 {
 }
 
 /// Arena bytes that a unit of an array needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
-/// Without nvCOMP they are what it needs at most.
+/// Without nvCOMP the bound for zstd's scratch memory stands alone.
 ///
 /// # Errors
 /// What nvCOMP says.
@@ -132,9 +132,9 @@ pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u6
     let least = area_bytes(decoded) + UNIT_BYTES + regions + ARENA_SLACK;
     let Road::Gpu(chain) = road else { return Ok(least) };
     let most = chain.most();
-    let scratch = match most.zstd_blocks > 0 {
-        false => 0,
-        true => {
+    let scratch = match most.zstd_blocks {
+        0 => 0,
+        _ => {
             let one = Frames::default().with(most.area_bytes);
             let usual = zstd.map_or(Ok(0), |zstd| zstd.usual_scratch_bytes(one))?;
             usual.max(crate::codec::zstd::gpu_scratch_bound(most.area_bytes))

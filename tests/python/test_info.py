@@ -236,6 +236,32 @@ def test_complex_numbers_and_times(tmp_path):
     assert arrays["pairs"].reading.outputs[0].shape == (3, 2)
 
 
+@V3
+def test_values_as_they_are_asked_for(tmp_path):
+    from nvidia.dali import types
+
+    write_group(tmp_path / "g.zarr")
+    for name in ("a", "b"):
+        folder = write_array(tmp_path / "g.zarr", name, np.ones((4, 3), "int16"), chunks=(2, 3))
+        scale = {"scale_factor": 0.5}
+        edit_metadata(folder / "zarr.json", lambda metadata: metadata["attributes"].update(scale))
+
+    def output_types(**arguments):
+        found = zarr_dali.info(tmp_path / "g.zarr", ["a", "b"], **arguments)
+        assert found.problem is None, found.problem
+        (kind,) = {array.output_type for array in found.arrays}
+        assert [output.type for output in found.together.outputs] == [kind, kind]
+        assert found.together.batch_bytes == 2 * 3 * np.dtype(kind).itemsize
+        return kind
+
+    assert output_types() == "int16"
+    assert output_types(mask_and_scale=True) == "float32"
+    for dtype in ("float16", types.FLOAT16, np.dtype("float16")):
+        assert output_types(dtype=dtype) == "float16"
+    assert output_types(mean=[1, 2], std=3) == "float32"
+    assert zarr_dali.info(tmp_path / "g.zarr", ["a", "b"], mean=[1, 2, 3]).problem
+
+
 # --- what reading costs ---------------------------------------------------------------------------
 
 
