@@ -62,7 +62,6 @@ def assert_shows(case, path):
     assert all(CHAINS[case.chain].shows(chunk) for chunk in chunks), case.chain
 
 
-@pytest.mark.xfail(reason=matrix.CF_PENDING)
 @pytest.mark.parametrize("case", matrix.CF_CASES, ids=lambda case: case.id)
 def test_cf_attributes(backend, cached_store, case):
     """Masked and scaled as xarray does it, with its type of values."""
