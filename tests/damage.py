@@ -13,7 +13,11 @@ What comes of a mutation:
 - `we-refuse-they-accept`, `we-accept-they-refuse`: one of both is stricter
 - and those that must not be, in `BUGS`
 
-On a GPU each mutation is read by the CPU backend too, and where the two disagree is told beside the outcome.
+On a GPU each mutation is read by the CPU backend too; what only that one notices, or reads as other values,
+is a bug as well. To look for memory errors there:
+
+    compute-sanitizer --target-processes all python tests/damage.py --device gpu --jobs 1 --mutations 20 \\
+        --patience 600
 """
 
 from __future__ import annotations
@@ -383,19 +387,22 @@ class Report:
         self.suspicious = defaultdict(list)
         self.stricter = defaultdict(lambda: defaultdict(Counter))
         self.roads = defaultdict(Counter)
+        self.disagreements = Counter()
+        """What only the CPU backend noticed, or values that only one backend hands out."""
         self.unusable = {}
 
     def add(self, chain, number, kind, outcome, detail="", roads=None):
         self.counts[chain][kind][outcome] += 1
         if outcome in (*BUGS, "reference-crash", "reference-hang", "no-reference"):
-            entry = {"number": number, "kind": kind, "outcome": outcome, "detail": detail[:500]}
+            entry = {"number": number, "kind": kind, "outcome": outcome, "detail": without_folder(detail)}
             self.suspicious[chain].append(entry)
         elif outcome.startswith("we-"):
             self.stricter[chain][outcome][without_numbers(detail)] += 1
         if roads:
             self.roads[chain][without_numbers(roads)] += 1
-            if "gpu refuses" not in roads:
-                entry = {"number": number, "kind": kind, "outcome": "roads", "detail": roads[:500]}
+            if not roads.startswith("gpu refuses"):
+                self.disagreements[chain] += 1
+                entry = {"number": number, "kind": kind, "outcome": "roads", "detail": without_folder(roads)}
                 self.suspicious[chain].append(entry)
 
     def total(self, chain):
@@ -404,7 +411,7 @@ class Report:
     def bugs(self, chain=None):
         """How many mutations of a chain, or of all, ended as none should."""
         chains = [chain] if chain else list(self.counts)
-        return sum(self.total(name)[bug] for name in chains for bug in BUGS)
+        return sum(self.disagreements[name] + sum(self.total(name)[bug] for bug in BUGS) for name in chains)
 
     def as_json(self):
         unusable = {name: {"not run": reason} for name, reason in self.unusable.items()}
@@ -430,17 +437,32 @@ class Report:
             lines.append(
                 f"| {name} | {total.total()} | {' | '.join(str(total[each]) for each in outcomes)} |"
             )
-        looked_at = [(name, entry) for name in self.counts for entry in self.suspicious[name]]
         lines += ["", f"{self.bugs()} bugs."]
         lines += [f"- {name}: not run, {reason}" for name, reason in self.unusable.items()]
-        lines += [
-            f"- {name} {it['number']} ({it['kind']}): {it['outcome']}: {it['detail']}"
-            for name, it in looked_at
-        ]
+        for name in self.counts:
+            entries = [entry for entry in self.suspicious[name] if entry["outcome"] in (*BUGS, "roads")]
+            lines += [
+                f"- {name} {it['number']} ({it['kind']}): {it['outcome']}: {it['detail']}" for it in entries
+            ]
+        others = ((name, each) for name in self.counts for each in outcomes if each not in BUGS)
+        for name, outcome in others:
+            numbers = [it["number"] for it in self.suspicious[name] if it["outcome"] == outcome]
+            if numbers:
+                lines.append(f"- {name}: {outcome} at {', '.join(map(str, sorted(numbers)))}")
+        for name in self.roads:
+            lines += [
+                f"- {name}: the backends disagree {count} times: {what}"
+                for what, count in self.roads[name].items()
+            ]
         return "\n".join(lines) + "\n"
 
 
+def without_folder(text):
+    return re.sub(r"/\S*/damage-\w+/\d+/", "", text)[:500]
+
+
 def without_numbers(text):
+    """A sentence about a chunk without the chunk, so that sentences of one kind are counted together."""
     text = re.sub(r'"[^"]*/[^"]*"', "PATH", text.split("\n")[0])
     text = re.sub(
         r"^((inner )?chunk \[[^\]]*\],? ?(of )?)*(array PATH, )?(file PATH, )?(bytes \d+\.\.\d+: )?", "", text
@@ -579,6 +601,7 @@ def main():
     parser.add_argument("--mutations", type=int, default=1000, help="of each chain")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
+    parser.add_argument("--patience", type=float, default=PATIENCE_S, help="seconds until a mutation hangs")
     parser.add_argument("--out", type=Path, help="the report as JSON; a table goes beside it")
     parser.add_argument("--replay", nargs=2, metavar=("CHAIN", "NUMBER"), help="run one mutation alone")
     parser.add_argument("--list", action="store_true", help="tell the chains")
@@ -600,6 +623,7 @@ def main():
         arguments.mutations,
         arguments.seed,
         arguments.jobs,
+        arguments.patience,
         tell=lambda text: print(text, flush=True),
     )
     facts = about(arguments) | {"seconds": round(time.monotonic() - began, 1), "jobs": arguments.jobs}

@@ -379,9 +379,6 @@ CF_CASES = tuple(
 # --- what does not pass yet -----------------------------------------------------------------------
 
 PENDING = {
-    "stored elements are not converted yet": lambda case: (
-        case.dtype in WIDENED or "fixedscaleoffset" in case.chain
-    ),
     "numcodecs.blosc of format 3 is not known": lambda case: case.chain == "numcodecs.blosc",
     "delta of float16 is not known": lambda case: "delta" in case.chain and case.dtype == "float16",
     "zarrs' fletcher32 is another for an odd number of bytes": lambda case: (
@@ -389,7 +386,6 @@ PENDING = {
     ),
 }
 """Why some cases fail, for the cases that do."""
-CF_PENDING = "mask_and_scale is not built yet"
 
 
 def pending(case):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import matrix
-from chains import CHAINS, COMPLEX, REFUSED, WIDENED, WRITERS
+from chains import CHAINS, COMPLEX, REFUSED, WIDENED, WRITERS, Chain, compressor
 from matrix import CASES, DTYPES, as_read
 from reading import assert_same_bits, build, read_all
 from stores import FORMATS, chunk_files, read_array
@@ -62,7 +62,6 @@ def assert_shows(case, path):
     assert all(CHAINS[case.chain].shows(chunk) for chunk in chunks), case.chain
 
 
-@pytest.mark.xfail(reason=matrix.CF_PENDING)
 @pytest.mark.parametrize("case", matrix.CF_CASES, ids=lambda case: case.id)
 def test_cf_attributes(backend, cached_store, case):
     """Masked and scaled as xarray does it, with its type of values."""
@@ -80,6 +79,26 @@ def as_xarray_reads(path):
         path, mask_and_scale=True, decode_times=False, consolidated=False, chunks=None
     ) as it:
         return it["a"].values
+
+
+@pytest.mark.xfail(reason="delta is undone in the array's byte order, whatever its own")
+@pytest.mark.parametrize("array_order, delta_order", ["<>", "><"])
+def test_delta_in_another_byte_order(backend, tmp_path, array_order, delta_order):
+    """numcodecs adds up the bytes in the filter's own order: read so, or refused."""
+    values = 1000 * np.arange(12, dtype="uint64").reshape(3, 4)
+    delta = compressor("delta", dtype=f"{delta_order}u8", astype=f"{delta_order}u8")
+    chain = Chain("delta", v2_filters=lambda dtype: (delta,))
+    endian = "big" if array_order == ">" else "little"
+    write(
+        "zarr-python", tmp_path / "a", values, Description(2, chain, "uint64", (3, 4), (2, 4), endian=endian)
+    )
+    assert np.array_equal(read_array(tmp_path / "a"), values)
+    try:
+        (samples,) = read_all(backend, tmp_path / "a")
+    except ValueError as error:
+        assert "delta" in str(error)
+    else:
+        assert_same_bits(np.stack(samples), values)
 
 
 @pytest.mark.gpu_where(lambda case: case["name"] == "lzma")
