@@ -180,7 +180,10 @@ pub fn load<R: Register>(stored: StoredType, source: &[u8], step_bytes: usize, i
         StoredType::BFloat16 => gather(source, step_bytes, into, |b| {
             R::from_f32(f32::from_bits(u32::from(u16::from_ne_bytes(b)) << 16))
         }),
-        StoredType::Byte(format) => gather(source, step_bytes, into, |[b]| R::from_f32(format.value(b))),
+        StoredType::Byte(format) => {
+            let table = format.table();
+            gather(source, step_bytes, into, |[b]| R::from_f32(table[usize::from(b)]))
+        }
     }
 }
 

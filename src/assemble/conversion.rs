@@ -8,7 +8,7 @@
 //! ([`super::host`]) and the kernel (`src/kernels/convert.cuh`) carry out alike.
 
 use super::arithmetic::{double_to_half, load, store};
-use crate::dataset::{ByteFormat, Cf, ElementType, FixedScaleOffset, StoredType, half_to_single};
+use crate::dataset::{Cf, ElementType, FixedScaleOffset, StoredType, half_to_single};
 
 /// Most steps of a conversion, as the kernel has it.
 pub const MAX_STEPS: usize = 24;
@@ -315,14 +315,5 @@ fn register(loads: StoredType, steps: &[Step], output: ElementType) -> Register 
     match widened.fits_single() && steps.iter().all(single) {
         true => Register::Single,
         false => Register::Double,
-    }
-}
-
-/// What every byte stands for, for the kernel; zeros where bytes are not looked up.
-pub fn table(loads: StoredType) -> [f32; 256] {
-    let lookup = |format: ByteFormat| std::array::from_fn(|byte| format.value(byte as u8));
-    match loads {
-        StoredType::Byte(format) => lookup(format),
-        _ => [0.0; 256],
     }
 }

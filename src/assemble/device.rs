@@ -1,7 +1,7 @@
 //! Boxes of elements as work for the gather kernel (`src/kernels/gather.cu` and `convert.cuh`, which this file mirrors).
 
 use super::Conversion;
-use super::conversion::{Code, MAX_STEPS, Register, Step, table};
+use super::conversion::{Code, MAX_STEPS, Register, Step};
 use crate::dataset::{ElementType, StoredType};
 use crate::plan::CopyBox;
 
@@ -70,7 +70,10 @@ impl ConversionOnDevice {
                 Register::Double | Register::None => 3,
             },
             reserved: 0,
-            table: table(conversion.loads()),
+            table: match conversion.loads() {
+                StoredType::Byte(format) => *format.table(),
+                _ => [0.0; 256],
+            },
         }
     }
 }
