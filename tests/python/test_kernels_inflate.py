@@ -417,7 +417,7 @@ def test_damaged_streams(program, seed):
     assert accepted > 500 and invalid > 5000, "the damage should be neither always nor never fatal"
 
 
-SIZES = [*range(0, 41), 63, 64, 65, 127, 255, 256, 257, 263, 511, 1000, 4095, 16_384, 16_391, 40_000, 100_003]
+SIZES = [*range(41), 63, 64, 65, 127, 255, 256, 257, 263, 511, 1000, 4095, 16_384, 16_391, 40_000, 100_003]
 
 
 def crc32c(data, table=[]):  # noqa: B006  the table is made once
@@ -485,7 +485,7 @@ def test_deltas(program, dtype):
     rng = np.random.default_rng(6)
     dtype = np.dtype(dtype)
     records = []
-    for count in [*range(0, 20), 255, 256, 257, 1023, 1024, 1025, 5000, 50_001]:
+    for count in [*range(20), 255, 256, 257, 1023, 1024, 1025, 5000, 50_001]:
         data = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype)
         expected = np.cumsum(data, dtype=dtype).tobytes()
         for lanes in (1, 64):
