@@ -56,7 +56,6 @@ enum class Alphabet { kLengths, kLiterals, kDistances };
 /// `base[length]` plus a code's value is its index in `symbols`.
 template <uint32_t SYMBOLS>
 struct Code {
-  static constexpr uint32_t kSymbols = SYMBOLS;
   int32_t base[kLongestCode + 1];
   uint16_t limit[kLongestCode + 1];
   uint16_t symbols[SYMBOLS];
@@ -293,8 +292,8 @@ class BitReader {
   uint32_t bytes_;
   uint32_t head_;  // bytes of the first word that come before the input
   uint32_t word_;  // the word after those that went to the buffer
-  uint32_t due_;   // the segment to be begun only after `load_ahead`: its first word
   uint32_t next_;  // its value
+  uint32_t due_;   // the first word of the segment to be begun only after `load_ahead`
   uint64_t buffer_;
   uint32_t count_;  // bits in the buffer
 };
@@ -356,6 +355,9 @@ class Decoder {
   }
 
   LANES_FN uint32_t compressed(uint32_t type) {
+    // Streams may be full of small blocks with the fixed code.
+    if (type == 1 && tables_are_fixed_) return symbols();
+    tables_are_fixed_ = type == 1;
     uint32_t literals = 288, distances = 32;
     if (type == 1) {
       fixed_lengths();
@@ -571,6 +573,7 @@ class Decoder {
   uint32_t start_;   // bytes of output before the batch
   uint32_t filled_;  // references in the batch
   uint32_t room_;    // references that it may hold
+  bool tables_are_fixed_ = false;
 };
 
 }  // namespace deflate
