@@ -51,6 +51,7 @@ struct Shared {
 template <uint32_t POLYNOMIAL>
 LANES_FN constexpr uint32_t multiply(uint32_t a, uint32_t b) {
   uint32_t product = 0;
+  LANES_UNROLL_8
   for (int i = 31; i >= 0; --i) {
     product ^= b & (0 - (a >> i & 1));
     b = b >> 1 ^ (POLYNOMIAL & (0 - (b & 1)));
@@ -96,6 +97,10 @@ class Words {
       : from_(reinterpret_cast<const uint8_t*>(from)), bytes_(bytes), head_(from % 4) {
     whole_ = head_ + bytes < 4 ? 0 : (head_ + bytes) / 4;
     tail_ = whole_ ? (head_ + bytes) % 4 : bytes;
+    first_ = 0;
+    for (uint32_t i = head(); whole_ && i < 4; ++i) {
+      first_ |= static_cast<uint32_t>(from_[i - head()]) << 8 * i;
+    }
   }
   LANES_FN uint64_t count() const { return whole_; }
   /// Bytes before the first word's data.
@@ -105,15 +110,13 @@ class Words {
   LANES_FN uint8_t byte(uint64_t index) const { return from_[index]; }
 
   LANES_FN uint32_t operator[](uint64_t index) const {
-    if (index || !head_) return *reinterpret_cast<const uint32_t*>(from_ + (index * 4 - head_));
-    uint32_t word = 0;
-    for (uint32_t i = head(); i < 4; ++i) word |= static_cast<uint32_t>(from_[i - head()]) << 8 * i;
-    return word;
+    return index ? *reinterpret_cast<const uint32_t*>(from_ + (index * 4 - head_)) : first_;
   }
 
  private:
   const uint8_t* from_;
   uint64_t bytes_, head_, whole_, tail_;
+  uint32_t first_;
 };
 
 template <uint32_t POLYNOMIAL, class Lanes>

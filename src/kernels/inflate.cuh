@@ -17,7 +17,8 @@
 //   the batch's start. Nothing waits for the output's memory until a whole batch is written, and
 //   then all its bytes are loaded at once.
 // - The lookups that can follow a symbol are begun before it is known what the symbol is.
-// - Input is loaded a window ahead, one word a lane, and handed out by shuffles a word ahead.
+// - Input is copied to shared memory 16 words at a time, well ahead, and read from there one word
+//   ahead.
 //
 // Input and output may have any alignment. Input is loaded by aligned words, and bytewise where a
 // word is not wholly inside. Batches end at multiples of 32 bytes of the output's address.
@@ -34,7 +35,10 @@ constexpr uint32_t kLengthBits = 7;  // of an index to the table of code lengths
 constexpr uint32_t kMaxLiterals = 286;  // symbols that a dynamic block may name
 constexpr uint32_t kMaxDistances = 30;
 constexpr uint32_t kEndOfBlock = 256;
+constexpr uint32_t kSegment = 16;  // words of input that are loaded at once
+constexpr uint32_t kWindow = 4 * kSegment;
 constexpr uint32_t kBatch = 512;    // bytes of output
+constexpr uint32_t kRows = 8;       // bytes that a lane loads at once
 constexpr uint16_t kByte = 0x8000;  // marks a reference that is a byte; else it is a distance - 1
 
 // A table entry: bits 0..4 are the bits of code and extra value together, 5..8 those of the code,
@@ -52,7 +56,6 @@ enum class Alphabet { kLengths, kLiterals, kDistances };
 /// `base[length]` plus a code's value is its index in `symbols`.
 template <uint32_t SYMBOLS>
 struct Code {
-  static constexpr uint32_t kSymbols = SYMBOLS;
   int32_t base[kLongestCode + 1];
   uint16_t limit[kLongestCode + 1];
   uint16_t symbols[SYMBOLS];
@@ -64,6 +67,7 @@ struct Shared {
   uint32_t literal_table[1 << kLiteralBits];
   uint32_t distance_table[1 << kDistanceBits];
   uint16_t batch[kBatch];
+  uint32_t window[kWindow];
   Code<288> literals;
   Code<32> distances;
   uint16_t counts[kLongestCode + 1];
@@ -178,8 +182,9 @@ LANES_FN bool build(Lanes lanes, Shared& shared, uint32_t first, uint32_t symbol
 template <class Lanes>
 class BitReader {
  public:
-  LANES_FN BitReader(Lanes lanes, uint64_t from, uint32_t bytes)
+  LANES_FN BitReader(Lanes lanes, uint32_t* window, uint64_t from, uint32_t bytes)
       : lanes_(lanes),
+        window_(window),
         from_(reinterpret_cast<const uint8_t*>(from)),
         bytes_(bytes),
         head_(static_cast<uint32_t>(from % 4)) {
@@ -189,23 +194,38 @@ class BitReader {
   /// Continues at a byte.
   LANES_FN void seek(uint32_t byte) {
     const uint64_t at = static_cast<uint64_t>(head_) + byte;
-    loaded_ = static_cast<uint32_t>(at / 4);
-    window_ = load();
-    ahead_ = load();
-    slot_ = 0;
-    next_ = take();
+    word_ = static_cast<uint32_t>(at / 4);
+    due_ = word_ - word_ % kSegment;
+    lanes_.wait_for_copies();
+    lanes_.sync();
+    load(due_);
+    load(due_ + kSegment);
+    load_ahead();
+    next_ = window_[word_ % kWindow];
     buffer_ = 0;
     count_ = 0;
     refill();
     drop(static_cast<uint32_t>(at % 4) * 8);
   }
 
-  /// Makes sure of 33 bits.
+  /// Whether `load_ahead` has to be called, which it has to be before 16 more words are used.
+  LANES_FN bool due() const { return word_ >= due_; }
+
+  /// Begins to load the segment after the next one, which by now should have arrived.
+  LANES_FN void load_ahead() {
+    lanes_.wait_for_copies();
+    lanes_.sync();
+    load(due_ + 2 * kSegment);
+    due_ += kSegment;
+  }
+
+  /// Makes sure of 33 bits. Without a branch, to be done while a lookup is under way.
   LANES_FN void refill() {
-    if (count_ > 32) return;
-    buffer_ |= static_cast<uint64_t>(next_) << count_;
-    count_ += 32;
-    next_ = take();
+    const bool low = count_ <= 32;
+    buffer_ |= low ? static_cast<uint64_t>(next_) << count_ : 0;
+    count_ += low ? 32 : 0;
+    word_ += low;
+    next_ = window_[word_ % kWindow];
   }
 
   /// Makes sure of `bits` bits, at most 33, where they are most likely there.
@@ -214,9 +234,10 @@ class BitReader {
   }
 
   LANES_FN uint32_t low() const { return static_cast<uint32_t>(buffer_); }
-  /// The lowest bits after `skipped`, which is less than 32.
-  LANES_FN uint32_t low_after(uint32_t skipped) const {
-    return static_cast<uint32_t>(buffer_ >> skipped);
+  /// The lowest bits after those of an entry.
+  LANES_FN uint32_t low_after(uint32_t entry) const {
+    return lanes::shift_right(static_cast<uint32_t>(buffer_), static_cast<uint32_t>(buffer_ >> 32),
+                              entry);
   }
   LANES_FN void drop(uint32_t bits) {
     buffer_ >>= bits;
@@ -241,48 +262,38 @@ class BitReader {
 
   /// Bytes that are used, the last one perhaps in part; more than there are if the input is cut.
   LANES_FN uint64_t used() const {
-    const uint64_t words = static_cast<uint64_t>(loaded_) - 2 * Lanes::LANES + slot_ - 1;
-    return (words * 32 - count_ + 7) / 8 - head_;
+    return (static_cast<uint64_t>(word_) * 32 - count_ + 7) / 8 - head_;
   }
   LANES_FN bool overrun() const { return used() > bytes_; }
 
  private:
-  /// This lane's word of the next window.
-  LANES_FN uint32_t load() {
-    const uint64_t word = static_cast<uint64_t>(loaded_) + lanes_.lane();
-    loaded_ += Lanes::LANES;
-    const int64_t at = static_cast<int64_t>(word * 4) - head_;
-    if (at >= 0 && at + 4 <= static_cast<int64_t>(bytes_)) {
-      return *reinterpret_cast<const uint32_t*>(from_ + at);
-    }
-    uint32_t value = 0;
-    for (int i = 0; i < 4; ++i) {
-      if (at + i >= 0 && at + i < static_cast<int64_t>(bytes_)) {
-        value |= static_cast<uint32_t>(from_[at + i]) << (8 * i);
+  /// Begins to load the segment of the window from word `first` on.
+  LANES_FN void load(uint32_t first) {
+    for (uint32_t i = lanes_.lane(); i < kSegment; i += Lanes::LANES) {
+      const uint64_t word = static_cast<uint64_t>(first) + i;
+      const int64_t at = static_cast<int64_t>(word * 4) - head_;
+      const int64_t bytes = bytes_;
+      uint32_t* to = window_ + word % kWindow;
+      if (at >= 0 && at + 4 <= bytes) {
+        lanes_.copy(to, reinterpret_cast<const uint32_t*>(from_ + at));
+        continue;
       }
+      uint32_t value = 0;
+      for (int k = 0; k < 4; ++k) {
+        if (at + k >= 0 && at + k < bytes) value |= static_cast<uint32_t>(from_[at + k]) << (8 * k);
+      }
+      *to = value;
     }
-    return value;
-  }
-
-  LANES_FN uint32_t take() {
-    const uint32_t word = lanes_.shuffle(window_, slot_);
-    if (++slot_ == Lanes::LANES) {
-      slot_ = 0;
-      window_ = ahead_;
-      ahead_ = load();
-    }
-    return word;
   }
 
   Lanes lanes_;
+  uint32_t* window_;
   const uint8_t* from_;
   uint32_t bytes_;
-  uint32_t head_;    // bytes of the first word that come before the input
-  uint32_t loaded_;  // words, `window_` and `ahead_` included
-  uint32_t window_;  // this lane's word of those being handed out
-  uint32_t ahead_;   // and of those after them
-  uint32_t slot_;    // the lane whose word is handed out next
-  uint32_t next_;    // the word that the next refill adds
+  uint32_t head_;  // bytes of the first word that come before the input
+  uint32_t word_;  // the word after those that went to the buffer
+  uint32_t next_;  // its value
+  uint32_t due_;   // the first word of the segment to be begun only after `load_ahead`
   uint64_t buffer_;
   uint32_t count_;  // bits in the buffer
 };
@@ -295,7 +306,7 @@ class Decoder {
   LANES_FN Decoder(Lanes lanes, Shared& shared, const Stream& stream)
       : lanes_(lanes),
         shared_(shared),
-        in_(lanes, stream.from, stream.from_bytes),
+        in_(lanes, shared.window, stream.from, stream.from_bytes),
         from_(reinterpret_cast<const uint8_t*>(stream.from)),
         from_bytes_(stream.from_bytes),
         to_(reinterpret_cast<uint8_t*>(stream.to)),
@@ -306,24 +317,11 @@ class Decoder {
   /// Decodes the stream and returns its StreamError.
   LANES_FN uint32_t run() {
     uint32_t error = kStreamOk;
-    for (bool last = false; !last && !error;) {
-      if (in_.overrun()) break;
+    for (bool last = false; !last && !error && !in_.overrun();) {
+      if (in_.due()) in_.load_ahead();
       last = in_.take_bits(1);
-      switch (in_.take_bits(2)) {
-        case 0:
-          error = stored();
-          break;
-        case 1:
-          error = fixed_codes();
-          if (!error) error = symbols();
-          break;
-        case 2:
-          error = dynamic_codes();
-          if (!error) error = symbols();
-          break;
-        default:
-          error = kStreamBadHeader;
-      }
+      const uint32_t type = in_.take_bits(2);
+      error = type == 0 ? stored() : compressed(type);
     }
     // What is found wrong beyond the end is only that there is no more.
     if (in_.overrun()) return kStreamTruncated;
@@ -345,25 +343,50 @@ class Decoder {
     if (length > to_bytes_ - start_) return kStreamTooLong;
     const uint8_t* from = from_ + at;
     uint8_t* to = to_ + start_;
-    in_parallel(length, [&](uint32_t i) { return from[i]; }, to);
+    for (uint32_t first = 0; first < length; first += kRows * Lanes::LANES) {
+      uint8_t bytes[kRows];
+      each_row(first, length, [&](uint32_t k, uint32_t i) { bytes[k] = from[i]; });
+      each_row(first, length, [&](uint32_t k, uint32_t i) { to[i] = bytes[k]; });
+    }
+    lanes_.sync();
     begin_batch(start_ + length);
     in_.seek(static_cast<uint32_t>(at) + length);
     return kStreamOk;
   }
 
-  LANES_FN uint32_t fixed_codes() {
+  LANES_FN uint32_t compressed(uint32_t type) {
+    // Streams may be full of small blocks with the fixed code.
+    if (type == 1 && tables_are_fixed_) return symbols();
+    tables_are_fixed_ = type == 1;
+    uint32_t literals = 288, distances = 32;
+    if (type == 1) {
+      fixed_lengths();
+    } else if (type != 2 || !dynamic_lengths(&literals, &distances)) {
+      return kStreamBadHeader;
+    }
+    const bool valid =
+        build<Alphabet::kLiterals>(lanes_, shared_, 0, literals, shared_.literals,
+                                   shared_.literal_table, kLiteralBits) &&
+        build<Alphabet::kDistances>(lanes_, shared_, literals, distances, shared_.distances,
+                                    shared_.distance_table, kDistanceBits);
+    return valid ? symbols() : kStreamBadHeader;
+  }
+
+  LANES_FN void fixed_lengths() {
     for (uint32_t i = lanes_.lane(); i < 320; i += Lanes::LANES) {
       shared_.lengths[i] = i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : i < 288 ? 8 : 5;
     }
     lanes_.sync();
-    return build_tables(288, 32);
   }
 
-  LANES_FN uint32_t dynamic_codes() {
+  /// Reads the code lengths of both alphabets, and how many there are of each; false if invalid.
+  LANES_FN bool dynamic_lengths(uint32_t* literal_count, uint32_t* distance_count) {
     const uint32_t literals = in_.take_bits(5) + 257;
     const uint32_t distances = in_.take_bits(5) + 1;
     const uint32_t code_lengths = in_.take_bits(4) + 4;
-    if (literals > kMaxLiterals || distances > kMaxDistances) return kStreamBadHeader;
+    *literal_count = literals;
+    *distance_count = distances;
+    if (literals > kMaxLiterals || distances > kMaxDistances) return false;
 
     for (uint32_t i = lanes_.lane(); i < 19; i += Lanes::LANES) shared_.lengths[i] = 0;
     lanes_.sync();
@@ -376,18 +399,19 @@ class Decoder {
     lanes_.sync();
     uint32_t* table = shared_.distance_table;
     if (!build<Alphabet::kLengths>(lanes_, shared_, 0, 19, shared_.distances, table, kLengthBits)) {
-      return kStreamBadHeader;
+      return false;
     }
 
     uint32_t last = 0;
     for (uint32_t i = 0; i < literals + distances;) {
+      if (in_.due()) in_.load_ahead();
       in_.refill();
       const uint32_t entry = table[in_.low() & ((1 << kLengthBits) - 1)];
       in_.drop(total_bits(entry));
       const uint32_t symbol = entry_value(entry);
       uint32_t repeat = 1;
       if (symbol == 16) {
-        if (i == 0) return kStreamBadHeader;
+        if (i == 0) return false;
         repeat = 3 + in_.take_bits(2);
       } else if (symbol > 16) {
         last = 0;
@@ -395,29 +419,18 @@ class Decoder {
       } else {
         last = symbol;
       }
-      if (repeat > literals + distances - i) return kStreamBadHeader;
+      if (repeat > literals + distances - i) return false;
       for (uint32_t j = lanes_.lane(); j < repeat; j += Lanes::LANES) {
         shared_.lengths[i + j] = static_cast<uint8_t>(last);
       }
       i += repeat;
     }
     lanes_.sync();
-    if (shared_.lengths[kEndOfBlock] == 0) return kStreamBadHeader;
-    return build_tables(literals, distances);
-  }
-
-  /// Builds both tables from `shared_.lengths`: those of the literals, then those of the distances.
-  LANES_FN uint32_t build_tables(uint32_t literals, uint32_t distances) {
-    const bool valid =
-        build<Alphabet::kLiterals>(lanes_, shared_, 0, literals, shared_.literals,
-                                   shared_.literal_table, kLiteralBits) &&
-        build<Alphabet::kDistances>(lanes_, shared_, literals, distances, shared_.distances,
-                                    shared_.distance_table, kDistanceBits);
-    return valid ? kStreamOk : kStreamBadHeader;
+    return shared_.lengths[kEndOfBlock] != 0;
   }
 
   LANES_FN uint32_t look_up_literal(uint32_t bits) const {
-    return shared_.literal_table[bits & ((1 << kLiteralBits) - 1)];
+    return lanes::load_now(shared_.literal_table + (bits & ((1 << kLiteralBits) - 1)));
   }
 
   /// The entries of what follows a literal, and of what follows a length.
@@ -426,28 +439,29 @@ class Decoder {
     uint32_t distance;
   };
   LANES_FN Next look_up_next(uint32_t entry) const {
-    const uint32_t rest = in_.low_after(total_bits(entry));
-    return {look_up_literal(rest), shared_.distance_table[rest & ((1 << kDistanceBits) - 1)]};
+    const uint32_t rest = in_.low_after(entry);
+    return {look_up_literal(rest),
+            lanes::load_now(shared_.distance_table + (rest & ((1 << kDistanceBits) - 1)))};
   }
 
   /// Decodes the symbols of a block, the end included.
   LANES_FN uint32_t symbols() {
     in_.refill();
     uint32_t entry = look_up_literal(in_.low());
-    for (;;) {
-      in_.refill();
+    for (;;) {  // with 33 bits or more
       Next next = look_up_next(entry);
-      if (entry & kSpecial) {
-        if (entry & kLong) {
-          entry = find<Alphabet::kLiterals>(shared_.literals, in_.low());
-          next = look_up_next(entry);
+      if (!(entry & kSpecial) && filled_ != room_ && !in_.due()) {
+        if (lanes_.lane() == 0) {
+          shared_.batch[filled_] = static_cast<uint16_t>(kByte | entry_value(entry));
         }
-        if (entry & kInvalid) return kStreamBadCode;
-        if (entry & kEnd) {
-          in_.drop(total_bits(entry));
-          return kStreamOk;
-        }
+        ++filled_;
+        in_.drop(total_bits(entry));
+        in_.refill();
+        entry = next.literal;
+        continue;
       }
+
+      if (in_.due()) in_.load_ahead();
       if (entry & kMatch) {
         const uint32_t length = in_.take_value(entry);
         in_.refill();
@@ -460,25 +474,28 @@ class Decoder {
         entry = look_up_literal(in_.low());
         if (distance > start_ + filled_) return kStreamBadOffset;
         if (const uint32_t error = copy(distance, length)) return error;
-      } else {
-        const uint32_t literal = entry_value(entry);
+        in_.refill();
+      } else if (entry & kLong) {
+        entry = find<Alphabet::kLiterals>(shared_.literals, in_.low());
+      } else if (entry & kEnd) {
         in_.drop(total_bits(entry));
-        entry = next.literal;
-        if (filled_ == room_) {
-          if (const uint32_t error = next_batch()) return error;
-        }
-        if (lanes_.lane() == 0) shared_.batch[filled_] = static_cast<uint16_t>(kByte | literal);
-        ++filled_;
+        return kStreamOk;
+      } else if (entry & kInvalid) {
+        return kStreamBadCode;
+      } else if (filled_ == room_) {
+        if (const uint32_t error = next_batch()) return error;
       }
     }
   }
 
   LANES_FN uint32_t copy(uint32_t distance, uint32_t length) {
-    while (length > room_ - filled_) {
-      const uint32_t part = room_ - filled_;
-      refer(distance, part);
-      length -= part;
-      if (const uint32_t error = next_batch()) return error;
+    if (length > room_ - filled_) {
+      do {
+        const uint32_t part = room_ - filled_;
+        refer(distance, part);
+        length -= part;
+        if (const uint32_t error = next_batch()) return error;
+      } while (length > room_);
     }
     refer(distance, length);
     return kStreamOk;
@@ -486,11 +503,19 @@ class Decoder {
 
   /// Appends references to the `length` bytes that repeat what is `distance` back.
   LANES_FN void refer(uint32_t distance, uint32_t length) {
-    lanes_.sync();
-    for (uint32_t j = lanes_.lane(); j < length; j += Lanes::LANES) {
-      const uint32_t period = distance < length ? j % distance : j;
-      const int32_t at = static_cast<int32_t>(filled_ + period) - static_cast<int32_t>(distance);
-      shared_.batch[filled_ + j] = at < 0 ? static_cast<uint16_t>(-1 - at) : shared_.batch[at];
+    uint16_t* to = shared_.batch + filled_;
+    if (distance >= filled_ + length) {  // all before the batch
+      const uint32_t first = distance - filled_ - 1;
+      for (uint32_t j = lanes_.lane(); j < length; j += Lanes::LANES) {
+        to[j] = static_cast<uint16_t>(first - j);
+      }
+    } else {
+      lanes_.sync();
+      for (uint32_t j = lanes_.lane(); j < length; j += Lanes::LANES) {
+        const uint32_t period = distance < length ? j % distance : j;
+        const int32_t at = static_cast<int32_t>(filled_ + period) - static_cast<int32_t>(distance);
+        to[j] = at < 0 ? static_cast<uint16_t>(-1 - at) : shared_.batch[at];
+      }
     }
     filled_ += length;
   }
@@ -505,34 +530,30 @@ class Decoder {
   LANES_FN void write_batch() {
     lanes_.sync();
     uint8_t* to = to_ + start_;
-    const uint16_t* batch = shared_.batch;
-    const auto resolve = [&](uint32_t i) {
-      const uint16_t reference = batch[i];
-      if (reference & kByte) return static_cast<uint8_t>(reference);
-      return *(to - 1 - reference);
-    };
-    in_parallel(filled_, resolve, to);
+    for (uint32_t first = 0; first < filled_; first += kRows * Lanes::LANES) {
+      uint16_t references[kRows];
+      uint8_t bytes[kRows];
+      each_row(first, filled_, [&](uint32_t k, uint32_t i) { references[k] = shared_.batch[i]; });
+      each_row(first, filled_, [&](uint32_t k, uint32_t) {
+        bytes[k] = static_cast<uint8_t>(references[k]);
+        if (!(references[k] & kByte)) bytes[k] = *(to - 1 - references[k]);
+      });
+      each_row(first, filled_, [&](uint32_t k, uint32_t i) { to[i] = bytes[k]; });
+    }
+    lanes_.sync();
     begin_batch(start_ + filled_);
   }
 
-  /// to[i] = byte(i) for all i below `count`: a few loads in flight at once, then their stores.
-  template <class Byte>
-  LANES_FN void in_parallel(uint32_t count, Byte byte, uint8_t* to) {
-    constexpr uint32_t kRows = 8;
-    for (uint32_t row = 0; row < count; row += kRows * Lanes::LANES) {
-      uint8_t bytes[kRows] = {};
-      LANES_UNROLL
-      for (uint32_t k = 0; k < kRows; ++k) {
-        const uint32_t i = row + k * Lanes::LANES + lanes_.lane();
-        if (i < count) bytes[k] = byte(i);
-      }
-      LANES_UNROLL
-      for (uint32_t k = 0; k < kRows; ++k) {
-        const uint32_t i = row + k * Lanes::LANES + lanes_.lane();
-        if (i < count) to[i] = bytes[k];
-      }
+  /// Calls row(k, i) for k below kRows, where i is this lane's k-th byte from `first` on, if that
+  /// is below `end`. Loads and stores are in loops of their own, so that the loads do not wait for
+  /// each other.
+  template <class Row>
+  LANES_FN void each_row(uint32_t first, uint32_t end, Row row) const {
+    LANES_UNROLL
+    for (uint32_t k = 0; k < kRows; ++k) {
+      const uint32_t i = first + k * Lanes::LANES + lanes_.lane();
+      if (i < end) row(k, i);
     }
-    lanes_.sync();
   }
 
   LANES_FN void begin_batch(uint32_t start) {
@@ -552,6 +573,7 @@ class Decoder {
   uint32_t start_;   // bytes of output before the batch
   uint32_t filled_;  // references in the batch
   uint32_t room_;    // references that it may hold
+  bool tables_are_fixed_ = false;
 };
 
 }  // namespace deflate

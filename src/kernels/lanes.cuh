@@ -37,6 +37,29 @@ LANES_FN uint32_t count_bits(uint32_t bits) {
 #endif
 }
 
+/// The lower half of high:low, shifted by `bits` modulo 32.
+LANES_FN uint32_t shift_right(uint32_t low, uint32_t high, uint32_t bits) {
+#ifdef __CUDA_ARCH__
+  return __funnelshift_r(low, high, bits);
+#else
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) >> bits % 32);
+#endif
+}
+
+/// A load from shared memory that is begun here, even if it is not known yet whether it is needed.
+LANES_FN uint32_t load_now(const uint32_t* from) {
+#ifdef __CUDA_ARCH__
+  uint32_t value;
+  asm volatile("ld.volatile.shared.u32 %0, [%1];"
+               : "=r"(value)
+               : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(from)))
+               : "memory");
+  return value;
+#else
+  return *from;
+#endif
+}
+
 #ifdef __CUDACC__
 
 /// Leaves the first error of a stream at `status`; one lane calls it.
@@ -50,9 +73,21 @@ struct Warp {
 
   LANES_FN uint32_t lane() const { return threadIdx.x % 32; }
   LANES_FN void sync() const { __syncwarp(); }
-  /// `value` of lane `from`.
-  LANES_FN uint32_t shuffle(uint32_t value, uint32_t from) const {
-    return __shfl_sync(~0u, value, static_cast<int>(from));
+  /// Copies one word to shared memory; it is there after `wait_for_copies` and `sync`.
+  LANES_FN void copy(uint32_t* to, const uint32_t* from) const {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
+                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
+                 "l"(from)
+                 : "memory");
+#else
+    *to = *from;
+#endif
+  }
+  LANES_FN void wait_for_copies() const {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_all;" ::: "memory");
+#endif
   }
   /// The lanes that hold the same value as this one, as bits.
   LANES_FN uint32_t match(uint32_t value) const { return __match_any_sync(~0u, value); }
@@ -75,11 +110,10 @@ struct Block {
   /// The exclusive or over the lanes.
   LANES_FN uint32_t exclusive_or(uint32_t value) const {
     __shared__ uint32_t of_warps[WARPS];
-    for (uint32_t step = 16; step > 0; step /= 2) value ^= __shfl_xor_sync(~0u, value, step);
+    value = of_warp(value);
     if (lane() % 32 == 0) of_warps[lane() / 32] = value;
     __syncthreads();
-    value = lane() % 32 < WARPS ? of_warps[lane() % 32] : 0;
-    for (uint32_t step = 16; step > 0; step /= 2) value ^= __shfl_xor_sync(~0u, value, step);
+    value = of_warp(lane() % 32 < WARPS ? of_warps[lane() % 32] : 0);
     __syncthreads();
     return value;
   }
@@ -100,6 +134,12 @@ struct Block {
   }
 
  private:
+  /// The exclusive or over the lanes of the warp.
+  LANES_FN static uint32_t of_warp(uint32_t value) {
+    for (int step = 16; step; step /= 2) value ^= __shfl_xor_sync(~0u, value, step);
+    return value;
+  }
+  /// The sum over the lanes of the warp up to this one.
   template <typename Word>
   LANES_FN Word up_to(Word value) const {
     for (unsigned int step = 1; step < 32; step *= 2) {

@@ -21,7 +21,8 @@ struct OneLane {
 
   uint32_t lane() const { return 0; }
   void sync() const {}
-  uint32_t shuffle(uint32_t value, uint32_t) const { return value; }
+  void copy(uint32_t* to, const uint32_t* from) const { *to = *from; }
+  void wait_for_copies() const {}
   uint32_t match(uint32_t) const { return 1; }
   uint64_t sum(uint64_t value) const { return value; }
   uint32_t exclusive_or(uint32_t value) const { return value; }
@@ -43,12 +44,8 @@ class Crew {
     Lane(Crew* crew, uint32_t lane) : crew_(crew), lane_(lane) {}
     uint32_t lane() const { return lane_; }
     void sync() const { crew_->meet(lane_, 1); }
-    uint32_t shuffle(uint32_t value, uint32_t from) const {
-      exchange(value, 2);
-      const uint32_t result = static_cast<uint32_t>(crew_->values_[from]);
-      crew_->meet(lane_, 3);
-      return result;
-    }
+    void copy(uint32_t* to, const uint32_t* from) const { *to = *from; }
+    void wait_for_copies() const {}
     uint32_t match(uint32_t value) const {
       exchange(value, 4);
       uint32_t same = 0;

@@ -301,6 +301,16 @@ def hand_made():
         yield f"fixed distance {symbol}", fixed(a, length_3, (symbol, 5, "code"), (0, 14), end), 4, BAD_CODE
     for symbol in (286, 287):
         yield f"fixed length {symbol}", fixed(a, (0xC6 + symbol - 286, 8, "code"), (0, 5), end), 4, BAD_CODE
+    blocks = Bits()
+    for kind in (1, 1, 2, 1, 0, 1):
+        if kind == 0:
+            blocks.add(0, 3).add(0, -blocks.count % 8).add(0xFFFF0000, 32)
+        elif kind == 1:
+            blocks.add(0, 1).add(1, 2).code(a[:2]).code(end[:2])
+        else:
+            dynamic = header(two, [0], last=0).code((0, 1)).code((1, 1))
+            blocks.add(dynamic.value, dynamic.count)
+    yield "blocks of all types", blocks.add(1, 1).add(1, 2).code(end[:2]).bytes(), 5, OK
     longest = (0xC5, 8, "code")
     yield "length 258", fixed(a, longest, (0, 5, "code"), end), 259, OK
 
@@ -417,7 +427,7 @@ def test_damaged_streams(program, seed):
     assert accepted > 500 and invalid > 5000, "the damage should be neither always nor never fatal"
 
 
-SIZES = [*range(0, 41), 63, 64, 65, 127, 255, 256, 257, 263, 511, 1000, 4095, 16_384, 16_391, 40_000, 100_003]
+SIZES = [*range(41), 63, 64, 65, 127, 255, 256, 257, 263, 511, 1000, 4095, 16_384, 16_391, 40_000, 100_003]
 
 
 def crc32c(data, table=[]):  # noqa: B006  the table is made once
@@ -485,7 +495,7 @@ def test_deltas(program, dtype):
     rng = np.random.default_rng(6)
     dtype = np.dtype(dtype)
     records = []
-    for count in [*range(0, 20), 255, 256, 257, 1023, 1024, 1025, 5000, 50_001]:
+    for count in [*range(20), 255, 256, 257, 1023, 1024, 1025, 5000, 50_001]:
         data = np.frombuffer(rng.bytes(count * dtype.itemsize), dtype)
         expected = np.cumsum(data, dtype=dtype).tobytes()
         for lanes in (1, 64):
