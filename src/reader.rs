@@ -573,6 +573,7 @@ impl Reader {
             kernels: Kernels::load(&device.gpu)?,
             nvcomp: device.zstd.clone(),
             dataset: self.dataset.clone(),
+            known: Arc::default(),
             conversions: self.conversions.clone(),
             queue: running.fetched.clone(),
         });

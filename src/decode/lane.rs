@@ -12,6 +12,7 @@
 //! load does, and several lanes overlap copies, decoding and the host's part.
 
 use super::Queue;
+use super::known::{Identity, Known};
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
 use crate::assemble::Conversion;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
@@ -41,6 +42,8 @@ pub struct Fetched {
     pub payload: Payload,
     /// Its place, for errors.
     pub at: Context,
+    /// The chunk, once it is found valid to be remembered.
+    pub identity: Option<Identity>,
 }
 
 /// What was fetched for a unit.
@@ -80,6 +83,8 @@ pub struct Lanes {
     pub nvcomp: Option<Arc<Zstd>>,
     /// What is read.
     pub dataset: Arc<Dataset>,
+    /// Chunks that need not be checked again.
+    pub known: Arc<Known>,
     /// What happens to elements; one per part of each array.
     pub conversions: Arc<[Vec<Conversion>]>,
     /// Work.
@@ -349,7 +354,8 @@ impl Lane {
                 Payload::Missing => Source::Fill(array.fill_element().unwrap_or_default()),
                 Payload::Chunk { buffer, part, work } => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
-                    let (to, address) = plan.chunk(number, status, part.len() as u64, work);
+                    let known = fetched.identity.is_some_and(|identity| lanes.known.contains(identity));
+                    let (to, address) = plan.chunk(number, status, part.len() as u64, work, known);
                     self.copy(to, &buffer.bytes()[part.clone()])?;
                     Source::Decoded { address, swaps_bytes: work.swaps_bytes }
                 }
@@ -357,6 +363,8 @@ impl Lane {
             regions.add(source, &task.boxes, lanes.conversion(fetched), output);
         }
 
+        let known_frames = std::mem::take(&mut plan.known_frames);
+        plan.frames.append(known_frames);
         let streams = plan.streams.each_ref().map(|list| (builder.put(list), list.len()));
         let frames = FramesOnDevice {
             first: 0,
@@ -370,11 +378,11 @@ impl Lane {
             statuses: builder.put(&vec![0u32; plan.frames.encoded.len()]),
         };
         let checked = FramesToCheck {
-            frames: builder.put(&plan.frames.checked),
-            count: frames.count,
-            blocks: builder.put(&plan.frames.blocks),
-            block_count: plan.frames.blocks.len(),
-            summaries: builder.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.frames.blocks.len()]),
+            frames: builder.put(&plan.checked),
+            count: plan.checked.len(),
+            blocks: builder.put(&plan.blocks),
+            block_count: plan.blocks.len(),
+            summaries: builder.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.blocks.len()]),
             encoded: frames.encoded,
             encoded_bytes: frames.encoded_bytes,
             valid: builder.put(&VALID_FRAME),
@@ -497,28 +505,32 @@ impl Lane {
         Ok(results)
     }
 
-    /// Fails the units whose chunks were not decoded as they should.
+    /// Fails the units whose chunks were not decoded as they should, and remembers the others.
     fn report(&self, group: &[Fetched], results: &Results) {
-        let damaged = |unit: usize, problem: String| {
-            let fetched = &group[unit];
-            fetched.unit.batch.fail(Error::Damaged { at: fetched.at.clone(), problem });
-        };
-        for unit in 0..results.units {
+        let mut problems: Vec<Option<String>> = vec![None; group.len()];
+        for (unit, problem) in problems.iter_mut().enumerate().take(results.units) {
             // SAFETY: there is an entry for each unit in the lane's staging memory, and the copy into it has ended.
             let status = unsafe { *results.statuses.add(unit) };
-            if status != 0 {
-                damaged(unit, status_text(status).into());
-            }
+            *problem = (status != 0).then(|| status_text(status).into());
         }
-        let Some(zstd) = &self.lanes.nvcomp else { return };
         for (i, frame) in results.frames.iter().enumerate() {
             // SAFETY: as above, for each frame.
             let (bytes, status) = unsafe { (*results.sizes.add(i), *results.frame_statuses.add(i)) };
-            let (unit, expected) = (frame.unit, frame.bytes);
-            if let Some(failure) = zstd.failure(status) {
-                damaged(unit, format!("nvCOMP cannot decode it ({failure})"));
-            } else if bytes != expected {
-                damaged(unit, format!("a zstd frame decodes to {bytes} bytes instead of {expected}"));
+            let failure = self.lanes.nvcomp.as_ref().and_then(|zstd| zstd.failure(status));
+            let problem = match failure {
+                Some(failure) => format!("nvCOMP cannot decode it ({failure})"),
+                None if bytes != frame.bytes => {
+                    format!("a zstd frame decodes to {bytes} bytes instead of {}", frame.bytes)
+                }
+                None => continue,
+            };
+            problems[frame.unit].get_or_insert(problem);
+        }
+        let valid = group.iter().zip(&problems).filter(|(_, problem)| problem.is_none());
+        self.lanes.known.extend(valid.filter_map(|(fetched, _)| fetched.identity));
+        for (fetched, problem) in group.iter().zip(problems) {
+            if let Some(problem) = problem {
+                fetched.unit.batch.fail(Error::Damaged { at: fetched.at.clone(), problem });
             }
         }
     }
@@ -542,7 +554,12 @@ struct Plan {
     /// Where the next area begins.
     areas: u64,
     streams: [Vec<StreamOnDevice>; StreamKernel::ALL.len()],
+    /// Frames that have to be checked, and behind them in the end those that need not.
     frames: FrameArrays,
+    known_frames: FrameArrays,
+    /// One for each frame that has to be checked.
+    checked: Vec<CheckedFrame>,
+    blocks: Vec<Block>,
     levels: Vec<Level>,
     deltas: Vec<DeltaOnDevice>,
 }
@@ -556,16 +573,24 @@ struct Level {
     tiles: u64,
 }
 
-/// What nvCOMP and the check before it want to know of a group's frames.
+/// What nvCOMP wants to know of frames.
 #[derive(Default)]
 struct FrameArrays {
     frames: Vec<FrameOfUnit>,
-    checked: Vec<CheckedFrame>,
-    blocks: Vec<Block>,
     encoded: Vec<u64>,
     encoded_bytes: Vec<u64>,
     decoded: Vec<u64>,
     decoded_bytes: Vec<u64>,
+}
+
+impl FrameArrays {
+    fn append(&mut self, mut others: Self) {
+        self.frames.append(&mut others.frames);
+        self.encoded.append(&mut others.encoded);
+        self.encoded_bytes.append(&mut others.encoded_bytes);
+        self.decoded.append(&mut others.decoded);
+        self.decoded_bytes.append(&mut others.decoded_bytes);
+    }
 }
 
 /// A frame, for its result.
@@ -576,7 +601,8 @@ struct FrameOfUnit {
 
 impl Plan {
     /// Plans the work on a chunk of `bytes` bytes. Returns where these have to be copied to and where its elements will be.
-    fn chunk(&mut self, unit: usize, status: u64, bytes: u64, work: &Work) -> (u64, u64) {
+    /// Frames of chunks that are `known` to be valid are not checked.
+    fn chunk(&mut self, unit: usize, status: u64, bytes: u64, work: &Work, known: bool) -> (u64, u64) {
         let mut area = self.area(work);
         let to = if work.streams.is_empty() {
             area
@@ -595,20 +621,23 @@ impl Plan {
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
                 Decoder::Zstd(blocks) => {
-                    self.frames.checked.push(CheckedFrame {
-                        from,
-                        status,
-                        to_bytes: to_bytes as u32,
-                        first_block: self.frames.blocks.len() as u32,
-                        blocks: blocks.len() as u32,
-                        padding: 0,
-                    });
-                    self.frames.blocks.extend(blocks);
-                    self.frames.frames.push(FrameOfUnit { unit, bytes: to_bytes });
-                    self.frames.encoded.push(from);
-                    self.frames.encoded_bytes.push(from_bytes);
-                    self.frames.decoded.push(to);
-                    self.frames.decoded_bytes.push(to_bytes);
+                    let frames = if known { &mut self.known_frames } else { &mut self.frames };
+                    frames.frames.push(FrameOfUnit { unit, bytes: to_bytes });
+                    frames.encoded.push(from);
+                    frames.encoded_bytes.push(from_bytes);
+                    frames.decoded.push(to);
+                    frames.decoded_bytes.push(to_bytes);
+                    if !known {
+                        self.checked.push(CheckedFrame {
+                            from,
+                            status,
+                            to_bytes: to_bytes as u32,
+                            first_block: self.blocks.len() as u32,
+                            blocks: blocks.len() as u32,
+                            padding: 0,
+                        });
+                        self.blocks.extend(blocks);
+                    }
                     continue;
                 }
             };
@@ -788,7 +817,7 @@ mod tests {
             for (unit, (work, bytes)) in works.iter().enumerate() {
                 sizes = sizes.with_work(*bytes, work);
                 let (encoded, areas) = (plan.encoded, plan.areas);
-                let (to, elements) = plan.chunk(unit, 0, *bytes, work);
+                let (to, elements) = plan.chunk(unit, 0, *bytes, work, unit % 3 == 0);
                 prop_assert_eq!(elements % ELEMENT_ALIGNMENT, 0);
                 prop_assert!(elements >= areas && elements + work.elements.end - work.elements.start <= plan.areas);
                 let copied = to..to + if work.streams.is_empty() { work.bytes } else { *bytes };
@@ -798,7 +827,13 @@ mod tests {
             }
             prop_assert!(taken.windows(2).all(|pair| pair[0].end <= pair[1].start));
             prop_assert_eq!((plan.encoded - start.encoded, plan.areas - start.areas), (sizes.encoded, sizes.areas));
+            let known_frames = std::mem::take(&mut plan.known_frames);
+            plan.frames.append(known_frames);
             prop_assert_eq!(plan.frames.frames.len() as u64, sizes.zstd.count);
+            // Entry i of nvCOMP's arrays is the frame that check number i may take out of them.
+            for (i, checked) in plan.checked.iter().enumerate() {
+                prop_assert_eq!(plan.frames.encoded[i], checked.from);
+            }
 
             // What goes through the staging memory.
             let mut staging = Staging { bytes: vec![], device: 0 };
@@ -809,9 +844,9 @@ mod tests {
                 staging.put(list);
             }
             staging.put(&vec![0u32; plan.frames.frames.len()]);
-            staging.put(&plan.frames.checked);
-            staging.put(&plan.frames.blocks);
-            staging.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.frames.blocks.len()]);
+            staging.put(&plan.checked);
+            staging.put(&plan.blocks);
+            staging.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.blocks.len()]);
             for level in &plan.levels {
                 staging.put(&level.checks);
                 staging.put(&level.shuffled);

@@ -1,6 +1,7 @@
 //! What a worker thread does with a unit: find its bytes, read them, and on the CPU road decode them.
 
 use super::Queue;
+use super::known::Identity;
 use super::lane::{Fetched, Payload};
 use crate::assemble::Conversion;
 use crate::assemble::host::{self, Source};
@@ -57,8 +58,8 @@ impl Workers {
         let done = match &self.target {
             Target::Host => self.assemble(&unit, scratch),
             Target::Lanes { pinned, queue } => match self.fetch(&unit, pinned, scratch) {
-                Ok(Some((payload, at))) => {
-                    queue.push([Fetched { unit, payload, at }]);
+                Ok(Some((payload, at, identity))) => {
+                    queue.push([Fetched { unit, payload, at, identity }]);
                     return;
                 }
                 Ok(None) => Ok(()),
@@ -110,14 +111,14 @@ impl Workers {
         unit: &Unit,
         pinned: &Arc<PinnedPool>,
         scratch: &mut Vec<u8>,
-    ) -> Result<Option<(Payload, Context)>> {
+    ) -> Result<Option<(Payload, Context, Option<Identity>)>> {
         let array = self.array(unit);
         let (found, at) = self.locate(unit)?;
         let Some((blob, range)) = found else {
             if array.fill_element().is_some() {
-                return Ok(Some((Payload::Missing, at)));
+                return Ok(Some((Payload::Missing, at, None)));
             }
-            return Ok(Payload::decoded(pinned, &array.filled_chunk())?.map(|payload| (payload, at)));
+            return Ok(Payload::decoded(pinned, &array.filled_chunk())?.map(|payload| (payload, at, None)));
         };
         let encoded_bytes = range.end - range.start;
 
@@ -128,7 +129,11 @@ impl Workers {
             read(&*blob, &range, buffer.bytes_mut(), &at)?;
             match chain.prepare(buffer.bytes()) {
                 Ok(Prepared::Gpu(part, work)) => {
-                    return Ok(Some((Payload::Chunk { buffer, part, work }, at)));
+                    let task = &unit.task;
+                    // Inner chunks of one file differ by their cells.
+                    let identity = (work.zstd_blocks() > 0)
+                        .then(|| Identity::new((task.array, task.part), &task.read_chunk, blob.version()));
+                    return Ok(Some((Payload::Chunk { buffer, part, work }, at, identity)));
                 }
                 Ok(Prepared::Cpu(reason)) => {
                     log_once(&format!("{}: decoded on the CPU: {reason}", array.context()))
@@ -137,7 +142,7 @@ impl Workers {
             }
         }
         let decoded = decode(array, &*blob, &range, scratch, &at)?;
-        Ok(Payload::decoded(pinned, &decoded)?.map(|payload| (payload, at)))
+        Ok(Payload::decoded(pinned, &decoded)?.map(|payload| (payload, at, None)))
     }
 }
 

@@ -30,6 +30,9 @@ pub trait Blob: Send + Sync {
         self.len() == 0
     }
 
+    /// A number that changes when the bytes do.
+    fn version(&self) -> u64;
+
     /// Fills `into` with the bytes from `offset` on.
     ///
     /// # Errors

@@ -3,6 +3,7 @@
 use super::{Blob, Fetch};
 
 use std::fs::File;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
@@ -18,9 +19,10 @@ struct OpenFile {
 }
 
 /// What changes when somebody writes to a file.
-#[derive(PartialEq, Eq)]
+#[derive(PartialEq, Eq, Hash)]
 struct Version {
     len: u64,
+    inode: u64,
     modified: (i64, i64),
 }
 
@@ -30,7 +32,8 @@ impl Version {
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is not a regular file"));
         }
-        Ok(Self { len: metadata.len(), modified: (metadata.mtime(), metadata.mtime_nsec()) })
+        let modified = (metadata.mtime(), metadata.mtime_nsec());
+        Ok(Self { len: metadata.len(), inode: metadata.ino(), modified })
     }
 }
 
@@ -49,6 +52,12 @@ impl Fetch for Posix {
 impl Blob for OpenFile {
     fn len(&self) -> u64 {
         self.version.len
+    }
+
+    fn version(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.version.hash(&mut hasher);
+        hasher.finish()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {

@@ -240,7 +240,7 @@ def test_decode_on_the_gpu_with_the_cpu_backend(store):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("codec", ["gzip", "blosc-lz4"])
+@pytest.mark.parametrize("codec", ["bz2", "sharded-nested-zstd"])
 def test_decode_on_the_gpu_of_a_chain_for_the_cpu(store, tmp_path, codec):
     """A fallback is never silent: `decode="gpu"` refuses what `decode="auto"` decodes on the CPU."""
     values = np.arange(24, dtype="float32").reshape(6, 4)

@@ -1,0 +1,69 @@
+//! Read chunks that were found valid, so that they need not be checked again.
+
+use std::collections::HashSet;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A read chunk as its file holds it now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Identity(u64);
+
+impl Identity {
+    /// Of the read chunk at `cell` of array and part `array`, in a file of that version.
+    pub fn new(array: (usize, usize), cell: &[u64], file_version: u64) -> Self {
+        let mut hasher = DefaultHasher::new();
+        (array, cell, file_version).hash(&mut hasher);
+        Self(hasher.finish())
+    }
+}
+
+/// The valid chunks of a reader.
+///
+/// Checking zstd frames before nvCOMP decodes them costs a third of its speed (benches/NOTES.md), and every epoch reads
+/// the same files.
+#[derive(Debug, Default)]
+pub struct Known(Mutex<HashSet<Identity>>);
+
+impl Known {
+    /// The most chunks that are remembered, some 16 bytes each; those beyond are checked every time.
+    const MAX: usize = 4 << 20;
+
+    /// Whether a chunk was found valid before.
+    pub fn contains(&self, chunk: Identity) -> bool {
+        self.lock().contains(&chunk)
+    }
+
+    /// Remembers valid chunks.
+    pub fn extend(&self, chunks: impl Iterator<Item = Identity>) {
+        let mut known = self.lock();
+        for chunk in chunks {
+            if known.len() < Self::MAX {
+                known.insert(chunk);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashSet<Identity>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_whose_file_changed_is_another() {
+        let known = Known::default();
+        let chunk = Identity::new((0, 1), &[2, 3], 7);
+        known.extend([chunk].into_iter());
+        assert!(known.contains(Identity::new((0, 1), &[2, 3], 7)));
+        for other in [
+            Identity::new((0, 1), &[2, 3], 8),
+            Identity::new((1, 0), &[2, 3], 7),
+            Identity::new((0, 1), &[3, 2], 7),
+        ] {
+            assert!(!known.contains(other));
+        }
+    }
+}
