@@ -90,8 +90,9 @@ sample of C arrays has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `wi
 All arrays need the same shape and element type. The layout gets a ``C`` there, or is empty if the
 arrays have one already.)code",
                     false)
-    .AddOptionalArg("mask_and_scale",
-                    R"code(Determines whether values are decoded by the CF attributes of their array.
+    .AddOptionalArg(
+        "mask_and_scale",
+        R"code(Determines whether values are decoded by the CF attributes of their array.
 
 The attributes ``_FillValue`` and ``missing_value`` (NaN where a value equals one of them),
 ``scale_factor``, ``add_offset`` and ``_Unsigned`` are applied as ``xarray.open_zarr`` applies them,
@@ -100,8 +101,9 @@ only the attribute; masked integers of 8 and 16 bits become float32, others floa
 are float64. Integers that stand for bool (attribute ``dtype``) become bool. Points in time and time
 spans are left alone. Arrays without these attributes stay as they are. Attributes that cannot be
 applied are refused.)code",
-                    false)
-    .AddOptionalTypeArg("dtype", R"code(Element type of the outputs: bool, an integer or a floating-point type.
+        false)
+    .AddOptionalTypeArg(
+        "dtype", R"code(Element type of the outputs: bool, an integer or a floating-point type.
 
 If not given, it is the type of the array, or what `mask_and_scale` or `mean` and `std` make of it.
 Floating-point numbers are rounded to the nearest, ties to even, and become infinite beyond the

@@ -1,4 +1,4 @@
-//! The only door between Rust and C++: what `cpp_shim/` may call, and nothing else.
+//! The only door between Rust and C++: what `cpp_shim/` may call, and nothing else. Beside it is one function for Python.
 //!
 //! # Contract
 //! - One [`Reader`] handle per operator. Its calls never overlap, but may come from different threads.
@@ -12,9 +12,11 @@
 
 use crate::dataset::ElementType;
 use crate::error::{Error, Kind};
+use crate::info;
 use crate::options::Arguments;
 use crate::reader;
 
+use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -259,5 +261,45 @@ impl From<ElementType> for ffi::ElementType {
             ElementType::Float32 => Self::Float32,
             ElementType::Float64 => Self::Float64,
         }
+    }
+}
+
+/// Describes a store: see [`info::describe`]. For Python, which calls it through the plugin's library.
+///
+/// Takes the arguments as JSON and returns JSON, to be given back to [`zarr_dali_free_text`]: the description, or
+/// `{"error": ..., "kind": "argument" | "runtime"}`.
+///
+/// # Safety
+/// `arguments` is null or points to a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn zarr_dali_describe(arguments: *const c_char) -> *mut c_char {
+    let described = guarded("zarr_dali_describe", || {
+        let text = match arguments.is_null() {
+            true => c"",
+            // SAFETY: the caller's duty.
+            false => unsafe { CStr::from_ptr(arguments) },
+        };
+        info::describe(&info::arguments(&text.to_string_lossy())?)
+    });
+    let answer = described.unwrap_or_else(|Crossing(error)| {
+        let kind = match error.kind() {
+            Kind::Argument => "argument",
+            Kind::Runtime => "runtime",
+        };
+        serde_json::json!({"error": error.to_string(), "kind": kind})
+    });
+    // JSON has no zero bytes: it writes them as escapes.
+    CString::new(answer.to_string()).unwrap_or_default().into_raw()
+}
+
+/// Frees what [`zarr_dali_describe`] returned.
+///
+/// # Safety
+/// `text` is null or comes from [`zarr_dali_describe`] and was not given back before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn zarr_dali_free_text(text: *mut c_char) {
+    if !text.is_null() {
+        // SAFETY: the caller's duty.
+        drop(unsafe { CString::from_raw(text) });
     }
 }

@@ -11,12 +11,12 @@
 //!   2 plan              windows -> read chunks, each once, and the boxes that are copied out of them
 //!   3 fetch             read chunks -> byte ranges -> encoded bytes
 //!   4 codec, decode     encoded bytes -> decoded chunks: nvCOMP on the GPU, zarrs on the CPU
-//!   5 assemble          decoded chunks -> samples: one gather, byte order included
+//!   5 assemble          decoded chunks -> samples: one gather, byte order, CF decoding and casts included
 //!   6 batch             complete when its last chunk is
 //! ```
 //!
 //! [`dataset`] opens stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
-//! [`error`] everything that can go wrong.
+//! [`error`] everything that can go wrong. [`info`] says beforehand what a reader would do with a store.
 //!
 //! Words: a *chunk* is one cell of the array's chunk grid and one store key. A *sharded chunk* holds *inner chunks*. A
 //! *read chunk* is what is decoded at once: the inner chunk if there is one, else the chunk. A *reader shard* is DALI's
@@ -31,6 +31,7 @@ pub mod decode;
 pub mod error;
 pub mod fetch;
 pub mod gpu;
+pub mod info;
 pub mod options;
 pub mod plan;
 pub mod reader;

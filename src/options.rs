@@ -199,6 +199,16 @@ impl Options {
     }
 }
 
+impl Options {
+    /// Bytes of GPU memory that the reader may use; `free_bytes` asks for what is free.
+    ///
+    /// # Errors
+    /// Those of `free_bytes`.
+    pub fn device_budget(&self, free_bytes: impl FnOnce() -> Result<u64>) -> Result<u64> {
+        self.device_memory_bytes.map_or_else(|| Ok(free_bytes()? / Self::DEVICE_SHARE), Ok)
+    }
+}
+
 /// An error about an argument.
 pub(crate) fn argument(name: &'static str, problem: String) -> Error {
     Error::Argument { name, problem }

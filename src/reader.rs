@@ -23,7 +23,7 @@ use crate::error::{Error, Result, log_once};
 use crate::fetch::{Locator, Posix};
 use crate::gpu::{Gpu, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, Options, argument};
-use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch};
+use crate::plan::{ArrayGeometry, OutputGeometry, count_chunks, plan_batch};
 use crate::sampler::{Order, OrderArguments, Windows};
 
 use std::collections::VecDeque;
@@ -73,11 +73,21 @@ struct Device {
     gpu: Arc<Gpu>,
     /// nvCOMP, if any array needs it.
     zstd: Option<Arc<Zstd>>,
-    lanes: u64,
-    arena_bytes: u64,
-    largest_pinned_bytes: u64,
+    shares: Shares,
     /// On which the consumer allocates output memory.
     allocation: Arc<CudaStream>,
+}
+
+/// How GPU memory is shared out.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Shares {
+    /// Batches in flight.
+    pub depth: u64,
+    /// Lanes that decode.
+    pub lanes: u64,
+    /// Memory of each lane.
+    pub arena_bytes: u64,
+    largest_pinned_bytes: u64,
 }
 
 impl Reader {
@@ -87,6 +97,8 @@ impl Reader {
     const OUTPUT_SHARE: u64 = 4;
     /// Batches in flight on the CPU backend, where latency is short: enough to keep every thread busy.
     const MAX_CPU_DEPTH: u64 = 8;
+    /// More chunks of a batch than this are not planned to know their number beforehand.
+    const MAX_COUNTED_CHUNKS: u64 = 1 << 20;
 
     /// Opens the store and checks everything that can be checked without reading a chunk. Starts no thread.
     ///
@@ -94,6 +106,21 @@ impl Reader {
     /// Arguments and stores that cannot be read, a GPU or nvCOMP that is needed and not there, and budgets that
     /// cannot hold the least that is needed.
     pub fn open(arguments: &Arguments) -> Result<Self> {
+        let mut reader = Self::without_memory(arguments)?;
+        match reader.options.device {
+            None => reader.depth = reader.host_depth()?,
+            Some(ordinal) => {
+                let device = reader.open_device(ordinal)?;
+                reader.depth = device.shares.depth;
+                reader.device = Some(device);
+                reader.log_roads();
+            }
+        }
+        Ok(reader)
+    }
+
+    /// The same as far as neither a GPU nor memory budgets matter: the reader can tell, but not read.
+    pub(crate) fn without_memory(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         codec::register();
         let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
@@ -131,7 +158,7 @@ impl Reader {
             .iter()
             .map(|array| array.parts.iter().map(road).collect())
             .collect::<Result<_>>()?;
-        let mut reader = Self {
+        Ok(Self {
             dataset,
             windows,
             geometry,
@@ -149,17 +176,7 @@ impl Reader {
             next: 0,
             current: vec![],
             failed: None,
-        };
-        match reader.options.device {
-            None => reader.depth = reader.host_depth()?,
-            Some(ordinal) => {
-                let (device, depth) = reader.open_device(ordinal)?;
-                reader.device = Some(device);
-                reader.depth = depth;
-                reader.log_roads();
-            }
-        }
-        Ok(reader)
+        })
     }
 
     /// One per array, or a single one if they are stacked.
@@ -187,6 +204,16 @@ impl Reader {
     /// The order of samples.
     pub fn order(&self) -> &Order {
         &self.order
+    }
+
+    /// What is read.
+    pub fn dataset(&self) -> &Dataset {
+        &self.dataset
+    }
+
+    /// The windows that samples are.
+    pub fn windows(&self) -> &Windows {
+        &self.windows
     }
 
     /// How the chunks of each part of each array are decoded.
@@ -361,13 +388,41 @@ impl Reader {
         Error::Sticky(error)
     }
 
-    fn batch_bytes(&self) -> u64 {
+    /// The samples of the first batch.
+    pub(crate) fn first_batch(&mut self) -> Vec<u64> {
+        self.order.batch(0)
+    }
+
+    /// How many read chunks of each part of each array the samples touch. Where there are more than
+    /// [`Reader::MAX_COUNTED_CHUNKS`], those that several samples share count for each.
+    pub(crate) fn chunks_of(&self, samples: &[u64]) -> Vec<Vec<u64>> {
+        let none: Vec<Vec<u64>> = self.roads.iter().map(|parts| vec![0; parts.len()]).collect();
+        let mut counts = none.clone();
+        for &sample in samples {
+            for (counts, geometry) in counts.iter_mut().zip(&*self.geometry) {
+                for (part, chunks) in count_chunks(&self.windows, geometry, sample) {
+                    counts[part] += chunks;
+                }
+            }
+        }
+        if samples.len() > 1 && counts.iter().flatten().sum::<u64>() <= Self::MAX_COUNTED_CHUNKS {
+            counts = none;
+            for task in plan_batch(&self.windows, &self.geometry, &self.placing, samples) {
+                counts[task.array][task.part] += 1;
+            }
+        }
+        counts
+    }
+
+    /// Bytes of all outputs of a batch.
+    pub(crate) fn batch_bytes(&self) -> u64 {
         let sizes = self.outputs();
         let sample = sizes.iter().fold(0u64, |all, output| all.saturating_add(output.sample_bytes()));
         sample.saturating_mul(self.options.batch_size)
     }
 
-    fn host_depth(&self) -> Result<u64> {
+    /// CPU backend: batches in flight.
+    pub(crate) fn host_depth(&self) -> Result<u64> {
         let (budget, batch) = (self.options.host_memory_bytes, self.batch_bytes());
         let least = self.options.min_depth;
         if batch.saturating_mul(least) > budget {
@@ -381,35 +436,42 @@ impl Reader {
         Ok((budget / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
     }
 
-    /// Opens the GPU and shares its budget out: outputs of `depth` batches, and an arena for each lane.
-    fn open_device(&mut self, ordinal: usize) -> Result<(Device, u64)> {
+    /// Every part of every array with its road.
+    fn parts(&self) -> impl Iterator<Item = (&ArrayInfo, &Road)> {
+        self.dataset.arrays.iter().flat_map(|array| &array.parts).zip(self.roads.iter().flatten())
+    }
+
+    fn open_device(&mut self, ordinal: usize) -> Result<Device> {
         let gpu = Gpu::open(ordinal)?;
-        let parts = || self.dataset.arrays.iter().flat_map(|array| &array.parts);
-        let roads = || self.roads.iter().flatten();
-        let zstd = match parts().zip(roads()).find(|(_, road)| road.needs_nvcomp()) {
+        let zstd = match self.parts().find(|(_, road)| road.needs_nvcomp()) {
             None => None,
             Some((array, _)) => Some(Arc::new(
                 Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
             )),
         };
+        let budget = self.options.device_budget(|| gpu.free_bytes())?;
+        let shares = self.share(budget, zstd.as_deref())?;
+        Ok(Device { zstd, shares, allocation: gpu.stream()?, gpu })
+    }
 
-        let mut largest_unit = 0;
-        let mut largest_pinned = 0;
-        let mut unit_bytes = vec![];
-        for (array, road) in parts().zip(roads()) {
-            if array.read_chunk_bytes() > device::MAX_CHUNK_BYTES {
-                let reason = format!(
-                    "its read chunks decode to {} bytes, and at most {} are supported",
-                    array.read_chunk_bytes(),
-                    device::MAX_CHUNK_BYTES
-                );
-                return Err(Error::NotOnGpu { at: array.context(), reason });
-            }
-            let bytes = lane::unit_bytes(zstd.as_deref(), array, road, self.options.batch_size)?;
-            largest_unit = largest_unit.max(bytes);
-            largest_pinned = largest_pinned.max(largest_pinned_bytes(array, road));
-            unit_bytes.push(bytes);
-        }
+    /// Arena bytes that a read chunk of each part of each array needs at most.
+    ///
+    /// # Errors
+    /// What nvCOMP says, if it is asked.
+    pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
+        let boxes = self.options.batch_size;
+        self.parts().map(|(array, road)| lane::unit_bytes(zstd, array, road, boxes)).collect()
+    }
+
+    /// Shares a budget out: outputs of `depth` batches, and an arena for each lane.
+    ///
+    /// # Errors
+    /// Budgets that cannot hold the least that is needed.
+    pub(crate) fn share(&mut self, budget: u64, zstd: Option<&Zstd>) -> Result<Shares> {
+        let units = self.unit_bytes(zstd)?;
+        let largest_unit = units.iter().copied().max().unwrap_or(0);
+        let pinned = self.parts().map(|(array, road)| largest_pinned_bytes(array, road));
+        let largest_pinned = pinned.max().unwrap_or(0);
         if self.options.host_memory_bytes < largest_pinned {
             return Err(Error::Budget {
                 name: "host_memory_budget",
@@ -419,10 +481,6 @@ impl Reader {
             });
         }
 
-        let budget = match self.options.device_memory_bytes {
-            Some(budget) => budget,
-            None => gpu.free_bytes()? / Options::DEVICE_SHARE,
-        };
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
         let least = batch.saturating_mul(least_depth).saturating_add(largest_unit);
@@ -437,22 +495,13 @@ impl Reader {
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
-        let tasks = plan_batch(&self.windows, &self.geometry, &self.placing, &self.order.batch(0));
-        let parts_before = |array: usize| self.roads[..array].iter().map(Vec::len).sum::<usize>();
-        let number = |task: &ChunkTask| parts_before(task.array) + task.part;
-        let batch_arena: u64 = tasks.iter().map(|task| unit_bytes[number(task)]).sum();
+        let first = self.first_batch();
+        let chunks = self.chunks_of(&first);
+        let batch_arena: u64 = chunks.iter().flatten().zip(&units).map(|(chunks, unit)| chunks * unit).sum();
         let useful = batch_arena.saturating_mul(depth);
         let arenas = (budget - batch * depth).min(useful).max(largest_unit);
         let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
-        let device = Device {
-            zstd,
-            lanes,
-            arena_bytes: arenas / lanes,
-            largest_pinned_bytes: largest_pinned,
-            allocation: gpu.stream()?,
-            gpu,
-        };
-        Ok((device, depth))
+        Ok(Shares { depth, lanes, arena_bytes: arenas / lanes, largest_pinned_bytes: largest_pinned })
     }
 
     /// Says once per process which road each array takes.
@@ -472,8 +521,8 @@ impl Reader {
         let target = match &self.device {
             None => Target::Host,
             Some(device) => {
-                let pinned =
-                    PinnedPool::new(&device.gpu, self.options.host_memory_bytes, device.largest_pinned_bytes);
+                let largest = device.shares.largest_pinned_bytes;
+                let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
                 running.pinned = Some(pinned.clone());
                 self.start_lanes(device, &mut running)?;
                 Target::Lanes { pinned, queue: running.fetched.clone() }
@@ -527,8 +576,8 @@ impl Reader {
             conversions: self.conversions.clone(),
             queue: running.fetched.clone(),
         });
-        for _ in 0..device.lanes {
-            let mut lane = Lane::new(lanes.clone(), device.arena_bytes)?;
+        for _ in 0..device.shares.lanes {
+            let mut lane = Lane::new(lanes.clone(), device.shares.arena_bytes)?;
             let pulse = lane.pulse.clone();
             let thread = spawn("zarr GPU lane", move || while lane.step() {})?;
             running.lanes.push((pulse, thread));
@@ -548,9 +597,21 @@ impl Output {
 /// Version of the checkpoint's state.
 const STATE_VERSION: u64 = 1;
 
-fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
+/// Chooses the road of an array's read chunks on the backend and with the `decode` of the options.
+///
+/// # Errors
+/// Arrays that this backend cannot read, or not as `decode` wants it.
+pub(crate) fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
     if options.device.is_none() {
         return Ok(Road::Cpu("the CPU backend".into()));
+    }
+    if array.read_chunk_bytes() > device::MAX_CHUNK_BYTES {
+        let reason = format!(
+            "its read chunks decode to {} bytes, and at most {} are supported",
+            array.read_chunk_bytes(),
+            device::MAX_CHUNK_BYTES
+        );
+        return Err(Error::NotOnGpu { at: array.context(), reason });
     }
     match (options.decode, codec::road(array)) {
         (Decode::Cpu, _) => Ok(Road::Cpu("decode=\"cpu\"".into())),

@@ -4,14 +4,28 @@ Importing this package loads the plugin: afterwards `nvidia.dali.fn.readers.zarr
 `nvidia.dali.fn.zarr_reader`, as do the operator classes in `nvidia.dali.ops` and in dynamic mode. Importing
 needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipeline needs them.
 
+`info` says beforehand how a store would be read.
+
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.
 """
 
 from zarr_dali import _plugin
+from zarr_dali._info import Advice, ArrayReport, Chosen, GpuMemory, Info, Output, Reading, info
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
 
-__all__ = ["__version__", "library_path"]
+__all__ = [
+    "Advice",
+    "ArrayReport",
+    "Chosen",
+    "GpuMemory",
+    "Info",
+    "Output",
+    "Reading",
+    "__version__",
+    "info",
+    "library_path",
+]
 
 _plugin.load()

@@ -114,8 +114,8 @@ macro_rules! float_register {
                     Code::Mask => each(values, |x| if x == operand { Self::NAN } else { x }),
                     Code::Round => each_rounded(step.rounds, values, |x| x),
                     Code::Truncate => each(values, |x| if x.is_nan() { 0.0 } else { x.trunc() }),
-                    Code::AtLeast => each(values, |x| if x < operand { operand } else { x }),
-                    Code::AtMost => each(values, |x| if x > operand { operand } else { x }),
+                    Code::WrapUnsigned => each(values, |x| x - operand * (x / operand).floor()),
+                    Code::WrapSigned => each(values, |x| x - operand * (x / operand + 0.5).floor()),
                     Code::IsTrue => each(values, |x| if x != 0.0 { 1.0 } else { 0.0 }),
                 }
             }
@@ -180,7 +180,10 @@ pub fn load<R: Register>(stored: StoredType, source: &[u8], step_bytes: usize, i
         StoredType::BFloat16 => gather(source, step_bytes, into, |b| {
             R::from_f32(f32::from_bits(u32::from(u16::from_ne_bytes(b)) << 16))
         }),
-        StoredType::Byte(format) => gather(source, step_bytes, into, |[b]| R::from_f32(format.value(b))),
+        StoredType::Byte(format) => {
+            let table = format.table();
+            gather(source, step_bytes, into, |[b]| R::from_f32(table[usize::from(b)]))
+        }
     }
 }
 

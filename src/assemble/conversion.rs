@@ -8,7 +8,7 @@
 //! ([`super::host`]) and the kernel (`src/kernels/convert.cuh`) carry out alike.
 
 use super::arithmetic::{double_to_half, load, store};
-use crate::dataset::{ByteFormat, Cf, ElementType, FixedScaleOffset, StoredType, half_to_single};
+use crate::dataset::{Cf, ElementType, FixedScaleOffset, StoredType, half_to_single};
 
 /// Most steps of a conversion, as the kernel has it.
 pub const MAX_STEPS: usize = 24;
@@ -40,10 +40,10 @@ pub enum Code {
     Round,
     /// Towards zero, NaN becomes 0.
     Truncate,
-    /// The operand where that is larger.
-    AtLeast,
-    /// The operand where that is smaller.
-    AtMost,
+    /// Whole numbers modulo the operand, a power of two: from 0.
+    WrapUnsigned,
+    /// The same from minus half of the operand.
+    WrapSigned,
     /// 0 or 1.
     IsTrue,
 }
@@ -265,23 +265,24 @@ fn copy(size: usize, from: &[u8], step_bytes: usize, to: &mut [u8]) {
     }
 }
 
-/// `(stored / scale + offset).astype(dtype)`, in float64 unless the stored type is a narrower float. Where NumPy leaves
-/// it open what becomes of numbers that an integer type does not have, they saturate.
+/// `(stored / scale + offset).astype(dtype)`, in float64 unless the stored type is a narrower float. Integers wrap, as
+/// they do in NumPy on x86: rounding alone can make a stored 0 of an unsigned type a -1.
 fn decode_filter(filter: FixedScaleOffset, steps: &mut Vec<Step>) {
     let computes_in = if filter.astype.is_float() { filter.astype } else { ElementType::Float64 };
     let scale = Step::arithmetic(Code::Divide, filter.scale, computes_in);
     steps.extend([scale, Step::arithmetic(Code::Add, filter.offset, computes_in)]);
-    match (filter.dtype, range(filter.dtype)) {
-        (ElementType::Bool, _) => steps.push(Step::new(Code::IsTrue, 0.0)),
-        (_, Some((least, most))) => steps.extend([
-            Step::new(Code::Truncate, 0.0),
-            Step::new(Code::AtLeast, least),
-            Step::new(Code::AtMost, most),
-        ]),
-        (dtype, None) if dtype.size_bytes() < computes_in.size_bytes() => {
-            steps.push(Step::arithmetic(Code::Round, 0.0, dtype));
+    let range = 2f64.powi(8 * filter.dtype.size_bytes() as i32);
+    match filter.dtype {
+        ElementType::Bool => steps.push(Step::new(Code::IsTrue, 0.0)),
+        dtype if dtype.is_float() => {
+            if dtype.size_bytes() < computes_in.size_bytes() {
+                steps.push(Step::arithmetic(Code::Round, 0.0, dtype));
+            }
         }
-        _ => {}
+        dtype => {
+            let wrap = if dtype.is_signed_integer() { Code::WrapSigned } else { Code::WrapUnsigned };
+            steps.extend([Step::new(Code::Truncate, 0.0), Step::new(wrap, range)]);
+        }
     }
 }
 
@@ -294,15 +295,6 @@ fn decode_cf(cf: &Cf, steps: &mut Vec<Step>) {
     if cf.is_bool {
         steps.push(Step::new(Code::IsTrue, 0.0));
     }
-}
-
-/// The least and the largest number of an integer type, as far as a float64 has them.
-fn range(element: ElementType) -> Option<(f64, f64)> {
-    let bits = 8 * element.size_bytes() as i32;
-    if element.is_signed_integer() {
-        return Some((-2f64.powi(bits - 1), 2f64.powi(bits - 1) - 1.0));
-    }
-    element.is_unsigned_integer().then(|| (0.0, 2f64.powi(bits) - 1.0))
 }
 
 /// The narrowest register that holds everything.
@@ -323,14 +315,5 @@ fn register(loads: StoredType, steps: &[Step], output: ElementType) -> Register 
     match widened.fits_single() && steps.iter().all(single) {
         true => Register::Single,
         false => Register::Double,
-    }
-}
-
-/// What every byte stands for, for the kernel; zeros where bytes are not looked up.
-pub fn table(loads: StoredType) -> [f32; 256] {
-    let lookup = |format: ByteFormat| std::array::from_fn(|byte| format.value(byte as u8));
-    match loads {
-        StoredType::Byte(format) => lookup(format),
-        _ => [0.0; 256],
     }
 }

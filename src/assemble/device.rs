@@ -1,7 +1,7 @@
 //! Boxes of elements as work for the gather kernel (`src/kernels/gather.cu` and `convert.cuh`, which this file mirrors).
 
 use super::Conversion;
-use super::conversion::{Code, MAX_STEPS, Register, Step, table};
+use super::conversion::{Code, MAX_STEPS, Register, Step};
 use crate::dataset::{ElementType, StoredType};
 use crate::plan::CopyBox;
 
@@ -70,7 +70,10 @@ impl ConversionOnDevice {
                 Register::Double | Register::None => 3,
             },
             reserved: 0,
-            table: table(conversion.loads()),
+            table: match conversion.loads() {
+                StoredType::Byte(format) => *format.table(),
+                _ => [0.0; 256],
+            },
         }
     }
 }
@@ -429,9 +432,10 @@ mod tests {
 
     #[test]
     fn the_kernel_computes_what_the_host_does() {
-        // Small numbers, halfway cases and limits among random bits.
-        let small = |i: usize| match i % 5 {
-            0 => i as u64 / 5 % 7,
+        // Small numbers, halfway cases, limits and NaNs with the smallest payload among random bits.
+        let small = |i: usize| match i % 6 {
+            5 => [0x7F80_0001_FF80_0001, 0x7FF0_0000_0000_0001][i / 6 % 2],
+            0 => i as u64 / 6 % 7,
             1 => (i as f64 / 8.0 - 20.0).to_bits(),
             2 => u64::from((i as f32 / 8.0 - 20.0).to_bits()) << 32 | u64::from((i as f32 * 1e7).to_bits()),
             3 => (i as f64).exp2().to_bits(),

@@ -242,7 +242,8 @@ impl GpuChain {
             area_bytes: area,
             areas: 1 + shuffles + containers,
             streams,
-            zstd: self.needs_nvcomp(),
+            // Encoders make blocks of 128 KiB, or of as much as there is, and split them a few times.
+            zstd_blocks: if self.needs_nvcomp() { 64 + area / 2048 } else { 0 },
         }
     }
 
@@ -273,6 +274,9 @@ impl GpuChain {
                 let is_zstd = |stream: &work::Stream| matches!(stream.decoder, work::Decoder::Zstd(_));
                 if !self.needs_nvcomp() && work.streams.iter().any(is_zstd) {
                     return Ok(Prepared::Cpu("its Blosc chunks hold zstd, which its metadata do not say"));
+                }
+                if work.zstd_blocks() > self.most().zstd_blocks {
+                    return Ok(Prepared::Cpu("its zstd frames have very small blocks"));
                 }
             }
         }
@@ -315,8 +319,8 @@ pub struct Most {
     pub areas: u64,
     /// How many streams.
     pub streams: u64,
-    /// Streams may be zstd frames.
-    pub zstd: bool,
+    /// How many blocks its zstd frames have; none if there are no such frames.
+    pub zstd_blocks: u64,
 }
 
 impl Road {

@@ -30,6 +30,13 @@ impl Work {
         Self { bytes, elements: 0..bytes, ..Self::default() }
     }
 
+    /// How many zstd blocks its frames have.
+    pub fn zstd_blocks(&self) -> u64 {
+        let blocks =
+            |stream: &Stream| if let Decoder::Zstd(blocks) = &stream.decoder { blocks.len() } else { 0 };
+        self.streams.iter().map(|stream| blocks(stream) as u64).sum()
+    }
+
     /// How many areas the chunk needs.
     pub fn areas(&self) -> u64 {
         1 + self.passes.iter().filter(|pass| matches!(pass, Pass::Unshuffle { .. })).count() as u64
@@ -61,7 +68,7 @@ pub enum Decoder {
     /// Our kernel for DEFLATE.
     Inflate,
     /// nvCOMP, for a frame that our kernel found valid.
-    Zstd(zstd::Blocks),
+    Zstd(Vec<zstd::Block>),
 }
 
 /// A step over a whole area.

@@ -161,17 +161,17 @@ impl Sharding {
     }
 }
 
-const SHARDING: &str = "sharding_indexed";
+pub(super) const SHARDING: &str = "sharding_indexed";
 const BITROUND: [&str; 2] = ["bitround", "numcodecs.bitround"];
 const FIXED_SCALE_OFFSET: [&str; 2] = ["fixedscaleoffset", "numcodecs.fixedscaleoffset"];
 
 /// A codec's name in metadata of either version.
-fn name(codec: &Value) -> &str {
+pub(super) fn name(codec: &Value) -> &str {
     codec.as_str().or_else(|| codec.get("name").or_else(|| codec.get("id"))?.as_str()).unwrap_or_default()
 }
 
 /// Its parameters.
-fn parameters(codec: &Value) -> Value {
+pub(super) fn parameters(codec: &Value) -> Value {
     match codec {
         Value::Object(entries) if entries.contains_key("id") => {
             entries.iter().filter(|(key, _)| *key != "id").map(|(k, v)| (k.clone(), v.clone())).collect()

@@ -1,5 +1,7 @@
 //! Element types: what Zarr stores and DALI can carry.
 
+use std::sync::LazyLock;
+
 use zarrs::plugin::ExtensionName;
 
 /// A fixed-size numeric type that both Zarr and DALI have.
@@ -147,6 +149,15 @@ impl ByteFormat {
     /// The name in Zarr v3 metadata.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
+    }
+
+    /// The value of every byte, see [`ByteFormat::value`].
+    pub fn table(self) -> &'static [f32; 256] {
+        static TABLES: LazyLock<Vec<[f32; 256]>> = LazyLock::new(|| {
+            let table = |(format, _): &(ByteFormat, _)| std::array::from_fn(|byte| format.value(byte as u8));
+            ByteFormat::ALL.iter().map(table).collect()
+        });
+        &TABLES[self as usize]
     }
 
     /// The value that a byte stands for; bits above those of the format are ignored.

@@ -2,6 +2,7 @@
 
 mod cf;
 mod chain;
+mod declared;
 mod element;
 mod join;
 mod layout;
@@ -20,6 +21,7 @@ use zarrs::storage::ReadableListableStorageTraits;
 
 pub use cf::Cf;
 pub use chain::{FixedScaleOffset, ReadCodec};
+pub use declared::Declared;
 pub use element::{ByteFormat, ElementType, StoredType};
 pub use join::{Joined, VALUE_ATTRIBUTES};
 pub(crate) use layout::stacked as stacked_layout;
@@ -164,6 +166,26 @@ impl Dataset {
             parts.iter_mut().zip(arrays).for_each(|(parts, array)| parts.push(array));
         }
         Ok(Self { arrays: parts.into_iter().map(Joined::new).collect::<Result<_>>()? })
+    }
+
+    /// Names of all arrays in the first of the stores that `paths` mean, sorted; one empty name if it is an array itself.
+    ///
+    /// # Errors
+    /// Says what is at a path instead, or that there is no array.
+    pub fn names(paths: &[String]) -> Result<Vec<String>> {
+        let stores = paths::expand(paths)?;
+        let names = stores.iter().map(|store| open::OpenStore::new(store)?.names());
+        Ok(names.collect::<Result<Vec<_>>>()?.swap_remove(0))
+    }
+
+    /// What the metadata of an array declare, in the first of the stores that `paths` mean. Whatever they leave open or
+    /// nobody can read is empty.
+    ///
+    /// # Errors
+    /// Paths at which there is no store.
+    pub fn declared(paths: &[String], name: &str) -> Result<Declared> {
+        let stores = paths::expand(paths)?;
+        Ok(open::OpenStore::new(&stores[0])?.declared(name))
     }
 
     /// One part of an array.

@@ -2,10 +2,12 @@
 
 use super::chain::{Culprit, FixedScaleOffset, ReadCodec, drop_bitround, numpy_name};
 use super::layout::layout;
-use super::{ArrayInfo, ElementType, Sharding, Source, Store, StoredType};
+use super::{ArrayInfo, Declared, ElementType, Sharding, Source, Store, StoredType};
 use crate::error::{Context, Error, Result};
 
+use std::collections::HashSet;
 use std::num::NonZeroU64;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -15,11 +17,9 @@ use zarrs::array::{
     ArrayShardedExt, DataType, FillValue,
 };
 use zarrs::filesystem::FilesystemStore;
-use zarrs::group::Group;
 use zarrs::metadata::v2::DataTypeMetadataV2;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::metadata::{ArrayMetadata, FillValueMetadata};
-use zarrs::node::{Node, NodeMetadata};
 use zarrs::plugin::ExtensionName;
 use zarrs::storage::{ReadableStorageTraits, StoreKey};
 
@@ -70,6 +70,24 @@ impl<'a> OpenStore<'a> {
         }
     }
 
+    /// Names of the arrays that are there, or one empty name if the store is an array itself.
+    pub fn names(&self) -> Result<Vec<String>> {
+        if matches!(self.node_kind(""), Ok(Some(NodeKind::Array))) {
+            return Ok(vec![String::new()]);
+        }
+        match self.present_arrays() {
+            names if names.is_empty() => {
+                Err(Error::GroupWithoutArrays { path: self.path.into(), present: names })
+            }
+            names => Ok(names),
+        }
+    }
+
+    /// What the metadata of an array declare.
+    pub fn declared(&self, name: &str) -> Declared {
+        self.metadata(name.trim_matches('/')).map_or_else(|_| Declared::default(), |m| Declared::new(&m))
+    }
+
     fn get(&self, name: &str, file: &str) -> Result<Option<Value>, Source> {
         let key = if name.is_empty() { file.to_string() } else { format!("{name}/{file}") };
         let bytes = self.store.get(&StoreKey::new(key)?)?;
@@ -96,21 +114,27 @@ impl<'a> OpenStore<'a> {
         })
     }
 
-    /// Every array below the root, for messages; empty where the store cannot be listed.
+    /// Every array below the root, whether it can be read or not, sorted; none where the store cannot be listed.
     fn present_arrays(&self) -> Vec<String> {
-        fn collect(nodes: &[Node], names: &mut Vec<String>) {
-            for node in nodes {
-                if matches!(node.metadata(), NodeMetadata::Array(_)) {
-                    names.push(node.path().as_str().trim_start_matches('/').to_string());
-                }
-                collect(node.children(), names);
-            }
-        }
         let mut names = vec![];
-        if let Ok(nodes) =
-            Group::open(self.store.clone(), "/").map_err(drop).and_then(|g| g.children(true).map_err(drop))
-        {
-            collect(&nodes, &mut names);
+        let mut seen = HashSet::new();
+        let mut folders = vec![String::new()];
+        while let Some(folder) = folders.pop() {
+            let path = self.root.join(&folder);
+            // A link to a folder above would be followed without end.
+            let identity = path.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
+            if !identity.is_ok_and(|identity| seen.insert(identity)) {
+                continue;
+            }
+            for entry in path.read_dir().into_iter().flatten().flatten() {
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                let name = if folder.is_empty() { name } else { format!("{folder}/{name}") };
+                match entry.path().is_dir().then(|| self.node_kind(&name)) {
+                    None => {}
+                    Some(Ok(Some(NodeKind::Array)) | Err(_)) => names.push(name),
+                    Some(Ok(_)) => folders.push(name),
+                }
+            }
         }
         names.sort();
         names

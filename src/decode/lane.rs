@@ -17,12 +17,13 @@ use crate::assemble::Conversion;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
 use crate::batch::Unit;
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
+use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
 use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, DeviceMemory, Gpu, Kernels, PinnedBuffer, PinnedMemory, PinnedPool,
-    ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
+    CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, Kernels, PinnedBuffer, PinnedMemory,
+    PinnedPool, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 
 use std::ops::Range;
@@ -96,8 +97,12 @@ impl Lanes {
 const UNIT_BYTES: u64 = 16;
 /// Staging bytes of a stream: a [`StreamOnDevice`], or for zstd two pointers, three sizes and a status.
 const STREAM_BYTES: u64 = 48;
+/// Staging bytes of a zstd frame besides, for its check.
+const FRAME_BYTES: u64 = size_of::<CheckedFrame>() as u64;
+/// Staging bytes of a block of such a frame: what the host read of it, and what the GPU found out.
+const BLOCK_BYTES: u64 = size_of::<Block>() as u64 + SUMMARY_BYTES;
 /// Staging bytes of a pass, whichever it is; a stream may have a check of its own.
-const PASS_BYTES: u64 = 40;
+const PASS_BYTES: u64 = 48;
 /// What aligning the parts of a whole arena may cost.
 const ARENA_SLACK: u64 = 16 << 10;
 /// A chunk's elements start at a multiple of this, so that they are gathered with wide accesses.
@@ -117,6 +122,7 @@ fn area_bytes(bytes: u64) -> u64 {
 }
 
 /// Arena bytes that a unit of an array needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
+/// Without nvCOMP the bound for zstd's scratch memory stands alone.
 ///
 /// # Errors
 /// What nvCOMP says.
@@ -126,18 +132,20 @@ pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u6
     let least = area_bytes(decoded) + UNIT_BYTES + regions + ARENA_SLACK;
     let Road::Gpu(chain) = road else { return Ok(least) };
     let most = chain.most();
-    let scratch = match zstd.filter(|_| most.zstd) {
-        None => 0,
-        Some(zstd) => {
+    let scratch = match most.zstd_blocks {
+        0 => 0,
+        _ => {
             let one = Frames::default().with(most.area_bytes);
-            zstd.usual_scratch_bytes(one)?.max(crate::codec::zstd::gpu_scratch_bound(most.area_bytes))
+            let usual = zstd.map_or(Ok(0), |zstd| zstd.usual_scratch_bytes(one))?;
+            usual.max(crate::codec::zstd::gpu_scratch_bound(most.area_bytes))
         }
     };
     Ok(least
         + aligned(most.encoded_bytes)
         + area_bytes(most.area_bytes) * most.areas
         + aligned(scratch)
-        + most.streams * (STREAM_BYTES + PASS_BYTES)
+        + most.streams * (STREAM_BYTES + FRAME_BYTES + PASS_BYTES)
+        + most.zstd_blocks * BLOCK_BYTES
         + most.areas * 2 * PASS_BYTES)
 }
 
@@ -168,8 +176,10 @@ impl Sizes {
         for stream in &work.streams {
             if let Decoder::Zstd(_) = stream.decoder {
                 self.zstd = self.zstd.with(stream.to.end - stream.to.start);
+                self.staging += FRAME_BYTES;
             }
         }
+        self.staging += work.zstd_blocks() * BLOCK_BYTES;
         self.staging += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
         self
     }
@@ -359,6 +369,17 @@ impl Lane {
             actual_bytes: builder.put(&vec![0u64; plan.frames.encoded.len()]),
             statuses: builder.put(&vec![0u32; plan.frames.encoded.len()]),
         };
+        let checked = FramesToCheck {
+            frames: builder.put(&plan.frames.checked),
+            count: frames.count,
+            blocks: builder.put(&plan.frames.blocks),
+            block_count: plan.frames.blocks.len(),
+            summaries: builder.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.frames.blocks.len()]),
+            encoded: frames.encoded,
+            encoded_bytes: frames.encoded_bytes,
+            valid: builder.put(&VALID_FRAME),
+            valid_bytes: VALID_FRAME.len() as u64,
+        };
         let levels: Vec<_> = plan
             .levels
             .iter()
@@ -381,6 +402,8 @@ impl Lane {
             unsafe { kernels.decode(&self.stream, kernel, list, count)? };
         }
         if let (Some(decoder), true) = (&lanes.nvcomp, frames.count > 0) {
+            // SAFETY: as above; nvCOMP's arrays are those that the check may change.
+            unsafe { kernels.check_zstd(&self.stream, &checked)? };
             // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and staging.
             unsafe { decoder.decompress(&self.stream, &frames, scratch..staging)? };
         }
@@ -530,13 +553,15 @@ struct Level {
     checks: Vec<CheckOnDevice>,
     shuffled: Vec<ShuffledOnDevice>,
     /// Of all that is shuffled.
-    tiles: u32,
+    tiles: u64,
 }
 
-/// What nvCOMP wants to know of a group's frames.
+/// What nvCOMP and the check before it want to know of a group's frames.
 #[derive(Default)]
 struct FrameArrays {
     frames: Vec<FrameOfUnit>,
+    checked: Vec<CheckedFrame>,
+    blocks: Vec<Block>,
     encoded: Vec<u64>,
     encoded_bytes: Vec<u64>,
     decoded: Vec<u64>,
@@ -569,7 +594,16 @@ impl Plan {
                 Decoder::BloscLz => StreamKernel::BloscLz,
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
-                Decoder::Zstd(_) => {
+                Decoder::Zstd(blocks) => {
+                    self.frames.checked.push(CheckedFrame {
+                        from,
+                        status,
+                        to_bytes: to_bytes as u32,
+                        first_block: self.frames.blocks.len() as u32,
+                        blocks: blocks.len() as u32,
+                        padding: 0,
+                    });
+                    self.frames.blocks.extend(blocks);
                     self.frames.frames.push(FrameOfUnit { unit, bytes: to_bytes });
                     self.frames.encoded.push(from);
                     self.frames.encoded_bytes.push(from_bytes);
@@ -588,7 +622,7 @@ impl Plan {
             }
             match *pass {
                 Pass::Check { checksum, start, end, expected } => {
-                    let (expected, expected_is_address) = match expected {
+                    let (expected, is_at) = match expected {
                         Expected::Value(value) => (value.into(), 0),
                         Expected::At(at) => (area + at, 1),
                     };
@@ -598,7 +632,7 @@ impl Plan {
                         expected,
                         status,
                         kind: kind(checksum),
-                        expected_is_address,
+                        is_at,
                     });
                 }
                 Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
@@ -612,6 +646,7 @@ impl Plan {
                         element_bytes,
                         kind: if bits { 2 } else { 1 },
                         first_tile: level_list.tiles,
+                        reserved: 0,
                     };
                     level_list.tiles += shuffled.tiles();
                     level_list.shuffled.push(shuffled);
@@ -680,6 +715,10 @@ struct Staging {
 trait Plain: Copy {}
 impl Plain for u64 {}
 impl Plain for u32 {}
+impl Plain for u8 {}
+impl Plain for [u8; SUMMARY_BYTES as usize] {}
+impl Plain for Block {}
+impl Plain for CheckedFrame {}
 impl Plain for Region {}
 impl Plain for ConversionOnDevice {}
 impl Plain for StreamOnDevice {}
@@ -713,7 +752,7 @@ mod tests {
             Decoder::BloscLz,
             Decoder::Snappy,
             Decoder::Inflate,
-            Decoder::Zstd(Default::default()),
+            Decoder::Zstd(crate::codec::zstd::blocks(&VALID_FRAME, 0).unwrap()),
         ]);
         let pass = prop_oneof![
             Just(Pass::UndoDelta { element_bytes: 4 }),
@@ -770,6 +809,9 @@ mod tests {
                 staging.put(list);
             }
             staging.put(&vec![0u32; plan.frames.frames.len()]);
+            staging.put(&plan.frames.checked);
+            staging.put(&plan.frames.blocks);
+            staging.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.frames.blocks.len()]);
             for level in &plan.levels {
                 staging.put(&level.checks);
                 staging.put(&level.shuffled);

@@ -42,7 +42,7 @@ pub struct CheckOnDevice {
     /// Number of the kind.
     pub kind: u32,
     /// Whether `expected` is an address.
-    pub expected_is_address: u32,
+    pub is_at: u32,
 }
 
 /// Shuffled blocks, field for field the `Shuffled` of `unshuffle.cuh`.
@@ -55,24 +55,27 @@ pub struct ShuffledOnDevice {
     pub to: u64,
     /// How many.
     pub bytes: u64,
+    /// Number of the chunk's first tile in the launch.
+    pub first_tile: u64,
     /// Size of a block.
     pub block_bytes: u32,
     /// Size of an element.
     pub element_bytes: u32,
     /// 1: bytes were shuffled, 2: bits.
     pub kind: u32,
-    /// Number of the chunk's first tile in the launch.
-    pub first_tile: u32,
+    /// Nothing.
+    pub reserved: u32,
 }
 
 impl ShuffledOnDevice {
-    /// Elements that one block of threads puts in order, `kUnshuffleTile` of `unshuffle.cuh`.
-    const TILE_ELEMENTS: u32 = 4096;
+    /// `TILE_BYTES` of `unshuffle.cuh`.
+    const TILE_BYTES: u64 = 16384;
 
     /// How many tiles the chunk has.
-    pub fn tiles(&self) -> u32 {
-        let of_block = (self.block_bytes / self.element_bytes).div_ceil(Self::TILE_ELEMENTS).max(1);
-        self.bytes.div_ceil(self.block_bytes.into()) as u32 * of_block
+    pub fn tiles(&self) -> u64 {
+        let block = u64::from(self.block_bytes);
+        self.bytes / block * block.div_ceil(Self::TILE_BYTES)
+            + (self.bytes % block).div_ceil(Self::TILE_BYTES)
     }
 }
 
@@ -93,7 +96,7 @@ pub struct DeltaOnDevice {
 const _: () = assert!(
     size_of::<StreamOnDevice>() == 32
         && size_of::<CheckOnDevice>() == 40
-        && size_of::<ShuffledOnDevice>() == 40
+        && size_of::<ShuffledOnDevice>() == 48
         && size_of::<DeltaOnDevice>() == 24
 );
 
@@ -141,6 +144,29 @@ impl StreamKernel {
     }
 }
 
+/// zstd frames on the device, to be checked before nvCOMP sees them.
+#[derive(Clone, Copy, Debug)]
+pub struct FramesToCheck {
+    /// Address of the [`CheckedFrame`](crate::codec::zstd::CheckedFrame)s.
+    pub frames: u64,
+    /// How many.
+    pub count: usize,
+    /// Address of their [`Block`](crate::codec::zstd::Block)s.
+    pub blocks: u64,
+    /// How many.
+    pub block_count: usize,
+    /// Room for what is found out about each block.
+    pub summaries: u64,
+    /// nvCOMP's array of the frames' addresses, in which an invalid one gives way.
+    pub encoded: u64,
+    /// nvCOMP's array of their sizes.
+    pub encoded_bytes: u64,
+    /// Address of a valid frame that takes its place.
+    pub valid: u64,
+    /// Its size.
+    pub valid_bytes: u64,
+}
+
 /// The loaded kernels.
 #[derive(Debug)]
 pub struct Kernels {
@@ -151,6 +177,8 @@ pub struct Kernels {
     check: sys::CUfunction,
     unshuffle: sys::CUfunction,
     undo_delta: sys::CUfunction,
+    zstd_check_blocks: sys::CUfunction,
+    zstd_check_frames: sys::CUfunction,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -170,10 +198,14 @@ impl Kernels {
     const GATHER_THREADS: u32 = 256;
     /// A warp decodes a stream.
     const STREAM_THREADS: u32 = 128;
+    const INFLATE_THREADS: u32 = 32;
     /// A block puts a tile in order.
     const UNSHUFFLE_THREADS: u32 = 256;
     /// A block compares a checksum.
-    const CHECK_THREADS: u32 = 256;
+    const CHECK_THREADS: u32 = 1024;
+    /// A block checks so many blocks of zstd frames, with so many threads.
+    const ZSTD_BLOCKS_PER_BLOCK: u64 = 4;
+    const ZSTD_BLOCK_THREADS: u32 = 64;
     /// A block sums up a chunk.
     const DELTA_THREADS: u32 = 1024;
 
@@ -203,6 +235,8 @@ impl Kernels {
             check: function(c"check")?,
             unshuffle: function(c"unshuffle")?,
             undo_delta: function(c"undo_delta")?,
+            zstd_check_blocks: function(c"zstd_check_blocks")?,
+            zstd_check_frames: function(c"zstd_check_frames")?,
         })
     }
 
@@ -236,8 +270,9 @@ impl Kernels {
         streams: u64,
         count: usize,
     ) -> Result<()> {
-        let blocks = (count as u64).div_ceil(u64::from(Self::STREAM_THREADS / 32));
-        let grid = Grid { blocks, threads: Self::STREAM_THREADS };
+        let threads =
+            if kernel == StreamKernel::Inflate { Self::INFLATE_THREADS } else { Self::STREAM_THREADS };
+        let grid = Grid { blocks: (count as u64).div_ceil(u64::from(threads / 32)), threads };
         let kernel = self.streams[kernel as usize];
         // SAFETY: as in `gather`.
         unsafe { self.launch("launching a decoder", stream, kernel, grid, streams, count) }
@@ -263,8 +298,8 @@ impl Kernels {
     ///
     /// # Safety
     /// As for [`Kernels::decode`], for [`ShuffledOnDevice`]s.
-    pub unsafe fn unshuffle(&self, stream: &CudaStream, chunks: u64, count: usize, tiles: u32) -> Result<()> {
-        let grid = Grid { blocks: tiles.into(), threads: Self::UNSHUFFLE_THREADS };
+    pub unsafe fn unshuffle(&self, stream: &CudaStream, chunks: u64, count: usize, tiles: u64) -> Result<()> {
+        let grid = Grid { blocks: tiles, threads: Self::UNSHUFFLE_THREADS };
         // SAFETY: as in `gather`.
         unsafe { self.launch("launching the unshuffling", stream, self.unshuffle, grid, chunks, count) }
     }
@@ -282,6 +317,45 @@ impl Kernels {
         unsafe { self.launch("launching the sums", stream, self.undo_delta, grid, chunks, count) }
     }
 
+    /// Enqueues the check of zstd frames; those that are not valid get an error and give way in nvCOMP's arrays.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// As for [`Kernels::decode`], for all arrays; there is at least one frame, and each has a block.
+    pub unsafe fn check_zstd(&self, stream: &CudaStream, check: &FramesToCheck) -> Result<()> {
+        let FramesToCheck { mut frames, mut blocks, mut summaries, .. } = *check;
+        let (mut count, mut block_count) = (check.count as u32, check.block_count as u32);
+        let (mut encoded, mut encoded_bytes) = (check.encoded, check.encoded_bytes);
+        let (mut valid, mut valid_bytes) = (check.valid, check.valid_bytes);
+        let grid = Grid {
+            blocks: u64::from(block_count).div_ceil(Self::ZSTD_BLOCKS_PER_BLOCK),
+            threads: Self::ZSTD_BLOCK_THREADS,
+        };
+        let mut arguments = [
+            argument(&mut frames),
+            argument(&mut count),
+            argument(&mut blocks),
+            argument(&mut block_count),
+            argument(&mut summaries),
+        ];
+        // SAFETY: these are the kernel's arguments; memory is the caller's duty.
+        unsafe { launch("checking zstd blocks", stream, self.zstd_check_blocks, grid, &mut arguments)? };
+        let grid = Grid { blocks: u64::from(count).div_ceil(32), threads: 32 };
+        let mut arguments = [
+            argument(&mut frames),
+            argument(&mut count),
+            argument(&mut summaries),
+            argument(&mut encoded),
+            argument(&mut encoded_bytes),
+            argument(&mut valid),
+            argument(&mut valid_bytes),
+        ];
+        // SAFETY: as above.
+        unsafe { launch("checking zstd frames", stream, self.zstd_check_frames, grid, &mut arguments) }
+    }
+
     /// Launches a kernel that takes a list and its length.
     ///
     /// # Safety
@@ -296,25 +370,35 @@ impl Kernels {
         count: usize,
     ) -> Result<()> {
         let mut count = count as u32;
-        let mut arguments: [*mut c_void; 2] =
-            [std::ptr::from_mut(&mut list).cast(), std::ptr::from_mut(&mut count).cast()];
         if count == 0 {
             return Ok(());
         }
-        // SAFETY: the arguments are a pointer and a 32-bit number, as the caller promises, and live until the launch
-        // returns.
-        let launched = unsafe {
-            result::launch_kernel(
-                kernel,
-                (grid.blocks as u32, 1, 1),
-                (grid.threads, 1, 1),
-                0,
-                stream.cu_stream(),
-                &mut arguments,
-            )
-        };
-        launched.map_err(Error::cuda(what))
+        // SAFETY: the arguments are a pointer and a 32-bit number, as the caller promises.
+        unsafe { launch(what, stream, kernel, grid, &mut [argument(&mut list), argument(&mut count)]) }
     }
+}
+
+/// An argument as a launch takes it.
+fn argument<T>(value: &mut T) -> *mut c_void {
+    std::ptr::from_mut(value).cast()
+}
+
+/// Launches a kernel.
+///
+/// # Safety
+/// The arguments are the kernel's and live, and the memory that they point to stays until the stream has passed.
+unsafe fn launch(
+    what: &'static str,
+    stream: &CudaStream,
+    kernel: sys::CUfunction,
+    grid: Grid,
+    arguments: &mut [*mut c_void],
+) -> Result<()> {
+    let (blocks, threads) = ((grid.blocks as u32, 1, 1), (grid.threads, 1, 1));
+    // SAFETY: the duties of the caller.
+    let launched =
+        unsafe { result::launch_kernel(kernel, blocks, threads, 0, stream.cu_stream(), arguments) };
+    launched.map_err(Error::cuda(what))
 }
 
 impl Drop for Kernels {

@@ -7,8 +7,8 @@ mod memory;
 mod pinned;
 
 pub use kernels::{
-    CheckOnDevice, DeltaOnDevice, Kernels, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus,
-    status_text,
+    CheckOnDevice, DeltaOnDevice, FramesToCheck, Kernels, ShuffledOnDevice, StreamKernel, StreamOnDevice,
+    StreamStatus, status_text,
 };
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use pinned::{PinnedBuffer, PinnedPool};

@@ -46,12 +46,12 @@ enum Code : uint8_t {
   ADD,
   SUBTRACT,
   DIVIDE,
-  MASK,      // NaN where equal to the operand
-  ROUND,     // to the type of the step
-  TRUNCATE,  // towards zero, NaN becomes 0
-  AT_LEAST,
-  AT_MOST,
-  IS_TRUE,  // 0 or 1
+  MASK,           // NaN where equal to the operand
+  ROUND,          // to the type of the step
+  TRUNCATE,       // towards zero, NaN becomes 0
+  WRAP_UNSIGNED,  // whole numbers modulo the operand, a power of two: from 0
+  WRAP_SIGNED,    // the same from minus half of the operand
+  IS_TRUE,        // 0 or 1
 };
 
 enum Rounds : uint8_t { TO_REGISTER, TO_SINGLE, TO_HALF };
@@ -146,6 +146,14 @@ __device__ inline float nearest(float value) { return rintf(value); }
 __device__ inline double nearest(double value) { return rint(value); }
 __device__ inline float truncated(float value) { return truncf(value); }
 __device__ inline double truncated(double value) { return trunc(value); }
+__device__ inline float below(float value) { return floorf(value); }
+__device__ inline double below(double value) { return floor(value); }
+
+// A whole number into the range of that size of which so much lies below zero.
+template <typename T>
+__device__ T wrapped(T value, T range, T part_below) {
+  return sum(value, -product(range, below(sum(quotient(value, range), part_below))));
+}
 
 // The nearest 64-bit integer, ties to even; the nearest there is if it is out of range, 0 for NaN.
 template <typename T>
@@ -287,10 +295,10 @@ __device__ void apply(const Step& step, T (&values)[N]) {
       return each_rounded(step.rounds, values, [](T x) { return x; });
     case TRUNCATE:
       return each(values, [](T x) { return x == x ? truncated(x) : T(0); });
-    case AT_LEAST:
-      return each(values, [operand](T x) { return x < operand ? operand : x; });
-    case AT_MOST:
-      return each(values, [operand](T x) { return x > operand ? operand : x; });
+    case WRAP_UNSIGNED:
+      return each(values, [operand](T x) { return wrapped(x, operand, T(0)); });
+    case WRAP_SIGNED:
+      return each(values, [operand](T x) { return wrapped(x, operand, T(0.5)); });
     default:
       return each(values, [](T x) { return x != 0 ? T(1) : T(0); });
   }

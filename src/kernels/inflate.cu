@@ -1,15 +1,14 @@
-// DEFLATE as a kernel: one warp for each stream, its tables in shared memory.
-
-#include <cstdint>
+// Decodes raw DEFLATE streams, one warp a stream and one warp a block: inflate.cuh says how.
 
 #include "inflate.cuh"
 
-extern "C" __global__ void __launch_bounds__(128) inflate(const Stream* streams, uint32_t count) {
-  __shared__ alignas(8) deflate::Tables tables[4];
-  const uint32_t number = (blockIdx.x * blockDim.x + threadIdx.x) / 32;
-  if (number >= count) return;
-  const Stream stream = streams[number];
-  const StreamError error = deflate::decode(stream, tables[threadIdx.x / 32]);
-  if (error && threadIdx.x % 32 == 0)
-    atomicCAS(reinterpret_cast<uint32_t*>(stream.status), 0u, uint32_t(error));
+extern "C" __global__ void __launch_bounds__(32) inflate(const Stream* streams, uint32_t count) {
+  __shared__ deflate::Shared shared;
+  const lanes::Warp warp;
+  for (uint32_t i = blockIdx.x; i < count; i += gridDim.x) {
+    const Stream stream = streams[i];
+    const uint32_t error = deflate::Decoder<lanes::Warp>(warp, shared, stream).run();
+    if (warp.lane() == 0) lanes::report(stream.status, error);
+    warp.sync();
+  }
 }

@@ -91,6 +91,37 @@ impl ArrayGeometry {
         let first = self.parts.partition_point(|part| part.start <= start).saturating_sub(1);
         first..self.parts.partition_point(|part| part.start < end)
     }
+
+    /// The parts that a window touches, each with the window as far as it lies in the part: start and extents, in
+    /// indices of the part.
+    fn regions(&self, start: &[u64], extent: &[u64]) -> impl Iterator<Item = (usize, (Vec<u64>, Vec<u64>))> {
+        self.touched(start[0], start[0] + extent[0]).filter_map(move |number| {
+            let part = &self.parts[number];
+            let low = part.start.max(start[0]);
+            let high = self.end(number).min(start[0] + extent[0]);
+            // A window without elements needs nothing.
+            (low < high && !extent.contains(&0)).then(|| {
+                let mut region = (start.to_vec(), extent.to_vec());
+                (region.0[0], region.1[0]) = (low - part.start, high - low);
+                (number, region)
+            })
+        })
+    }
+}
+
+/// How many read chunks of each part of an array a sample touches.
+pub fn count_chunks(
+    windows: &Windows,
+    array: &ArrayGeometry,
+    sample: u64,
+) -> impl Iterator<Item = (usize, u64)> {
+    let (start, extent) = windows.region(sample, &array.shape);
+    let regions: Vec<_> = array.regions(&start, &extent).collect();
+    regions.into_iter().map(|(number, (start, extent))| {
+        let chunk = &array.parts[number].read_chunk_shape;
+        let cells = |d: usize| (start[d] + extent[d] - 1) / chunk[d] - start[d] / chunk[d] + 1;
+        (number, (0..start.len()).map(cells).fold(1, u64::saturating_mul))
+    })
 }
 
 /// Plans a batch: every read chunk that one of `samples` touches comes once, in the order of first use.
@@ -108,18 +139,11 @@ pub fn plan_batch(
         for (array, (geometry, output)) in arrays.iter().zip(outputs).enumerate() {
             let (start, extent) = windows.region(sample, &geometry.shape);
             let to = place as u64 * output.sample + output.offset;
-            for number in geometry.touched(start[0], start[0] + extent[0]) {
+            for (number, region) in geometry.regions(&start, &extent) {
                 let part = &geometry.parts[number];
-                let low = part.start.max(start[0]);
-                let high = geometry.end(number).min(start[0] + extent[0]);
-                if low >= high {
-                    continue;
-                }
-                // The window as far as it lies in the part, in indices of the part.
-                let (mut region, mut shape) = ((start.clone(), extent.clone()), geometry.shape.clone());
-                (region.0[0], region.1[0]) = (low - part.start, high - low);
+                let mut shape = geometry.shape.clone();
                 shape[0] = geometry.end(number) - part.start;
-                let to = to + (low - start[0]) * output.strides[0];
+                let to = to + (part.start + region.0[0] - start[0]) * output.strides[0];
                 plan.add((array, number), part, &shape, region, output, to);
             }
         }
@@ -354,6 +378,17 @@ mod tests {
             for (written, expected) in written.into_iter().zip(expected) {
                 let written: Option<Vec<u64>> = written.into_iter().collect();
                 prop_assert_eq!(written, Some(expected));
+            }
+            for &sample in &samples {
+                for (array, geometry) in arrays.iter().enumerate() {
+                    let mut counted = vec![0; geometry.parts.len()];
+                    count_chunks(&windows, geometry, sample).for_each(|(part, chunks)| counted[part] += chunks);
+                    let mut planned = vec![0; geometry.parts.len()];
+                    for task in plan_batch(&windows, &arrays, &outputs, &[sample]) {
+                        planned[task.part] += u64::from(task.array == array);
+                    }
+                    prop_assert_eq!(counted, planned);
+                }
             }
         }
     }

@@ -38,7 +38,6 @@ using std::min;
 
 }  // namespace
 
-
 #define __shared__ static thread_local
 #include "gather.cu"
 

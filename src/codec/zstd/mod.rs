@@ -1,12 +1,18 @@
-//! Zstandard frames: what can be checked on the host before the GPU sees a byte.
+//! Zstandard frames: what is checked before nvCOMP sees a byte, because it promises nothing for input that is not valid.
 //!
-//! nvCOMP promises nothing for input that is not valid, so the frame header and the chain of block headers are
-//! read first. What lies inside a compressed block is not looked at; nvCOMP reports what it notices there.
+//! [`check`] reads the frame header and the chain of block headers, and chooses who decodes. [`blocks`] reads what is left
+//! of headers and tables inside the blocks of a frame for the GPU; the bitstreams are checked there
+//! (`src/kernels/zstd_check.cu`).
 //!
 //! Source: RFC 8878, section 3.1 (frames and blocks).
 #![forbid(unsafe_code)]
 
-use super::work::{self, Decoder, Stream, Work};
+mod blocks;
+mod tables;
+
+pub use blocks::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME, blocks};
+
+use super::work::{self, Checksum, Decoder, Expected, Pass, Stream, Work};
 
 use std::ops::{Range, RangeInclusive};
 
@@ -44,8 +50,8 @@ pub struct Frame {
     pub content_bytes: Option<u64>,
     /// The frame needs a dictionary.
     pub needs_dictionary: bool,
-    /// The content is followed by a checksum.
-    pub has_checksum: bool,
+    /// The checksum that follows the content: the low 32 bits of its XXH64, seed 0.
+    pub checksum: Option<u32>,
     /// Encoded size of the frame, from the first byte of the magic number.
     pub frame_bytes: u64,
     /// The least and the most that the blocks can regenerate.
@@ -57,10 +63,12 @@ pub struct Frame {
 /// What the GPU may do with an encoded chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Decode it.
-    Gpu,
-    /// Leave it to the CPU: it is unusual (several frames, a dictionary, very small blocks) or carries a checksum, which nvCOMP does
-    /// not verify and zstd's own decoder does.
+    /// Decode it if [`blocks`] and the GPU find nothing wrong. nvCOMP does not verify the checksum, if there is one.
+    Gpu {
+        /// [`Frame::checksum`].
+        checksum: Option<u32>,
+    },
+    /// Leave it to the CPU: it is unusual (several frames, a dictionary, very small blocks).
     Cpu,
 }
 
@@ -91,28 +99,30 @@ pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
             "the blocks of the zstd frame hold {least} to {most} bytes, but the chunk has {expected}"
         ));
     }
-    let unusual =
-        frame.needs_dictionary || frame.has_checksum || frame.compressed_blocks > max_gpu_blocks(expected);
-    Ok(if unusual { Verdict::Cpu } else { Verdict::Gpu })
+    let unusual = frame.needs_dictionary || frame.compressed_blocks > max_gpu_blocks(expected);
+    Ok(if unusual { Verdict::Cpu } else { Verdict::Gpu { checksum: frame.checksum } })
 }
 
-/// What our own kernel needs to know of a frame's blocks.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Blocks;
-
-/// Adds a stream that starts at `offset` of the chunk and belongs at `to`.
+/// Adds a frame that starts at `offset` of the chunk and decodes to the bytes `to` of the area.
 ///
 /// # Errors
 /// As [`check`].
 pub fn work(encoded: &[u8], offset: u64, to: Range<u64>, work: &mut Work) -> Result<work::Verdict, String> {
-    match check(encoded, to.end - to.start)? {
-        Verdict::Cpu => Ok(work::Verdict::Cpu("its zstd frames are unusual or carry a checksum")),
-        Verdict::Gpu => {
-            let from = offset..offset + encoded.len() as u64;
-            work.streams.push(Stream { decoder: Decoder::Zstd(Blocks), from, to });
-            Ok(work::Verdict::Gpu)
-        }
+    const UNUSUAL: &str = "its zstd frames are unusual, or damaged";
+    let expected = to.end - to.start;
+    let Verdict::Gpu { checksum } = check(encoded, expected)? else { return Ok(work::Verdict::Cpu(UNUSUAL)) };
+    let Ok(blocks) = blocks(encoded, expected) else { return Ok(work::Verdict::Cpu(UNUSUAL)) };
+    if let Some(checksum) = checksum {
+        work.passes.push(Pass::Check {
+            checksum: Checksum::Xxh64,
+            start: to.start,
+            end: to.end,
+            expected: Expected::Value(checksum),
+        });
     }
+    let from = offset..offset + encoded.len() as u64;
+    work.streams.push(Stream { decoder: Decoder::Zstd(blocks), from, to });
+    Ok(work::Verdict::Gpu)
 }
 
 /// Checks any number of frames that together have to decode to a number of bytes within `expected`, before a decoder that allocates what
@@ -164,6 +174,46 @@ impl Frame {
     /// Where the bytes stop being a frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
         let mut cursor = Cursor { bytes, at: 0 };
+        let header = Header::read(&mut cursor)?;
+        let (mut least, mut most, mut compressed_blocks) = (0, 0, 0);
+        loop {
+            let block = BlockHeader::read(&mut cursor)?;
+            let (low, high) = match block.kind {
+                BlockKind::Raw | BlockKind::Rle => (block.size, block.size),
+                BlockKind::Compressed => {
+                    compressed_blocks += 1;
+                    (0, MAX_BLOCK_BYTES)
+                }
+            };
+            (least, most) = (least + low, most + high);
+            cursor.skip(block.encoded_bytes())?;
+            if block.last {
+                break;
+            }
+        }
+        let checksum = if header.has_checksum { Some(cursor.number(4)? as u32) } else { None };
+        Ok(Self {
+            content_bytes: header.content_bytes,
+            needs_dictionary: header.needs_dictionary,
+            checksum,
+            frame_bytes: cursor.at as u64,
+            regenerates: (least, most),
+            compressed_blocks,
+        })
+    }
+}
+
+/// The header of a frame.
+struct Header {
+    content_bytes: Option<u64>,
+    needs_dictionary: bool,
+    has_checksum: bool,
+    /// Size of the window; that of the content, if it is all in one.
+    window_bytes: u64,
+}
+
+impl Header {
+    fn read(cursor: &mut Cursor) -> Result<Self, String> {
         if cursor.number(4)? != u64::from(MAGIC) {
             return Err("it does not start with a zstd frame".into());
         }
@@ -172,9 +222,7 @@ impl Frame {
             return Err("the zstd frame header uses a reserved bit".into());
         }
         let single_segment = descriptor & 0x20 != 0;
-        if !single_segment {
-            cursor.number(1)?;
-        }
+        let window = if single_segment { None } else { Some(cursor.number(1)?) };
         let dictionary = cursor.number([0, 1, 2, 4][(descriptor & 3) as usize])?;
         let content_bytes = match descriptor >> 6 {
             0 if single_segment => Some(cursor.number(1)?),
@@ -183,37 +231,53 @@ impl Frame {
             2 => Some(cursor.number(4)?),
             _ => Some(cursor.number(8)?),
         };
-        let has_checksum = descriptor & 0x04 != 0;
-
-        let (mut least, mut most, mut compressed_blocks) = (0, 0, 0);
-        loop {
-            let header = cursor.number(3)?;
-            let (last, kind, size) = (header & 1 != 0, header >> 1 & 3, header >> 3);
-            if size > MAX_BLOCK_BYTES {
-                return Err(format!("a zstd block of {size} bytes is larger than blocks can be"));
-            }
-            match kind {
-                0 => (least, most) = (least + size, most + size),
-                1 => (least, most) = (least + size, most + size),
-                2 => (most, compressed_blocks) = (most + MAX_BLOCK_BYTES, compressed_blocks + 1),
-                _ => return Err("a zstd block has the reserved type".into()),
-            }
-            cursor.skip(if kind == 1 { 1 } else { size })?;
-            if last {
-                break;
-            }
-        }
-        if has_checksum {
-            cursor.skip(4)?;
-        }
+        let window_bytes = match window {
+            Some(window) => (8 + (window & 7)) << (7 + (window >> 3)),
+            None => content_bytes.unwrap_or(0),
+        };
         Ok(Self {
             content_bytes,
             needs_dictionary: dictionary != 0,
-            has_checksum,
-            frame_bytes: cursor.at as u64,
-            regenerates: (least, most),
-            compressed_blocks,
+            has_checksum: descriptor & 0x04 != 0,
+            window_bytes,
         })
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum BlockKind {
+    Raw,
+    Rle,
+    Compressed,
+}
+
+/// The header of a block.
+struct BlockHeader {
+    last: bool,
+    kind: BlockKind,
+    /// Encoded bytes; of an RLE block, regenerated ones.
+    size: u64,
+}
+
+impl BlockHeader {
+    fn read(cursor: &mut Cursor) -> Result<Self, String> {
+        let header = cursor.number(3)?;
+        let size = header >> 3;
+        if size > MAX_BLOCK_BYTES {
+            return Err(format!("a zstd block of {size} bytes is larger than blocks can be"));
+        }
+        let kind = match header >> 1 & 3 {
+            0 => BlockKind::Raw,
+            1 => BlockKind::Rle,
+            2 => BlockKind::Compressed,
+            _ => return Err("a zstd block has the reserved type".into()),
+        };
+        Ok(Self { last: header & 1 != 0, kind, size })
+    }
+
+    /// Size of what follows the header.
+    fn encoded_bytes(&self) -> u64 {
+        if self.kind == BlockKind::Rle { 1 } else { self.size }
     }
 }
 
@@ -259,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_valid_frame_goes_to_the_gpu() {
-        assert_eq!(check(&raw_frame(b"abcd", 4), 4), Ok(Verdict::Gpu));
+        assert_eq!(check(&raw_frame(b"abcd", 4), 4), Ok(Verdict::Gpu { checksum: None }));
     }
 
     #[test]
@@ -294,10 +358,15 @@ mod tests {
         two.extend(raw_frame(b"efgh", 4));
         assert_eq!(check(&two, 8), Ok(Verdict::Cpu));
         assert_eq!(check(&[0x53, 0x2A, 0x4D, 0x18, 0, 0, 0, 0], 8), Ok(Verdict::Cpu));
-        let mut with_checksum = raw_frame(b"abcd", 4);
-        with_checksum[4] |= 0x04;
-        with_checksum.extend([0; 4]);
-        assert_eq!(check(&with_checksum, 4), Ok(Verdict::Cpu));
+    }
+
+    #[test]
+    fn a_checksum_is_handed_on() {
+        let mut frame = raw_frame(b"abcd", 4);
+        frame[4] |= 0x04;
+        frame.extend([4, 3, 2, 1]);
+        assert_eq!(check(&frame, 4), Ok(Verdict::Gpu { checksum: Some(0x0102_0304) }));
+        assert!(check(&frame[..frame.len() - 1], 4).is_err());
     }
 
     proptest! {
@@ -308,6 +377,18 @@ mod tests {
             }
             let _ = check(&bytes, 64);
             let _ = check_size(&bytes, 64..=64);
+            let _ = blocks(&bytes, 64);
+        }
+
+        #[test]
+        fn no_block_makes_it_panic(block in prop::collection::vec(any::<u8>(), 0..300), kind in 0u8..4) {
+            let mut frame = raw_frame(&block, 1 << 16);
+            frame[13] |= 0b100;
+            if let Some(first) = frame.get_mut(16) {
+                // Literals of every kind, of few bytes.
+                *first = *first & 0x7C | kind;
+            }
+            let _ = blocks(&frame, 1 << 16);
         }
     }
 }

@@ -1,0 +1,223 @@
+"""Where chunks and codecs cost speed or memory, and what to write instead.
+
+Every rule is a generator over one array that yields `(code, text)`. The figures were measured on one H200
+with 16 cores in November 2026; those of nvCOMP are of 5.3.0, with chunks that are on the GPU already.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zarr_dali._codecs import inner_codecs, short_name
+
+if TYPE_CHECKING:
+    from zarr_dali._info import ArrayReport
+
+SMALL_CHUNK_BYTES = 1_000_000
+LARGE_CHUNK_BYTES = 100_000_000
+USUAL = "1 MB to 100 MB is the usual advice"
+TINY_INNER_CHUNK_BYTES = 256_000
+"""Inner chunks cost no file each, and 410 kB of them decode at the best rate measured."""
+SMALL_ARRAY_BYTES = 16_000_000
+"""Arrays below are read in a moment, however they are cut."""
+LARGE_ARRAY_BYTES = 1_000_000_000
+"""Arrays above are not expected to stay in the page cache."""
+MONOLITHIC_BYTES = 2_000_000
+FULL_GPU_CHUNKS = 96
+"""Chunks of 3.28 MB with which a call of nvCOMP reaches more than half of its rate with 192."""
+MAX_DEPTH = 16
+"""Batches that a reader keeps in flight where the memory budget does not stop it."""
+WASTE = 4.0
+"""Decoded bytes for each that is used."""
+MANY_CHUNKS = 64
+COLD_DISK_BYTES_PER_S = 2.3e9
+UNCOMPRESSED = ("uncompressed", "bytes(big)", "sharded(uncompressed)", "sharded(bytes(big))")
+
+Rule = Iterator[tuple[str, str]]
+
+
+def of(
+    arrays: Sequence[ArrayReport], device: str, arguments: dict[str, Any]
+) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """All advice as `(code, arrays, text)`; arrays of which the same is to be said come together."""
+    rules = [_small, _large, _spanning, _many, _monolithic, _deflate, _level, _uncompressed, _on_cpu, _beside]
+    found: dict[tuple[str, str], list[str]] = {}
+    for array in arrays:
+        if array.decoded_bytes is None or array.decoded_bytes < SMALL_ARRAY_BYTES:
+            continue
+        for rule in rules:
+            for code, text in rule(array, device, arguments):
+                found.setdefault((code, text), []).append(array.name)
+    for (code, text), names in found.items():
+        yield code, tuple(names), text
+
+
+def size(count: float) -> str:
+    """Bytes in words, with decimal prefixes."""
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if count < 999.5 or unit == "TB":
+            return f"{count:.3g} {unit}" if unit != "B" else f"{count:.0f} B"
+        count /= 1000
+    raise AssertionError("the last unit ends the loop")
+
+
+def number(value: float) -> str:
+    """A mean or a factor, with as many digits as matter."""
+    return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
+
+
+def better_chunks(array: ArrayReport, arguments: dict[str, Any]) -> str:
+    """Chunks that fit the samples: a step of the window each, inside sharded chunks where that is small."""
+    window = arguments.get("window") or [1]
+    steps = arguments.get("stride") or [1, *window[1:]]
+    covered = [max(1, min(pair)) for pair in zip(window, steps)]
+    shape = [*covered, *array.shape[len(covered) :]]
+    element_bytes = array.decoded_bytes / math.prod(array.shape)
+
+    def chunk_bytes() -> float:
+        return math.prod(shape) * element_bytes
+
+    while chunk_bytes() < TINY_INNER_CHUNK_BYTES and shape[0] < array.shape[0]:
+        shape[0] = min(shape[0] * 2, array.shape[0])
+    while chunk_bytes() > LARGE_CHUNK_BYTES:
+        longest = shape.index(max(shape))
+        shape[longest] = -(-shape[longest] // 2)
+    extents = f"{tuple(shape)} ({size(chunk_bytes())})"
+    if chunk_bytes() < SMALL_CHUNK_BYTES:
+        return f"sharded chunks with inner chunks of {extents}"
+    return f"chunks of {extents}"
+
+
+def _compression(array: ArrayReport) -> str | None:
+    """The codec that compresses the read chunks with a format of its own, if it is one that was measured."""
+    names = [short_name(codec) for codec in inner_codecs(array.codecs)]
+    return next((name for name in names if name in ("zstd", "gzip", "zlib")), None)
+
+
+def _small(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    sharded = array.inner_chunk is not None
+    least = TINY_INNER_CHUNK_BYTES if sharded else SMALL_CHUNK_BYTES
+    if array.read_chunk_bytes >= least or array.chunks == 1:
+        return
+    what = "inner chunks" if sharded else "chunks"
+    text = f"{what} of {size(array.read_chunk_bytes)} decoded are small ({USUAL}): "
+    text += "each is a read of its own" if sharded else "each is a file of its own to open and read"
+    if array.reading:
+        text += f", {number(array.reading.chunks_per_sample)} for a sample"
+    if array.road == "GPU" and _compression(array) == "zstd":
+        text += (
+            ", and the GPU takes about as long for one as for hundreds (measured with 51 kB: 4 ms for 96, "
+            '1 GB/s; 7 ms for 6144, 48 GB/s), so that decode="cpu" is faster with few in flight (16 threads: '
+            "7 to 15 GB/s)"
+        )
+    yield "small-chunks", f"{text}; write {better_chunks(array, arguments)}"
+
+
+def _large(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    if array.read_chunk_bytes <= LARGE_CHUNK_BYTES:
+        return
+    text = (
+        f"chunks of {size(array.read_chunk_bytes)} decoded are large ({USUAL}): a sample waits for all of one"
+    )
+    reading = array.reading
+    if reading and reading.gpu_memory and reading.chunks_per_batch:
+        one = (reading.gpu_memory.total - reading.gpu_memory.outputs) / reading.chunks_per_batch
+        text += f", which takes up to {size(one)} of GPU memory while it is decoded"
+    yield "large-chunks", f"{text}; write {better_chunks(array, arguments)}"
+
+
+def _spanning(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    reading = array.reading
+    wasted = bool(reading) and (reading.sample_amplification or 0) >= WASTE
+    if not wasted or array.read_chunk_bytes <= TINY_INNER_CHUNK_BYTES:
+        return
+    alone, batch = number(reading.sample_amplification), number(reading.batch_amplification)
+    text = (
+        f"a sample that is read on its own, as shuffled samples mostly are, has {alone} bytes decoded for "
+        f"each that it uses; a batch of {reading.batch_size} with these arguments {batch}"
+    )
+    yield "spans-samples", f"{text}; write {better_chunks(array, arguments)}"
+
+
+def _many(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    reading = array.reading
+    if not reading or reading.chunks_per_sample < MANY_CHUNKS or any(_small(array, device, arguments)):
+        return
+    what = "inner chunks" if array.inner_chunk else "chunks"
+    text = f"a sample touches {number(reading.chunks_per_sample)} {what}, each read and decoded by itself"
+    yield "many-chunks", f"{text}; write {better_chunks(array, arguments)}"
+
+
+def _monolithic(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    reading = array.reading
+    on_nvcomp = array.road == "GPU" and _compression(array) == "zstd"
+    if not on_nvcomp or array.read_chunk_bytes < MONOLITHIC_BYTES or not reading:
+        return
+    depth = reading.chosen.depth if reading.chosen else MAX_DEPTH
+    in_flight = reading.chunks_per_batch * depth
+    if array.inner_chunk is None:
+        in_flight = min(in_flight, array.chunks)
+    if in_flight < FULL_GPU_CHUNKS:
+        yield (
+            "monolithic-chunks",
+            f"at most {in_flight} chunks of {size(array.read_chunk_bytes)} are in flight, each one zstd "
+            "frame, and nvCOMP takes about as long for one as for hundreds (measured with 3.28 MB: 15 ms for "
+            "one, 24 ms for 192); write sharded chunks with inner chunks of about 400 kB, which "
+            "decode faster as well (43 GB/s against 26), or read larger batches",
+        )
+
+
+def _deflate(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    codec = _compression(array)
+    if codec in ("gzip", "zlib"):
+        yield (
+            "deflate",
+            f"{codec} is slow to decode: 1.1 GB/s on 16 threads, and nvCOMP's best is 12 GB/s, with 1536 "
+            "chunks of 410 kB in a call; zstd does 7 to 15 and 43 there: write zstd",
+        )
+
+
+def _level(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    for codec in inner_codecs(array.codecs):
+        level = codec["configuration"].get("level")
+        if array.road == "GPU" and short_name(codec) == "zstd" and isinstance(level, int) and level >= 19:
+            yield (
+                "zstd-level",
+                f"zstd at level {level} needs more scratch memory on the GPU than nvCOMP expects (measured: "
+                "3.1 bytes for each decoded one at level 19, 1.5 at level 15), so that fewer chunks are "
+                "decoded at once; write level 15 or lower",
+            )
+
+
+def _uncompressed(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    if array.chain in UNCOMPRESSED and array.decoded_bytes >= LARGE_ARRAY_BYTES:
+        seconds = number(array.decoded_bytes / COLD_DISK_BYTES_PER_S)
+        yield (
+            "uncompressed",
+            "uncompressed chunks come as fast as the storage gives them: a pass over "
+            f"{size(array.decoded_bytes)} takes {seconds} s from a disk of 2.3 GB/s (measured, cold). Fine "
+            "from the page cache; for slower storage write blosc with lz4 and byte shuffle, which halved "
+            "fields packed in 16 bits",
+        )
+
+
+def _on_cpu(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    if device == "gpu" and array.road == "CPU" and arguments.get("decode", "auto") == "auto":
+        yield (
+            "on-cpu",
+            "CPU threads decode these chunks, then they are copied to the GPU: how fast depends on the "
+            "codec and the cores (16 threads: zstd 7 to 15 GB/s, gzip 1.1); to have the GPU decode them, "
+            "write zstd or blosc",
+        )
+
+
+def _beside(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
+    if array.road == "GPU" and _compression(array) == "zstd" and array.decoded_bytes >= LARGE_ARRAY_BYTES:
+        yield (
+            "beside-training",
+            "decoding zstd takes GPU time from a model that trains beside it: at 5 GB/s it cost 15 % of "
+            'the speed with chunks of 3.28 MB and 19 % with inner chunks of 410 kB; with decode="cpu" and '
+            "16 cores 1 %",
+        )

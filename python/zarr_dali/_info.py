@@ -1,0 +1,263 @@
+"""What a reader would do with a store: the plugin's answer as typed values."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from zarr_dali import _advice, _plugin
+from zarr_dali._codecs import chain_in_words
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output of a reader."""
+
+    type: str
+    """Type of the elements."""
+    shape: tuple[int, ...]
+    """Shape of a sample."""
+    layout: str
+    """DALI layout of a sample, or empty."""
+
+
+@dataclass(frozen=True)
+class GpuMemory:
+    """The most bytes of GPU memory that a batch needs if all its chunks are decoded at once."""
+
+    outputs: int
+    encoded: int
+    decoded: int
+    scratch: int
+    """What decoding needs besides, nvCOMP's scratch memory above all."""
+
+    @property
+    def total(self) -> int:
+        return self.outputs + self.encoded + self.decoded + self.scratch
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """How far a reader would run ahead. The last three are for the GPU backend."""
+
+    depth: int
+    """Batches in flight."""
+    budget_bytes: int | None = None
+    """GPU memory that it would use."""
+    lanes: int | None = None
+    """Groups of chunks that are decoded side by side."""
+    arena_bytes: int | None = None
+    """Memory of each lane."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What reading costs with the given arguments."""
+
+    samples: int
+    batch_size: int
+    outputs: tuple[Output, ...]
+    batch_bytes: int
+    """Of all outputs."""
+    chunks_per_sample: float
+    """Read chunks that a sample touches; the mean over up to 64 samples."""
+    chunks_per_batch: int
+    """Read chunks that the first batch touches, each counted once."""
+    sample_amplification: float | None
+    """Decoded bytes for each byte of a sample that is read on its own; None for samples without elements."""
+    batch_amplification: float | None
+    """The same for the first batch, whose samples share chunks."""
+    gpu_memory: GpuMemory | None = None
+    """On the GPU backend."""
+    chosen: Chosen | None = None
+    not_chosen: str | None = None
+    """Why `chosen` is not known, or why a reader would be refused."""
+
+    @classmethod
+    def _of(cls, answer: dict[str, Any] | None) -> tuple[Reading | None, str | None]:
+        """The reading, or the problem that stands in its way."""
+        if answer is None or "problem" in answer:
+            return None, answer and answer["problem"]
+        parsed = dict(answer)
+        parsed["outputs"] = tuple(
+            Output(output["type"], tuple(output["shape"]), output["layout"]) for output in answer["outputs"]
+        )
+        for name, kind in (("gpu_memory", GpuMemory), ("chosen", Chosen)):
+            if name in answer:
+                parsed[name] = kind(**answer[name])
+        return cls(**parsed), None
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What about the chunks or codecs of some arrays costs speed or memory, and what to write instead."""
+
+    code: str
+    """What it is about: see `zarr_dali._advice`."""
+    arrays: tuple[str, ...]
+    text: str
+
+
+@dataclass(frozen=True)
+class ArrayReport:
+    """One array. Sizes are in bytes. What is None is not known of an array that is refused."""
+
+    name: str
+    """Path inside the store; empty if the store is the array."""
+    zarr_format: int | None
+    shape: tuple[int, ...]
+    data_type: str
+    chunk: tuple[int, ...]
+    """One store key. Of joined stores, the first one's."""
+    inner_chunk: tuple[int, ...] | None
+    """A part of a sharded chunk."""
+    codecs: tuple[dict[str, Any], ...]
+    """In the order of encoding, each with its `name` and its `configuration`."""
+    chain: str
+    """The same in words."""
+    road: Literal["GPU", "CPU", "refused"]
+    """Where its chunks would be decoded."""
+    reason: str
+    """With what, or why not on the GPU or not at all."""
+    output_type: str | None = None
+    """Type of the elements that are handed out."""
+    stores: int | None = None
+    """How many stores are joined."""
+    read_chunk_bytes: int | None = None
+    """Decoded size of what is decoded at once."""
+    decoded_bytes: int | None = None
+    stored_bytes: int | None = None
+    """Sum of the chunk files."""
+    chunks: int | None = None
+    chunks_present: int | None = None
+    """Those that have a file; the others read as fill value."""
+    sampled: bool = False
+    """`stored_bytes` and `chunks_present` are estimated from the files of 4096 chunks."""
+    reading: Reading | None = None
+    """A reader of this array alone."""
+    problem: str | None = None
+    """Why there is no such reader with these arguments."""
+
+    @property
+    def ratio(self) -> float | None:
+        """Decoded bytes of the chunks that are present, for each stored byte."""
+        if not self.stored_bytes or not self.chunks or self.decoded_bytes is None:
+            return None
+        return self.decoded_bytes * (self.chunks_present or 0) / self.chunks / self.stored_bytes
+
+    @classmethod
+    def _of(cls, answer: dict[str, Any]) -> ArrayReport:
+        parsed = dict(answer)
+        parsed["reading"], parsed["problem"] = Reading._of(answer.get("reading"))
+        for name in ("shape", "chunk", "codecs"):
+            parsed[name] = tuple(answer[name])
+        parsed["inner_chunk"] = None if answer["inner_chunk"] is None else tuple(answer["inner_chunk"])
+        return cls(chain=chain_in_words(answer["codecs"]), **parsed)
+
+
+@dataclass(frozen=True)
+class Info:
+    """What `info` found. `str()` of it is the report that `zarr-dali info` prints."""
+
+    path: tuple[str, ...]
+    device: str
+    arguments: dict[str, Any]
+    """The reader's arguments that were given."""
+    arrays: tuple[ArrayReport, ...]
+    together: Reading | None = None
+    """One reader of all arrays, if more than one was named."""
+    problem: str | None = None
+    """Why there is no such reader."""
+    advice: tuple[Advice, ...] = field(default=())
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, numbers and texts."""
+        values = asdict(self)
+        for array, report in zip(values["arrays"], self.arrays):
+            array["ratio"] = report.ratio
+        return json.loads(json.dumps(values))
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """`to_dict()` as JSON."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        from zarr_dali import _report  # rich is only needed here
+
+        return _report.as_text(self)
+
+
+def info(
+    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    arrays: str | Iterable[str] | None = None,
+    *,
+    device: Literal["gpu", "cpu"] = "gpu",
+    **reader_arguments: Any,
+) -> Info:
+    """Says of each array of a store what it is and how a reader would read it.
+
+    Reads metadata and the sizes of files, no chunk.
+
+    Args:
+        path: As for `fn.readers.zarr`.
+        arrays: Names of arrays; by default all that the store has, each as a reader of its own.
+        device: The reader's backend. `"gpu"` can be asked for on a machine without one: what depends on the
+            memory that is free there is left out.
+        reader_arguments: Further arguments of `fn.readers.zarr`, and `batch_size` and `device_id` (default 0)
+            of the pipeline.
+
+    Raises:
+        ValueError: There is no store, no array of a name, or an argument cannot be used. An array that
+            cannot be read is no error: its `road` is "refused".
+    """
+    if device not in ("gpu", "cpu"):
+        raise ValueError(f'argument `device`: "{device}" is neither "gpu" nor "cpu"')
+    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    given = {name: _plain(name, value) for name, value in reader_arguments.items() if value is not None}
+    if arrays is not None:
+        given["arrays"] = [arrays] if isinstance(arrays, str) else list(arrays)
+    asked = {"device_id": 0} | given | {"path": [os.fspath(one) for one in paths]}
+    if device == "cpu":
+        asked["device_id"] = -1
+    answer = _describe(asked)
+    reports = tuple(ArrayReport._of(array) for array in answer["arrays"])
+    together, problem = Reading._of(answer["together"])
+    return Info(
+        path=tuple(asked["path"]),
+        device=device,
+        arguments=given,
+        arrays=reports,
+        together=together,
+        problem=problem,
+        advice=tuple(Advice(*found) for found in _advice.of(reports, device, given)),
+    )
+
+
+def _plain(name: str, value: Any) -> Any:
+    """An argument as JSON can hold it. What DALI takes as a list it also takes as a single value."""
+    if name in ("window", "stride", "mean", "std"):
+        value = value.tolist() if hasattr(value, "tolist") else value
+        return list(value) if isinstance(value, (list, tuple)) else [value]
+    if name == "dtype":  # a name, or a type of DALI or NumPy, which has one
+        return str(getattr(value, "name", value)).lower()
+    return value
+
+
+def _describe(arguments: dict[str, Any]) -> dict[str, Any]:
+    """Asks the plugin."""
+    library = ctypes.CDLL(str(_plugin.library_path()))
+    describe, free = library.zarr_dali_describe, library.zarr_dali_free_text
+    describe.argtypes, describe.restype = [ctypes.c_char_p], ctypes.c_void_p
+    free.argtypes, free.restype = [ctypes.c_void_p], None
+    text = describe(json.dumps(arguments).encode())
+    try:
+        answer = json.loads(ctypes.string_at(text))
+    finally:
+        free(text)
+    if "error" in answer:
+        raise {"argument": ValueError, "runtime": RuntimeError}[answer["kind"]](answer["error"])
+    return answer

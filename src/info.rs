@@ -1,0 +1,344 @@
+//! What a reader would do with a store, found out beforehand: for `zarr_dali.info()` and `zarr-dali info`.
+//!
+//! Reads metadata and the sizes of chunk files, never a chunk. Every array is opened on its own, so that one which is
+//! refused does not hide the others; what is said of it comes from the code that would read it.
+
+use crate::codec::{self, Road};
+use crate::dataset::{ArrayInfo, Dataset};
+use crate::error::{Error, Result};
+use crate::gpu::Gpu;
+use crate::options::{Arguments, Options, argument};
+use crate::reader::{Reader, road};
+
+use serde_json::{Value, from_str, from_value, json};
+
+/// Chunk files of an array whose sizes are asked for; of more a sample.
+const MAX_SIZED_CHUNKS: u64 = 4096;
+/// Samples of a reader that stand for all.
+const MAX_COUNTED_SAMPLES: u64 = 64;
+
+/// The operator's arguments from a JSON object: their names as in Python, `path` and `arrays` as lists. Others keep
+/// their defaults.
+///
+/// # Errors
+/// Names that are none of the operator's arguments, and values of other types than theirs.
+pub fn arguments(text: &str) -> Result<Arguments> {
+    let mut arguments = Arguments::new("");
+    let wrong = |name| move |problem: serde_json::Error| argument(name, format!("{problem}"));
+    let given: serde_json::Map<String, Value> = from_str(text).map_err(wrong("arguments"))?;
+    macro_rules! set {
+        ($name:ident, $value:ident, $($field:ident),+) => {
+            match $name.as_str() {
+                "path" => arguments.paths = from_value($value).map_err(wrong("path"))?,
+                $(stringify!($field) => {
+                    arguments.$field = from_value($value).map_err(wrong(stringify!($field)))?;
+                })+
+                _ => return Err(argument("reader_arguments", format!("\"{}\" is none that info knows", $name))),
+            }
+        };
+    }
+    for (name, value) in given {
+        set!(
+            name,
+            value,
+            arrays,
+            stack,
+            mask_and_scale,
+            dtype,
+            mean,
+            std,
+            window,
+            stride,
+            random_shuffle,
+            seed,
+            shard_id,
+            num_shards,
+            stick_to_shard,
+            pad_last_batch,
+            prefetch_queue_depth,
+            missing_chunks,
+            decode,
+            num_io_threads,
+            device_memory_budget,
+            host_memory_budget,
+            batch_size,
+            device_id
+        );
+    }
+    Ok(arguments)
+}
+
+/// Describes the arrays that are named, or all that are there, and what a reader of them would do.
+///
+/// # Errors
+/// Arguments that cannot be used, paths without a store, names without an array. An array that cannot be read is none
+/// of these: its description says why.
+pub fn describe(arguments: &Arguments) -> Result<Value> {
+    let options = Options::check(arguments)?;
+    codec::register();
+    let named = !arguments.arrays.is_empty();
+    let names = if named { arguments.arrays.clone() } else { Dataset::names(&arguments.paths)? };
+    let free = || Gpu::open(options.device.unwrap_or_default())?.free_bytes();
+    let budget = options.device.map(|_| options.device_budget(free));
+    let describer = Describer { options, budget };
+    let mut arrays = vec![];
+    for (number, name) in names.iter().enumerate() {
+        let mut asked = arguments.clone();
+        asked.arrays = Some(name.clone()).filter(|name| !name.is_empty()).into_iter().collect();
+        asked.stack = false;
+        for values in [&mut asked.mean, &mut asked.std] {
+            if values.len() == names.len() {
+                *values = vec![values[number]];
+            }
+        }
+        let declared = Dataset::declared(&arguments.paths, name)?;
+        let mut description = json!({
+            "name": name,
+            "zarr_format": declared.zarr_format,
+            "shape": declared.shape,
+            "data_type": declared.data_type,
+            "chunk": declared.chunk_shape,
+            "inner_chunk": Some(declared.inner_chunk_shape).filter(|shape| !shape.is_empty()),
+            "codecs": declared.codecs,
+        });
+        match describer.opened(&asked, &mut description) {
+            Ok(()) => {}
+            Err(error @ (Error::ArrayNotFound { .. } | Error::ArrayIsNotGroup { .. })) if named => {
+                return Err(error);
+            }
+            Err(error) => {
+                description["road"] = "refused".into();
+                description["reason"] = error.to_string().into();
+            }
+        }
+        arrays.push(description);
+    }
+    // All arrays of a group are seldom meant to be read together.
+    let together = (named && names.len() > 1).then(|| describer.reading(arguments));
+    Ok(json!({"arrays": arrays, "together": together}))
+}
+
+struct Describer {
+    options: Options,
+    /// Bytes of GPU memory for a reader on the GPU backend.
+    budget: Option<Result<u64>>,
+}
+
+impl Describer {
+    /// Adds what is known of an array once it is open.
+    fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
+        let dataset = Dataset::open(&asked.paths, &asked.arrays)?;
+        let array = &dataset.arrays[0];
+        let roads = array.parts.iter().map(|part| road(part, &self.options)).collect::<Result<Vec<_>>>()?;
+        let on_cpu = roads.iter().find(|road| matches!(road, Road::Cpu(_)));
+        let first = array.first();
+        let stored: Stored = array.parts.iter().map(|part| Stored::of(part, array.parts.len())).sum();
+        let values: u64 = array.shape.iter().fold(1, |all, &extent| all.saturating_mul(extent));
+        description["shape"] = array.shape[..first.stored_dimensions()].into();
+        description["data_type"] = first.data_type.as_str().into();
+        description["stores"] = array.parts.len().into();
+        description["read_chunk_bytes"] = first.read_chunk_bytes().into();
+        description["decoded_bytes"] = values.saturating_mul(first.stored.size_bytes() as u64).into();
+        description["stored_bytes"] = stored.bytes.into();
+        description["chunks"] = stored.chunks.into();
+        description["chunks_present"] = stored.present.into();
+        description["sampled"] = stored.sampled.into();
+        description["road"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
+        description["reason"] = on_cpu.unwrap_or(&roads[0]).to_string().into();
+        let reading = self.reading(asked);
+        description["output_type"] =
+            reading.pointer("/outputs/0/type").cloned().unwrap_or_else(|| first.element.name().into());
+        description["reading"] = reading;
+        Ok(())
+    }
+
+    /// What a reader with these arguments would do, or why there can be none.
+    fn reading(&self, asked: &Arguments) -> Value {
+        Reader::without_memory(asked)
+            .and_then(|reader| self.tell(reader))
+            .unwrap_or_else(|error| json!({"problem": error.to_string()}))
+    }
+
+    fn tell(&self, mut reader: Reader) -> Result<Value> {
+        let batch = reader.first_batch();
+        let windows = reader.windows();
+        let arrays = &reader.dataset().arrays;
+        let sample_stored: u64 = arrays
+            .iter()
+            .map(|array| {
+                let (_, extents) = windows.region(0, &array.shape);
+                extents.iter().product::<u64>() * array.first().stored.size_bytes() as u64
+            })
+            .sum();
+        let decoded = |chunks: &[Vec<u64>]| -> u64 {
+            let of_part = |(array, part, chunks): (usize, usize, u64)| {
+                chunks * reader.dataset().part(array, part).read_chunk_bytes()
+            };
+            flat(chunks).map(of_part).sum()
+        };
+        let count = |chunks: &[Vec<u64>]| flat(chunks).map(|(_, _, chunks)| chunks).sum::<u64>();
+        let samples: Vec<Vec<Vec<u64>>> =
+            spread(windows.len(), MAX_COUNTED_SAMPLES).map(|sample| reader.chunks_of(&[sample])).collect();
+        let counted = samples.len() as f64;
+        let mean = |total: u64| total as f64 / counted;
+        let batch_chunks = reader.chunks_of(&batch);
+        let outputs: Vec<Value> = reader
+            .outputs()
+            .iter()
+            .map(|output| json!({"type": output.element.name(), "shape": output.shape, "layout": output.layout}))
+            .collect();
+        let mut reading = json!({
+            "samples": windows.len(),
+            "batch_size": batch.len(),
+            "outputs": outputs,
+            "batch_bytes": reader.batch_bytes(),
+            "chunks_per_sample": mean(samples.iter().map(|chunks| count(chunks)).sum()),
+            "chunks_per_batch": count(&batch_chunks),
+            "sample_amplification":
+                mean(samples.iter().map(|chunks| decoded(chunks)).sum()) / sample_stored as f64,
+            "batch_amplification":
+                decoded(&batch_chunks) as f64 / (sample_stored * batch.len() as u64) as f64,
+        });
+        let chosen = match &self.budget {
+            None => reader.host_depth().map(|depth| json!({"depth": depth})).map_err(|e| e.to_string()),
+            Some(budget) => {
+                reading["gpu_memory"] = gpu_memory(&reader, &batch_chunks)?;
+                budget.as_ref().map_err(Error::to_string).and_then(|&budget| {
+                    let shares = reader.share(budget, None).map_err(|error| error.to_string())?;
+                    Ok(json!({
+                        "depth": shares.depth,
+                        "lanes": shares.lanes,
+                        "arena_bytes": shares.arena_bytes,
+                        "budget_bytes": budget,
+                    }))
+                })
+            }
+        };
+        match chosen {
+            Ok(chosen) => reading["chosen"] = chosen,
+            Err(problem) => reading["not_chosen"] = problem.into(),
+        }
+        Ok(reading)
+    }
+}
+
+/// The most GPU memory that a batch needs if all its chunks are decoded at once.
+fn gpu_memory(reader: &Reader, chunks: &[Vec<u64>]) -> Result<Value> {
+    let units = reader.unit_bytes(None)?;
+    let (mut encoded, mut decoded, mut all) = (0, 0, 0);
+    for ((array, part, chunks), unit) in flat(chunks).zip(units) {
+        let road = &reader.roads()[array][part];
+        encoded += chunks * if let Road::Gpu(chain) = road { chain.most().encoded_bytes } else { 0 };
+        decoded += chunks * reader.dataset().part(array, part).read_chunk_bytes();
+        all += chunks * unit;
+    }
+    Ok(json!({
+        "outputs": reader.batch_bytes(),
+        "encoded": encoded,
+        "decoded": decoded,
+        "scratch": all.saturating_sub(encoded + decoded),
+    }))
+}
+
+/// Counts with their array and part.
+fn flat(counts: &[Vec<u64>]) -> impl Iterator<Item = (usize, usize, u64)> {
+    counts
+        .iter()
+        .enumerate()
+        .flat_map(|(array, parts)| parts.iter().enumerate().map(move |(part, &chunks)| (array, part, chunks)))
+}
+
+/// What of an array is in its store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Stored {
+    chunks: u64,
+    present: u64,
+    bytes: u64,
+    /// The last two are estimated from a sample.
+    sampled: bool,
+}
+
+impl std::iter::Sum for Stored {
+    fn sum<I: Iterator<Item = Self>>(parts: I) -> Self {
+        parts.fold(Self::default(), |all, part| Self {
+            chunks: all.chunks.saturating_add(part.chunks),
+            present: all.present.saturating_add(part.present),
+            bytes: all.bytes.saturating_add(part.bytes),
+            sampled: all.sampled || part.sampled,
+        })
+    }
+}
+
+impl Stored {
+    /// Asks for the sizes of an array's chunk files, or of some of them. The array is one of so many that are joined.
+    fn of(array: &ArrayInfo, parts: usize) -> Self {
+        let rank = array.stored_dimensions();
+        let extents = array.shape[..rank].iter().zip(&array.chunk_shape);
+        let grid: Vec<u64> = extents.map(|(shape, chunk)| shape.div_ceil(*chunk)).collect();
+        let chunks = grid.iter().fold(1u64, |all, &n| all.saturating_mul(n));
+        let most = (MAX_SIZED_CHUNKS / parts as u64).max(1);
+        let (mut asked, mut present, mut bytes) = (0u64, 0u64, 0u64);
+        for mut number in spread(chunks, most) {
+            let mut cell = vec![0; rank];
+            for d in (0..rank).rev() {
+                cell[d] = number % grid[d];
+                number /= grid[d];
+            }
+            let file = std::fs::metadata(array.root.join(array.chunk_key(&cell)));
+            asked += 1;
+            if let Some(file) = file.ok().filter(std::fs::Metadata::is_file) {
+                present += 1;
+                bytes += file.len();
+            }
+        }
+        let scaled = |found: u64| match asked {
+            0 => 0,
+            asked => (u128::from(found) * u128::from(chunks) / u128::from(asked)) as u64,
+        };
+        Self { chunks, present: scaled(present), bytes: scaled(bytes), sampled: chunks > most }
+    }
+}
+
+/// All numbers below `total`, or `most` of them: one from each of as many equal parts, at a place that no period of the
+/// numbers falls in step with.
+fn spread(total: u64, most: u64) -> impl Iterator<Item = u64> {
+    let picked = total.min(most);
+    let start = move |part: u64| (u128::from(total) * u128::from(part) / u128::from(picked)) as u64;
+    (0..picked).map(move |part| {
+        let mixed = part.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        start(part) + (mixed ^ mixed >> 29) % (start(part + 1) - start(part))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arguments_have_their_names_and_defaults() {
+        let given =
+            arguments(r#"{"path": ["a"], "window": [2, 3], "batch_size": 8, "stack": true}"#).unwrap();
+        assert_eq!((given.paths, given.window, given.batch_size), (vec!["a".into()], Some(vec![2, 3]), 8));
+        assert!(given.stack && given.stride.is_none());
+        for (text, name) in
+            [(r#"{"window": "x"}"#, "window"), (r#"{"windows": 1}"#, "windows"), ("[]", "arguments")]
+        {
+            let error = arguments(text).unwrap_err().to_string();
+            assert!(error.contains(name), "{error}");
+        }
+    }
+
+    #[test]
+    fn numbers_are_spread_over_all() {
+        assert_eq!(spread(5, 64).collect::<Vec<_>>(), [0, 1, 2, 3, 4]);
+        assert_eq!(spread(0, 64).count(), 0);
+        for total in [65, 6400, 1 << 40, u64::MAX] {
+            let numbers: Vec<u64> = spread(total, 64).collect();
+            assert_eq!(numbers.len(), 64);
+            assert!(numbers.is_sorted_by(|a, b| a < b) && numbers[63] < total);
+            let period = total / 64;
+            let steps: std::collections::HashSet<u64> = numbers.iter().map(|n| n % period).collect();
+            assert!(total < 6400 || steps.len() > 32, "{total}");
+        }
+    }
+}
