@@ -17,7 +17,7 @@
 #include <cstring>
 #include <type_traits>
 
-namespace {
+namespace convert {
 
 constexpr int MAX_STEPS = 24;
 
@@ -347,7 +347,7 @@ __device__ void convert_in(const Conversion& conversion, const float* table, uin
 
 // Stored bits into output bits. `table` is that of the conversion, wherever it is at hand.
 template <int N>
-__device__ void convert(const Conversion& conversion, const float* table, uint64_t (&bits)[N]) {
+__device__ void elements(const Conversion& conversion, const float* table, uint64_t (&bits)[N]) {
   switch (conversion.reg) {
     case SIGNED:
       return convert_in<int64_t>(conversion, table, bits);
@@ -360,4 +360,4 @@ __device__ void convert(const Conversion& conversion, const float* table, uint64
   }
 }
 
-}  // namespace
+}  // namespace convert

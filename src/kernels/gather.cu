@@ -148,8 +148,8 @@ __device__ void write(uint64_t to, const Place (&places)[N], int count, const ui
   }
 }
 
-__device__ void convert_tile(const Region& region, const Conversion& conversion, const float* table,
-                             uint32_t begin, uint32_t end) {
+__device__ void convert_tile(const Region& region, const convert::Conversion& conversion,
+                             const float* table, uint32_t begin, uint32_t end) {
   constexpr int N = ELEMENTS_IN_FLIGHT;
   for (uint32_t first = begin + threadIdx.x; first < end; first += N * blockDim.x) {
     Place places[N];
@@ -176,7 +176,7 @@ __device__ void convert_tile(const Region& region, const Conversion& conversion,
       default:
         read<N, uint2>(region.from, places, swaps, bits);
     }
-    convert(conversion, table, bits);
+    convert::elements(conversion, table, bits);
     switch (region.converted_bytes) {
       case 1:
         write<N, uint8_t>(region.to, places, count, bits);
@@ -215,8 +215,8 @@ extern "C" __global__ void __launch_bounds__(256) gather(const Region* regions, 
   const uint32_t begin = static_cast<uint32_t>(tile - region.first_tile) * GRANULES_PER_TILE;
   const uint32_t end = min(region.granules, begin + GRANULES_PER_TILE);
   if (region.converted_bytes) {
-    const auto* conversions = reinterpret_cast<const Conversion*>(regions + count);
-    const Conversion& conversion = conversions[region.fill];
+    const auto* conversions = reinterpret_cast<const convert::Conversion*>(regions + count);
+    const convert::Conversion& conversion = conversions[region.fill];
     return convert_tile(region, conversion, conversion.table, begin, end);
   }
   switch (region.granule_bytes) {
