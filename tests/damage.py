@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import faulthandler
 import json
 import multiprocessing
 import os
@@ -67,6 +68,9 @@ DEVICE_MEMORY_BYTES = 256 << 20
 PATIENCE_S, START_S = 20, 180
 REFERENCE_PATIENCE_S = 5
 """numcodecs never comes to an end of some damaged zstd frames."""
+GRACE_S = 2
+"""For what came while the machine itself stood still."""
+STACK_SIGNAL, STACK = signal.SIGUSR1, "stack.txt"
 TASK = 50
 """Mutations that a worker takes at a time; it reads the intact store after them."""
 CHECKSUM = re.compile(r"checksum|crc|adler|fletcher|data check", re.IGNORECASE)
@@ -305,6 +309,7 @@ def work(connection, device, seed, folder, faults):
     """Takes (chain, numbers) from the connection; sends what it is about to do and what came of it."""
     # Crashes are counted, not kept.
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    faulthandler.register(STACK_SIGNAL, os.open(Path(folder, STACK), os.O_CREAT | os.O_WRONLY))
     backend = reading.GPU if device == "gpu" else reading.CPU
     stores = {}
     connection.send(("ready",))
@@ -349,10 +354,11 @@ def one(connection, backend, store, name, seed, number, fault=None):
 class Worker:
     """A process, and what it is busy with."""
 
-    def __init__(self, *arguments):
+    def __init__(self, device, seed, folder, faults):
         context = multiprocessing.get_context("spawn")
+        self.folder = folder
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=work, args=(theirs, *arguments), daemon=True)
+        self.process = context.Process(target=work, args=(theirs, device, seed, folder, faults), daemon=True)
         self.process.start()
         theirs.close()
         self.task = None
@@ -368,6 +374,13 @@ class Worker:
         if self.task:
             self.connection.send(self.task)
         self.deadline = time.monotonic() + START_S
+
+    def where(self):
+        """Where a process is that stands still, as far as Python knows."""
+        os.kill(self.process.pid, STACK_SIGNAL)
+        time.sleep(0.5)
+        lines = re.findall(r'/(tests|nvidia)/\S*?([\w.]+)", line (\d+)', Path(self.folder, STACK).read_text())
+        return ", ".join(f"{file}:{line}" for _, file, line in lines) or "nowhere in Python"
 
     def end(self):
         self.process.join(1)  # one that is about to end tells how
@@ -490,8 +503,8 @@ def run(device, chains, count, seed=1, jobs=1, patience_s=PATIENCE_S, faults=Non
                 problem = None
                 if worker.connection in ready:
                     problem = listen(worker, tasks, report, patience_s, tell)
-                elif time.monotonic() > worker.deadline:
-                    problem = "hang"
+                elif time.monotonic() > worker.deadline and not worker.connection.poll(GRACE_S):
+                    problem = f"hang: {worker.where()}"
                 if problem:
                     bury(worker, problem, tasks, report)
                     pool.remove(worker)
