@@ -4,6 +4,7 @@ mod cf;
 mod chain;
 mod element;
 mod join;
+mod json;
 mod layout;
 mod open;
 mod paths;
