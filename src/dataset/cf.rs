@@ -262,7 +262,11 @@ fn numbers(name: &str, value: &Value) -> Result<Vec<f64>, String> {
         Value::Array(list) => &list[..],
         single => std::slice::from_ref(single),
     };
-    let number = |value: &Value| value.as_f64().or_else(|| value.as_bool().map(f64::from));
+    let number = |value: &Value| match value {
+        // Where JSON has no name for it, see `json::parse`.
+        Value::String(name) if name == "NaN" => Some(f64::NAN),
+        value => value.as_f64().or_else(|| value.as_bool().map(f64::from)),
+    };
     let numbers: Option<_> = list.iter().map(number).collect();
     numbers.ok_or_else(|| {
         format!("its attribute \"{name}\" {value} is neither a number nor a list of numbers; repair it")

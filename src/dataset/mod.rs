@@ -5,6 +5,7 @@ mod chain;
 mod declared;
 mod element;
 mod join;
+mod json;
 mod layout;
 mod open;
 mod paths;

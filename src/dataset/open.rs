@@ -1,6 +1,7 @@
 //! Opens stores and arrays: from metadata on disk to what the other rooms need to know.
 
 use super::chain::{Culprit, FixedScaleOffset, ReadCodec, drop_bitround, numpy_name};
+use super::json;
 use super::layout::layout;
 use super::{ArrayInfo, Declared, ElementType, Sharding, Source, Store, StoredType};
 use crate::error::{Context, Error, Result};
@@ -11,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use serde_json::{Value, from_slice, from_value};
+use serde_json::{Value, from_value};
 use zarrs::array::{
     AdditionalFieldUnsupportedError, Array, ArrayCreateError, ArrayMetadataV2, ArrayMetadataV3,
     ArrayShardedExt, DataType, FillValue,
@@ -91,7 +92,7 @@ impl<'a> OpenStore<'a> {
     fn get(&self, name: &str, file: &str) -> Result<Option<Value>, Source> {
         let key = if name.is_empty() { file.to_string() } else { format!("{name}/{file}") };
         let bytes = self.store.get(&StoreKey::new(key)?)?;
-        Ok(bytes.map(|bytes| from_slice(&bytes)).transpose()?)
+        Ok(bytes.map(|bytes| json::parse(&bytes)).transpose()?)
     }
 
     /// What is at `name`, or `None` if nothing is.

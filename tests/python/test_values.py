@@ -138,6 +138,8 @@ ATTRIBUTES = {
     "missing-inexact": {"missing_value": 0.1},
     "missing-far": {"missing_value": 1e20, "scale_factor": 0.5},
     "missing-scaled": {"missing_value": ["{common}", 1], "scale_factor": 0.1, "add_offset": 1.0},
+    "missing-nan": {"missing_value": float("nan"), "scale_factor": 0.1},
+    "missing-nan-too": {"missing_value": [5, float("nan")], "valid_max": float("inf")},
     "unsigned": {"_Unsigned": "true"},
     "unsigned-scaled": {"_Unsigned": "true", "scale_factor": 0.1},
     "unsigned-missing": {"_Unsigned": "true", "missing_value": 4},
