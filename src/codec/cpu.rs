@@ -1,11 +1,11 @@
 //! The CPU's side: zarrs decodes, with codecs that it lacks and checks that it does not make.
 //!
 //! zarrs allocates what a zstd frame or a Blosc header declares, so that a damaged one could end the process, and
-//! ignores what follows a gzip or zlib stream. Those codecs are therefore registered with zarrs once more, in front of its
+//! ignores what follows a gzip or zlib stream; its Fletcher-32 is another than numcodecs'. Those codecs are therefore registered with zarrs once more, in front of its
 //! own; that reaches every place in a chain, inner chunks of nested shards included. `lz4`, `snappy` and `delta`
 //! are registered as codecs of ours, for reading only.
 
-use super::{blosc, gzip, lz4, snappy, zlib, zstd};
+use super::{blosc, checksum, gzip, lz4, snappy, zlib, zstd};
 use crate::dataset::ArrayInfo;
 
 use std::any::Any;
@@ -18,7 +18,7 @@ use zarrs::array::codec::api::{
     CodecRuntimePluginV3, CodecTraits, CodecTraitsV2, CodecTraitsV3, PartialDecoderCapability,
     PartialEncoderCapability, RecommendedConcurrency, register_codec_v2, register_codec_v3,
 };
-use zarrs::array::codec::{BloscCodec, GzipCodec, ZlibCodec, ZstdCodec};
+use zarrs::array::codec::{BloscCodec, Fletcher32Codec, GzipCodec, ZlibCodec, ZstdCodec};
 use zarrs::metadata::Configuration;
 use zarrs::metadata::v2::MetadataV2;
 use zarrs::metadata::v3::MetadataV3;
@@ -98,6 +98,8 @@ pub fn register() {
         register_one::<BloscCodec>(&["blosc", "numcodecs.blosc"], Guard::Check(check_blosc));
         register_one::<GzipCodec>(&["gzip", "numcodecs.gzip"], Guard::Decode(gzip::decode));
         register_one::<ZlibCodec>(&["zlib", "numcodecs.zlib"], Guard::Decode(zlib::decode));
+        let fletcher32 = Guard::Decode(checksum::decode_fletcher32);
+        register_one::<Fletcher32Codec>(&["fletcher32", "numcodecs.fletcher32"], fletcher32);
     });
 }
 

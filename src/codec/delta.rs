@@ -39,6 +39,10 @@ impl DeltaCodec {
         let name = named("dtype").ok_or_else(|| PluginCreateError::from("delta has no dtype"))?;
         let (decoded, _) = data_type(name)?;
         let (encoded, encoded_type) = data_type(named("astype").unwrap_or(name))?;
+        if undo(&[], encoded, decoded).is_none() {
+            let problem = format!("delta from {} to {} is not supported", encoded.name(), decoded.name());
+            return Err(PluginCreateError::from(problem));
+        }
         Ok(Self { decoded, encoded, encoded_type, configuration })
     }
 

@@ -185,7 +185,7 @@ impl GpuChain {
             let name = codec.name_v3();
             let before = result.compression.is_none() && result.inner.is_empty();
             let known = name.as_deref().unwrap_or_default();
-            if let Some(checksum) = ChecksumCodec::new(known, codec) {
+            if let Some(checksum) = ChecksumCodec::new(known, &**codec) {
                 if before {
                     result.outer.push(checksum);
                 } else {

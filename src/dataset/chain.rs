@@ -303,6 +303,19 @@ impl Culprit {
         }
     }
 
+    /// A v2 `delta` in another byte order than the elements: numcodecs adds up the bytes as they lie there, while here they
+    /// are in the machine's order by then.
+    pub(super) fn misordered_delta(metadata: &Value) -> Option<Self> {
+        let order = |name: &Value| name.as_str()?.chars().next().filter(|order| "<>".contains(*order));
+        let elements = order(metadata.get("dtype")?)?;
+        let differs = |codec: &&Value| {
+            let orders = ["dtype", "astype"].map(|key| codec.get(key).and_then(order));
+            name(codec) == "delta" && orders.into_iter().flatten().any(|order| order != elements)
+        };
+        let codec = metadata.get("filters")?.as_array()?.iter().find(differs)?;
+        Some(Self::new(codec, "its byte order is not that of the elements"))
+    }
+
     /// The first codec of the metadata that zarrs cannot make, inner chunks and their index included.
     pub(super) fn find(metadata: &Value) -> Option<Self> {
         let list = |key: &str| metadata.get(key).and_then(Value::as_array).into_iter().flatten();

@@ -170,6 +170,9 @@ impl<'a> OpenStore<'a> {
         let fixed_scale_offset =
             FixedScaleOffset::take(&mut metadata, Some(logical).filter(|_| components == 1))
                 .map_err(refused)?;
+        if let Some(delta) = Culprit::misordered_delta(&metadata) {
+            return Err(refused(delta));
+        }
         let array = self.zarrs_array(name, &metadata).map_err(|source| match Culprit::find(&metadata) {
             Some(culprit) => refused(culprit),
             None => unusable(source),

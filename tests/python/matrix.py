@@ -381,9 +381,6 @@ CF_CASES = tuple(
 PENDING = {
     "numcodecs.blosc of format 3 is not known": lambda case: case.chain == "numcodecs.blosc",
     "delta of float16 is not known": lambda case: "delta" in case.chain and case.dtype == "float16",
-    "zarrs' fletcher32 is another for an odd number of bytes": lambda case: (
-        case.chain.startswith("fletcher32") and case.dtype in ("int8", "bool")
-    ),
 }
 """Why some cases fail, for the cases that do."""
 
