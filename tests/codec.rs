@@ -227,18 +227,22 @@ fn chains() -> impl Strategy<Value = Vec<Codec>> {
         1 => Just(Some(Arc::new(ZlibCodec::new(5u32.try_into().unwrap())) as Codec)),
         1 => Just(None),
     ];
-    let checksum = || {
-        prop::sample::select(vec![
+    // Not over an odd number of bytes, which compressed ones may be: what zarrs writes then is not numcodecs' checksum.
+    let fletcher32 = || vec![Some(Arc::new(Fletcher32Codec::new()) as Codec)];
+    let checksum = |more: Vec<Option<Codec>>| {
+        let always = vec![
             None,
             Some(Arc::new(Crc32cCodec::new()) as Codec),
-            Some(Arc::new(Fletcher32Codec::new()) as Codec),
             Some(Arc::new(Adler32Codec::default()) as Codec),
-        ])
+        ];
+        prop::sample::select([always, more].concat())
     };
     let shuffle = prop::sample::select(vec![None, Some(Arc::new(ShuffleCodec::new(4)) as Codec)]);
-    (shuffle, checksum(), compression, checksum()).prop_map(|(shuffle, inner, compression, outer)| {
-        [shuffle, inner, compression, outer].into_iter().flatten().collect()
-    })
+    (shuffle, checksum(fletcher32()), compression, checksum(vec![])).prop_map(
+        |(shuffle, inner, compression, outer)| {
+            [shuffle, inner, compression, outer].into_iter().flatten().collect()
+        },
+    )
 }
 
 /// Bytes of float32 that compress somewhat.
