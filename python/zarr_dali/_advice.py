@@ -174,7 +174,7 @@ def _deflate(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule
     if codec in ("gzip", "zlib"):
         yield (
             "deflate",
-            f"{codec} is slow to decode: gzip in chunks of 3.28 MB 3.7 GB/s on 16 threads and 3.0 on the GPU, "
+            f"{codec} is slow to decode: gzip in chunks of 3.28 MB 3.7 GB/s on 16 threads, 3.0 on the GPU, "
             "where zstd does 12 and 35: write zstd or blosc",
         )
 
