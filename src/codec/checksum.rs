@@ -34,13 +34,8 @@ pub fn fletcher32(bytes: &[u8]) -> u32 {
 /// # Errors
 /// That the checksum is another, or that there is none.
 pub fn decode_fletcher32(encoded: &[u8], _: u64) -> Result<Vec<u8>, String> {
-    let (covered, stored) = encoded
-        .split_last_chunk::<{ BYTES as usize }>()
-        .ok_or_else(|| format!("{} bytes are too few to hold a checksum", encoded.len()))?;
-    if fletcher32(covered).to_le_bytes() != *stored {
-        return Err("its checksum does not match its content".into());
-    }
-    Ok(covered.to_vec())
+    let codec = ChecksumCodec { checksum: Checksum::Fletcher32, at_start: false };
+    codec.verify(encoded).map(<[u8]>::to_vec)
 }
 
 /// One checksum codec of a chain.
