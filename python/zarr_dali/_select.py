@@ -192,7 +192,7 @@ class _Coordinates:
             return int(found[0]), int(found[-1]) + 1
         if steps.size == 1 and steps[0] > 1:
             raise ValueError(
-                f"{asked} selects every {steps[0]}th index, but a reader takes one range: leave the step out, "
+                f"{asked} selects every {steps[0]}th index, but a reader takes one range: leave the step out "
                 "and give the reader `stride` (starts of samples) or `dilation` (steps inside a sample)"
             )
         if steps.max() < 0:
@@ -203,8 +203,8 @@ class _Coordinates:
         gap = int(np.flatnonzero(np.diff(found) != 1)[0])
         raise ValueError(
             f"{asked} selects index {found[gap]} and then {found[gap + 1]}, but a reader takes one range "
-            "without gaps: give each range a reader of its own, or leave steps of the first dimension out with "
-            "`exclude`"
+            "without gaps: give each range a reader of its own, or leave out steps of the first dimension "
+            "with `exclude`"
         )
 
     def region(self, ranges: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
@@ -215,8 +215,8 @@ class _Coordinates:
             # Arrays without the first dimension are the same for every sample, and cropped by name.
             if self.dimensions[0] in dimensions and dimensions[:depth] != leading:
                 raise ValueError(
-                    f"arrays, {', '.join(ranges)}: {array} has the dimensions {dimensions}, which do not begin "
-                    f"with {leading} as the others do, so that indices mean something else there; give it a "
+                    f"arrays, {', '.join(ranges)}: {array} has the dimensions {dimensions}, which do not "
+                    f"begin with {leading} as the others do, so that indices mean something else there; give it a "
                     "reader of its own"
                 )
         return [ranges.get(name, (0, self.sizes[name])) for name in leading]
