@@ -64,7 +64,7 @@ def select(
     if arrays is not None:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
     coordinates = _Coordinates.of(path, arrays)
-    chosen: dict[str, Any] = {"path": _text(path)}
+    chosen: dict[str, Any] = {"path": as_text(path)}
     if arrays is not None:
         chosen["arrays"] = arrays
     ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
@@ -95,7 +95,7 @@ def _import_xarray() -> None:
         ) from error
 
 
-def _text(path: Paths) -> str | list[str]:
+def as_text(path: Paths) -> str | list[str]:
     if isinstance(path, (str, os.PathLike)):
         return os.fspath(path)
     return [os.fspath(part) for part in path]
@@ -216,8 +216,8 @@ class _Coordinates:
             if self.dimensions[0] in dimensions and dimensions[:depth] != leading:
                 raise ValueError(
                     f"arrays, {', '.join(ranges)}: {array} has the dimensions {dimensions}, which do not "
-                    f"begin with {leading} as the others do, so that indices mean something else there; give it a "
-                    "reader of its own"
+                    f"begin with {leading} as the others do, so that indices mean something else there; give it "
+                    "a reader of its own"
                 )
         return [ranges.get(name, (0, self.sizes[name])) for name in leading]
 
