@@ -239,8 +239,8 @@ class Loader:
 
     def __reduce__(self) -> NoReturn:
         raise RuntimeError(
-            "a Loader cannot be pickled or copied: make it in the process that iterates over it, and do not wrap "
-            "it in a torch DataLoader, since it reads ahead on threads of its own"
+            "a Loader cannot be pickled or copied: make it in the process that iterates over it, and do not "
+            "wrap it in a torch DataLoader, since it reads ahead on threads of its own"
         )
 
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
@@ -258,8 +258,8 @@ class Loader:
             self._check()
             if self._turn is not turn:
                 raise RuntimeError(
-                    "another iteration over this Loader has begun, or it was set to another place: only one at a "
-                    "time"
+                    "another iteration over this Loader has begun, or it was set to another place: only one "
+                    "iteration goes on at a time"
                 )
             tensors = self._run()
             valid = min(max(part - batch * self.batch_size, 1), self.batch_size)
@@ -363,8 +363,9 @@ class Loader:
             raise RuntimeError("this Loader is closed")
         if os.getpid() != self._process:
             raise RuntimeError(
-                "this Loader was made before the process was forked, and a forked child has none of its threads: "
-                'make a Loader in the child itself (with device="cpu"), or start processes with the method "spawn"'
+                "this Loader was made before the process was forked, and a forked child has none of its "
+                'threads: make a Loader in the child itself (with device="cpu"), or start processes with the '
+                'method "spawn"'
             )
         _refuse_workers()
         if self._distributed and (now := _rank_and_size(None, None)) not in (

@@ -216,8 +216,8 @@ class _Coordinates:
             if self.dimensions[0] in dimensions and dimensions[:depth] != leading:
                 raise ValueError(
                     f"arrays, {', '.join(ranges)}: {array} has the dimensions {dimensions}, which do not "
-                    f"begin with {leading} as the others do, so that indices mean something else there; give it "
-                    "a reader of its own"
+                    f"begin with {leading} as the others do, so that indices mean something else there; "
+                    "give it a reader of its own"
                 )
         return [ranges.get(name, (0, self.sizes[name])) for name in leading]
 
