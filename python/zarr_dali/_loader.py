@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nvidia.dali import Pipeline, fn, types
+from nvidia.dali import Pipeline, backend, fn, types
 
-from zarr_dali import _select
+from zarr_dali import _plugin, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 READER = "reader"
 POSITION_VERSION = 2
 """Of the reader's argument `position`, which a state of a loader is."""
+
+COUNTERS = ("version", "epoch", "batch", "num_shards", "batch_size", "played")
 
 # What the loader gives to the reader itself, and what to give to the loader instead.
 RESERVED = {
@@ -113,10 +115,7 @@ class Loader:
             RuntimeError: There is no such GPU, or this is a worker process of a torch DataLoader.
         """
         _refuse_workers()
-        for name, instead in RESERVED.items():
-            if name in reader_arguments:
-                remedy = f"; give `{instead}` instead" if instead else ""
-                raise ValueError(f"{name} is the loader's own argument of the reader{remedy}")
+        _check_names(reader_arguments)
         self.batch_size = batch_size
         self.drop_last = drop_last
         self.device = _device(device)
@@ -210,7 +209,7 @@ class Loader:
         """
         self._check()
         place = self._place_of(state_dict)
-        identity = {name: state_dict[name] for name in ("seed", "reader") if name in state_dict}
+        identity = _without_counters(state_dict)
         if self._batches(place.played) <= place.batch:
             place = _Place(place.epoch + 1)
         self._build(place, identity)
@@ -293,7 +292,7 @@ class Loader:
 
         self._drop()
         arguments = dict(self._reader)
-        if place != _Place():
+        if identity or place != _Place():
             position = {
                 "version": POSITION_VERSION,
                 "epoch": place.epoch,
@@ -319,8 +318,7 @@ class Loader:
     def _read_identity(self) -> dict[str, Any]:
         from zarr_dali._stats import stats
 
-        position = stats(self._pipeline, READER)["position"]
-        return {name: position[name] for name in ("seed", "reader") if name in position}
+        return _without_counters(stats(self._pipeline, READER)["position"])
 
     def _place_of(self, state: Mapping[str, Any]) -> _Place:
         """The place that a state names, in this loader's ranks and batch size."""
@@ -379,9 +377,24 @@ class Loader:
             )
 
 
+def _without_counters(position: Mapping[str, Any]) -> dict[str, Any]:
+    """What a position says besides where it is: seed, kind of shuffle and fingerprint of the reader."""
+    return {name: value for name, value in position.items() if name not in COUNTERS}
+
+
 def _parts(count: int, ranks: int) -> list[int]:
     """The sizes of the parts into which samples are cut."""
     return [count * (part + 1) // ranks - count * part // ranks for part in range(ranks)]
+
+
+def _check_names(reader_arguments: Iterable[str]) -> None:
+    schema = backend.GetSchema(_plugin.SCHEMA)
+    for name in reader_arguments:
+        if name in RESERVED:
+            remedy = f"; give `{RESERVED[name]}` instead" if RESERVED[name] else ""
+            raise ValueError(f"{name} is the loader's own argument of the reader{remedy}")
+        if not schema.HasArgument(name):
+            raise TypeError(f"{name} is an argument neither of Loader nor of fn.readers.zarr")
 
 
 def _refuse_workers() -> None:
