@@ -14,6 +14,7 @@ from zarr_dali import _plugin
 from zarr_dali._info import Advice, ArrayReport, Chosen, GpuMemory, Info, Output, Reading, info
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
+from zarr_dali._stats import stats
 
 __all__ = [
     "Advice",
@@ -26,6 +27,7 @@ __all__ = [
     "__version__",
     "info",
     "library_path",
+    "stats",
 ]
 
 _plugin.load()
