@@ -1,0 +1,465 @@
+"""Batches of torch tensors without a pipeline to write: one DALI pipeline and DALI's iterator underneath."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+
+from nvidia.dali import Pipeline, fn, types
+
+from zarr_dali import _select
+from zarr_dali._select import Paths
+
+if TYPE_CHECKING:
+    import torch
+
+READER = "reader"
+POSITION_VERSION = 2
+"""Of the reader's argument `position`, which a state of a loader is."""
+
+# What the loader gives to the reader itself, and what to give to the loader instead.
+RESERVED = {
+    "random_shuffle": "shuffle",
+    "shard_id": "rank",
+    "num_shards": "world_size",
+    "pad_last_batch": "drop_last",
+    "position": "load_state_dict",
+    "max_batch_size": "batch_size",
+    "lazy_init": None,
+    "name": None,
+}
+
+
+class _Place(NamedTuple):
+    """Where an epoch stands: `batch` batches are done, behind what earlier configurations have played."""
+
+    epoch: int = 0
+    batch: int = 0
+    played: tuple[tuple[int, int, int], ...] = ()
+    """Ranks, batch size and batches of each rank."""
+
+    @property
+    def is_start(self) -> bool:
+        return self.batch == 0 and not self.played
+
+
+class Loader:
+    """Batches of a Zarr store as dictionaries of torch tensors, for training loops and for PyTorch Lightning.
+
+        loader = zarr_dali.Loader("era5.zarr", ["t2m", "msl"], 8, window=[2], shuffle=True)
+        for batch in loader:  # one epoch; loop again for the next
+            x, y = batch["t2m"][:, 0], batch["t2m"][:, 1]
+
+    Each `for` is one epoch. After a `break` the next one starts with the next epoch; only after
+    `load_state_dict` it goes on inside an epoch. The tensors belong to whoever holds them: they stay valid
+    after the next batch and without the loader.
+
+    With several ranks each reads its own part of the samples, another one in each epoch unless
+    `stick_to_shard=True`, and all take the same number of steps. The last batch has only the samples that
+    are left; a rank that has none left then, because its part is the shorter one, repeats one sample. With
+    `drop_last` every batch is full on every rank.
+
+    Attributes:
+        epoch: The epoch that the next batch belongs to.
+    """
+
+    def __init__(
+        self,
+        path: Paths,
+        arrays: str | Sequence[str] = (),
+        batch_size: int = 1,
+        *,
+        shuffle: bool = False,
+        device: str | torch.device = "cuda",
+        seed: int | None = None,
+        drop_last: bool = False,
+        rank: int | None = None,
+        world_size: int | None = None,
+        names: Sequence[str] | None = None,
+        select: Mapping[str, Any] | None = None,
+        num_threads: int = 2,
+        prefetch: int = 2,
+        **reader_arguments: Any,
+    ) -> None:
+        """Opens the store; nothing is read yet.
+
+        Args:
+            path: A Zarr array, or a group together with `arrays`; a list or a pattern is joined along the
+                first dimension.
+            arrays: Paths of arrays inside the group: the keys of a batch. Without it the key is "data", as
+                with `stack=True`.
+            batch_size: Samples of a batch, of each rank.
+            shuffle: A new random order in every epoch.
+            device: Where the tensors are and chunks are decoded: "cuda" (the current device), "cuda:1" or
+                "cpu".
+            seed: Of the order; 0 if not given. The same on all ranks.
+            drop_last: Leave out the samples that do not fill a batch on every rank.
+            rank, world_size: This process among those that share the samples: those of torch.distributed if
+                it is initialised, else 0 of 1.
+            names: Keys of a batch in place of the arrays' names, one for each output; with
+                `return_index=True` the last one is that of the indices, "index" if not given.
+            select: Labels, as `zarr_dali.select` takes them: `select={"time": slice("2010", "2015")}`.
+                `offsets` and `exclude` may then hold time spans and labels.
+            num_threads: Threads of the pipeline. The reader has its own, see `num_io_threads`.
+            prefetch: Batches that are kept ready besides those that the reader has in flight.
+            **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack`,
+                `mask_and_scale`, `mean`, `std`, `dtype`, `return_index`, `decode`, memory budgets and others.
+
+        Raises:
+            ValueError: Arguments or the store do not fit.
+            RuntimeError: There is no such GPU, or this is a worker process of a torch DataLoader.
+        """
+        _refuse_workers()
+        for name, instead in RESERVED.items():
+            if name in reader_arguments:
+                remedy = f"; give `{instead}` instead" if instead else ""
+                raise ValueError(f"{name} is the loader's own argument of the reader{remedy}")
+        self.batch_size = batch_size
+        self.drop_last = drop_last
+        self.device = _device(device)
+        self._distributed = rank is None and world_size is None
+        self.rank, self.world_size = _rank_and_size(rank, world_size)
+
+        arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
+        arguments = {name: _plain(value) for name, value in reader_arguments.items()}
+        if select is not None:
+            arguments = _with_selection(path, arrays, select, arguments)
+        else:
+            arguments["path"] = _select.as_text(path)
+        if arguments.get("dtype") is not None and not isinstance(arguments["dtype"], types.DALIDataType):
+            arguments["dtype"] = types.to_dali_type(arguments["dtype"])
+        self.names = _output_names(arrays, arguments, names)
+        self._reader = arguments | {
+            "arrays": arrays or None,
+            "device": self.device.type.replace("cuda", "gpu"),
+            "random_shuffle": shuffle,
+            "seed": 0 if seed is None else seed,
+            "shard_id": self.rank,
+            "num_shards": self.world_size,
+            "pad_last_batch": True,
+        }
+        self._settings = {
+            "batch_size": batch_size,
+            "num_threads": num_threads,
+            "device_id": self.device.index,
+            "prefetch_queue_depth": prefetch,
+        }
+        self._process = os.getpid()
+        self._closed = False
+        self._place = _Place()
+        """Of the batch that is handed out next."""
+        self._resume = False
+        """Whether the next iteration goes on at `_place` even in the middle of an epoch."""
+        self._turn: object = None
+        """The iteration that is under way."""
+        self._identity: dict[str, Any] = {}
+        """What a state says about the reader besides the place."""
+        self._pipeline: Pipeline | None = None
+        self._build(self._place)
+        self._identity = self._read_identity()
+        if len(self) == 0:
+            raise ValueError(
+                f"drop_last: {self._count} samples do not fill one batch of batch_size={batch_size} on each "
+                f"of {self.world_size} ranks"
+            )
+
+    def __len__(self) -> int:
+        """Batches of a whole epoch, the same on all ranks."""
+        return self._batches(())
+
+    @property
+    def epoch(self) -> int:
+        return self._place.epoch
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        """The batches of one epoch. Nothing happens before the first is asked for."""
+        self._check()
+        return self._iterate()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Has the next iteration be this epoch, from its start; after `load_state_dict` to it, its rest."""
+        if epoch < 0:
+            raise ValueError(f"epoch is {epoch}, but the first is 0")
+        if not (epoch == self._place.epoch and (self._resume or self._place.is_start)):
+            self._place, self._resume, self._turn = _Place(epoch), False, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loader stands behind the batch handed out last: for JSON, and the same on all ranks."""
+        return {
+            "version": POSITION_VERSION,
+            "epoch": self._place.epoch,
+            "batch": self._place.batch,
+            "num_shards": self.world_size,
+            "batch_size": self.batch_size,
+            "played": [list(segment) for segment in self._place.played],
+            **self._identity,
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Has the next iteration go on behind the batch that was the last one when `state_dict` was called.
+
+        The state may come from another number of ranks or another batch size: what is left of the epoch is
+        then shared out anew. Each rank loads the same state.
+
+        Raises:
+            ValueError, RuntimeError: The state is of another version, or of a reader with other data or
+                another order.
+        """
+        self._check()
+        place = self._place_of(state_dict)
+        identity = {name: state_dict[name] for name in ("seed", "reader") if name in state_dict}
+        if self._batches(place.played) <= place.batch:
+            place = _Place(place.epoch + 1)
+        self._build(place, identity)
+        self._identity = self._read_identity()
+        self._place, self._resume, self._turn = place, True, None
+
+    def stats(self) -> dict[str, Any]:
+        """Counters of the reader, as `zarr_dali.stats` gives them, anew after an epoch was broken off."""
+        from zarr_dali._stats import stats
+
+        self._check()
+        if self._pipeline is None:
+            self._build(self._place)
+        return stats(self._pipeline, READER)
+
+    def close(self) -> None:
+        """Ends the reader and gives its memory back. Tensors stay valid."""
+        self._closed = True
+        self._drop()
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        raise RuntimeError(
+            "a Loader cannot be pickled or copied: make it in the process that iterates over it, and do not "
+            "wrap it in a torch DataLoader, since it reads ahead on threads of its own"
+        )
+
+    def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
+        self._check()
+        self._turn = turn = object()
+        place = self._place if self._resume or self._place.is_start else _Place(self._place.epoch + 1)
+        self._place, self._resume = place, False
+        if self._pipeline is None or self._ready != place:
+            self._build(place, self._identity)
+        for _ in range(self._surplus):
+            self._run()
+        self._surplus = 0
+        part, total = self._part(place), self._batches(place.played)
+        for batch in range(place.batch, total):
+            self._check()
+            if self._turn is not turn:
+                raise RuntimeError(
+                    "another iteration over this Loader has begun, or it was set to another place: only one "
+                    "iteration goes on at a time"
+                )
+            tensors = self._run()
+            valid = min(max(part - batch * self.batch_size, 1), self.batch_size)
+            if batch + 1 < total:
+                self._place = self._ready = place._replace(batch=batch + 1)
+            else:
+                self._place = self._ready = _Place(place.epoch + 1)
+                # With `drop_last` the reader has one more batch of this epoch.
+                self._surplus = self._batches(place.played, drop_last=False) - total
+            if valid < self.batch_size:
+                tensors = {name: tensor[:valid] for name, tensor in tensors.items()}
+            yield tensors
+
+    def _run(self) -> dict[str, torch.Tensor]:
+        """The pipeline's next batch."""
+        try:
+            (tensors,) = next(self._batches_of_pipeline)
+        except BaseException as error:
+            # Where the pipeline stands is not known now.
+            self._drop()
+            if isinstance(error, KeyError):
+                raise ValueError(
+                    f"DALI has no torch tensors of the type {error}; give `dtype`, such as int32 or float32"
+                ) from error
+            raise
+        return tensors
+
+    def _build(self, place: _Place, identity: Mapping[str, Any] | None = None) -> None:
+        """A new pipeline that stands at a place, instead of the old one."""
+        from nvidia.dali.plugin.pytorch import DALIGenericIterator
+
+        self._drop()
+        arguments = dict(self._reader)
+        if place != _Place():
+            position = {
+                "version": POSITION_VERSION,
+                "epoch": place.epoch,
+                "batch": place.batch,
+                "num_shards": self.world_size,
+                "batch_size": self.batch_size,
+                "played": place.played,
+            }
+            arguments["position"] = json.dumps(position | dict(identity or {}))
+        pipeline = Pipeline(**self._settings)
+        with pipeline:
+            outputs = fn.readers.zarr(name=READER, **arguments)
+            pipeline.set_outputs(*(outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+        pipeline.build()
+        self._count = pipeline.reader_meta(READER)["epoch_size"]
+        # Without `size` it goes on and on; batches are counted here.
+        self._batches_of_pipeline = DALIGenericIterator([pipeline], self.names, prepare_first_batch=False)
+        self._pipeline, self._ready, self._surplus = pipeline, place, 0
+
+    def _drop(self) -> None:
+        self._pipeline = self._batches_of_pipeline = None
+
+    def _read_identity(self) -> dict[str, Any]:
+        from zarr_dali._stats import stats
+
+        position = stats(self._pipeline, READER)["position"]
+        return {name: position[name] for name in ("seed", "reader") if name in position}
+
+    def _place_of(self, state: Mapping[str, Any]) -> _Place:
+        """The place that a state names, in this loader's ranks and batch size."""
+        if not isinstance(state, Mapping) or state.get("version") != POSITION_VERSION:
+            raise ValueError(
+                f"state_dict is no state of a Loader with version {POSITION_VERSION}: {state!r:.200}"
+            )
+        try:
+            epoch, batch = int(state["epoch"]), int(state["batch"])
+            ranks, batch_size = int(state["num_shards"]), int(state["batch_size"])
+            played = tuple((int(a), int(b), int(c)) for a, b, c in state["played"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"state_dict is damaged ({error!r}): {state!r:.200}") from error
+        if (ranks, batch_size) == (self.world_size, self.batch_size):
+            return _Place(epoch, batch, played)
+        return _Place(epoch, 0, (*played, (ranks, batch_size, batch)) if batch else played)
+
+    def _left(self, played: Sequence[tuple[int, int, int]]) -> int:
+        """Samples of an epoch that are left behind what was played of it."""
+        left = self._count
+        for ranks, batch_size, batches in played:
+            left = sum(max(0, part - batches * batch_size) for part in _parts(left, ranks))
+        return left
+
+    def _batches(self, played: Sequence[tuple[int, int, int]], drop_last: bool | None = None) -> int:
+        """Batches on each rank behind what was played of an epoch."""
+        left = self._left(played)
+        if self.drop_last if drop_last is None else drop_last:
+            return left // self.world_size // self.batch_size
+        return math.ceil(math.ceil(left / self.world_size) / self.batch_size)
+
+    def _part(self, place: _Place) -> int:
+        """Samples of this rank behind what was played of an epoch."""
+        stick = self._reader.get("stick_to_shard")
+        part = self.rank if stick else (self.rank + place.epoch) % self.world_size
+        return _parts(self._left(place.played), self.world_size)[part]
+
+    def _check(self) -> None:
+        if self._closed:
+            raise RuntimeError("this Loader is closed")
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                "this Loader was made before the process was forked, and a forked child has none of its "
+                'threads: make a Loader in the child itself (with device="cpu"), or start processes with the '
+                'method "spawn"'
+            )
+        _refuse_workers()
+        if self._distributed and (now := _rank_and_size(None, None)) not in (
+            (0, 1),
+            (self.rank, self.world_size),
+        ):
+            raise RuntimeError(
+                f"torch.distributed was initialised after this Loader was made for rank {self.rank} of "
+                f"{self.world_size}, and says rank {now[0]} of {now[1]}: make the Loader afterwards (in "
+                "Lightning, in train_dataloader), or give rank and world_size"
+            )
+
+
+def _parts(count: int, ranks: int) -> list[int]:
+    """The sizes of the parts into which samples are cut."""
+    return [count * (part + 1) // ranks - count * part // ranks for part in range(ranks)]
+
+
+def _refuse_workers() -> None:
+    from torch.utils.data import get_worker_info
+
+    if get_worker_info() is not None:
+        raise RuntimeError(
+            "a Loader is used in a worker process of a torch DataLoader: iterate over it directly, without a "
+            "DataLoader, since it reads ahead on threads of its own"
+        )
+
+
+def _device(device: str | torch.device) -> torch.device:
+    import torch
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N") from error
+    if parsed.type == "cpu":
+        return torch.device("cpu")
+    if parsed.type != "cuda":
+        raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N")
+    return parsed if parsed.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    import torch.distributed
+
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank={rank} and world_size={world_size}: give both or none")
+    if rank is not None and world_size is not None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is not in 0 to world_size - 1, with world_size={world_size}")
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def _with_selection(
+    path: Paths, arrays: list[str], labels: Mapping[str, Any], arguments: dict[str, Any]
+) -> dict[str, Any]:
+    """The reader's arguments with what labels select."""
+    for name in ("roi_start", "roi_end"):
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} and select: give one of them")
+    others = {name: value for name, value in arguments.items() if name not in ("offsets", "exclude")}
+    chosen = _select.select(
+        path,
+        arrays=arrays or None,
+        offsets=arguments.get("offsets"),
+        exclude=arguments.get("exclude"),
+        **labels,
+    )
+    return others | {name: value for name, value in chosen.items() if name != "arrays"}
+
+
+def _plain(value: Any) -> Any:
+    """DALI takes numbers from lists only."""
+    import numpy as np
+    import torch
+
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
+
+
+def _output_names(arrays: list[str], arguments: Mapping[str, Any], names: Sequence[str] | None) -> list[str]:
+    """The keys of a batch."""
+    with_index = bool(arguments.get("return_index"))
+    own = arrays if arrays and not arguments.get("stack") else ["data"]
+    expected = len(own) + with_index
+    chosen = list(own if names is None else [names] if isinstance(names, str) else names)
+    if with_index and len(chosen) == len(own):
+        chosen.append("index")
+    if len(chosen) != expected:
+        raise ValueError(f"names: {chosen} are {len(chosen)}, but the outputs are {expected}: {own}")
+    if len(set(chosen)) != len(chosen):
+        raise ValueError(
+            f"names: {chosen} are not all different; give each output of `arrays` a name of its own"
+        )
+    return chosen

@@ -1,0 +1,405 @@
+"""Coordinates to indices: what `fn.readers.zarr` wants to know, said with the labels of the dimensions.
+
+The labels are looked up by xarray, on positions in the place of data: of the store only metadata and the
+coordinates of dimensions are read.
+"""
+
+from __future__ import annotations
+
+import datetime
+import glob
+import json
+import numbers
+import os
+import posixpath
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+Paths = str | os.PathLike | Sequence[str | os.PathLike]
+
+
+def select(
+    path: Paths,
+    *,
+    arrays: str | Sequence[str] | None = None,
+    offsets: Sequence[Any] | None = None,
+    exclude: Any = None,
+    **labels: Any,
+) -> dict[str, Any]:
+    """Arguments of `fn.readers.zarr` for what the labels name, with the rules of xarray's `.sel`.
+
+    fn.readers.zarr(**zarr_dali.select("era5.zarr", arrays=["t2m"], time=slice("2010", "2015")), window=[2])
+
+    Args:
+        path: As for the reader: a group, an array (its coordinates are looked for in its group), a list of
+            either or a pattern, joined along the first dimension.
+        arrays: Paths of arrays below `path`, all in one group.
+        offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
+            or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate.
+        exclude: What no sample may touch along the first dimension: a label, a slice or a list of them, of
+            which a text that is a part of a date means all of it; or a mask, True for what is left out: a
+            DataArray over the first dimension, or as many values as it has indices.
+        labels: For a dimension a label, a slice of labels (both ends belong to it) or a list. A dimension
+            keeps its place with a single label: its extent is 1 then. A dimension without a coordinate is
+            selected by position.
+
+    Returns:
+        `path`, and `arrays`, `roi_start`, `roi_end`, `offsets` and `exclude` where they apply.
+
+    Raises:
+        ValueError: There is no such array, dimension or label, or what is selected is not one ascending range
+            of indices, which is all that a reader can take.
+        ImportError: xarray or zarr is missing.
+    """
+    _import_xarray()
+    if arrays is not None:
+        arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
+    coordinates = _Coordinates.of(path, arrays)
+    chosen: dict[str, Any] = {"path": as_text(path)}
+    if arrays is not None:
+        chosen["arrays"] = arrays
+    ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
+    if ranges:
+        region = coordinates.region(ranges)
+        chosen["roi_start"] = [start for start, _ in region]
+        chosen["roi_end"] = [end for _, end in region]
+    first = coordinates.dimensions[0]
+    start, end = ranges.get(first, (0, coordinates.sizes[first]))
+    if offsets is not None:
+        chosen["offsets"] = _steps(offsets, first, coordinates.indexes.get(first), start, end)
+    if exclude is not None:
+        left_out = coordinates.excluded(exclude)
+        left_out = left_out[(left_out >= start) & (left_out < end)].tolist()
+        if left_out:
+            chosen["exclude"] = left_out
+    return chosen
+
+
+def _import_xarray() -> None:
+    try:
+        import xarray  # noqa: F401
+        import zarr  # noqa: F401  what xarray reads stores with
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"selecting by label needs xarray and zarr, and {error.name} is missing: "
+            'pip install "zarr-dali[select]"'
+        ) from error
+
+
+def as_text(path: Paths) -> str | list[str]:
+    if isinstance(path, (str, os.PathLike)):
+        return os.fspath(path)
+    return [os.fspath(part) for part in path]
+
+
+@dataclass(frozen=True)
+class _Coordinates:
+    """What is known about the dimensions of some arrays."""
+
+    dimensions: tuple[str, ...]
+    """Of the reference array: the first of those with the most dimensions."""
+    sizes: dict[str, int]
+    indexes: dict[str, pd.Index]
+    """Of the dimensions that have a coordinate."""
+    arrays: dict[str, tuple[str, ...]]
+    """Dimensions of each array."""
+
+    @classmethod
+    def of(cls, path: Paths, arrays: Sequence[str] | None) -> _Coordinates:
+        parts = [_open(store, arrays) for store in stores(path)]
+        whole = parts[0]
+        if len(parts) == 1:
+            return whole
+        first, *others = whole.dimensions
+        for store, part in zip(stores(path)[1:], parts[1:]):
+            if part.dimensions != whole.dimensions:
+                raise ValueError(
+                    f"path: the dimensions in {store} are {part.dimensions}, in the first store "
+                    f"{whole.dimensions}; only stores of the same kind can be joined"
+                )
+            for name in others:
+                mine, its = whole.indexes.get(name), part.indexes.get(name)
+                if (mine is None) != (its is None) or (mine is not None and not mine.equals(its)):
+                    raise ValueError(
+                        f"path: the coordinate {name} in {store} differs from that in the first store; only "
+                        "stores on the same grid can be joined"
+                    )
+        sizes = whole.sizes | {first: sum(part.sizes[first] for part in parts)}
+        indexes = {name: whole.indexes[name] for name in others if name in whole.indexes}
+        if all(first in part.indexes for part in parts):
+            indexes[first] = whole.indexes[first].append([part.indexes[first] for part in parts[1:]])
+        return cls(whole.dimensions, sizes, indexes, whole.arrays)
+
+    def along(self, name: str) -> xr.DataArray:
+        """The positions along a dimension, to be selected from."""
+        import xarray as xr
+
+        if name not in self.dimensions:
+            raise ValueError(f"{name}: the arrays have no dimension of that name, only {self.dimensions}")
+        index = self.indexes.get(name)
+        positions = np.arange(self.sizes[name])
+        return xr.DataArray(positions, dims=[name], coords=None if index is None else {name: index})
+
+    def positions(self, name: str, label: Any) -> np.ndarray:
+        """What a label selects along a dimension."""
+        along = self.along(name)
+        try:
+            return along.sel({name: label}).values
+        except (KeyError, IndexError) as error:
+            raise ValueError(f"{name}={label!r} is not there: {self.extent(name)}") from error
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
+            ) from error
+
+    def extent(self, name: str) -> str:
+        """The index of a dimension in words."""
+        index = self.indexes.get(name)
+        if index is None:
+            return f"{name} has no coordinate, so that positions from 0 to {self.sizes[name] - 1} are meant"
+        if len(index) == 0:
+            return f"the coordinate {name} is empty"
+        order = "in no order"
+        if index.is_monotonic_increasing or index.is_monotonic_decreasing:
+            order = "ascending" if index.is_monotonic_increasing else "descending"
+        return f"the coordinate {name} has {len(index)} values from {index[0]} to {index[-1]}, {order}"
+
+    def range(self, name: str, label: Any) -> tuple[int, int]:
+        """The range of indices that a label selects along a dimension."""
+        found = np.atleast_1d(self.positions(name, label))
+        asked = f"{name}={label!r}"
+        if found.ndim > 1:
+            raise ValueError(f"{asked}: labels with more than one dimension select no range of indices")
+        if found.size == 0:
+            problem = f"{asked} selects nothing: {self.extent(name)}"
+            if isinstance(label, slice) and label.start is not None and label.stop is not None:
+                problem += (
+                    "; a slice goes from one end to the other in that order, and a range that wraps around "
+                    "(such as longitudes across 0) is two ranges: give each a reader of its own"
+                )
+            raise ValueError(problem)
+        steps = np.unique(np.diff(found))
+        if steps.size == 0 or (steps.size == 1 and steps[0] == 1):
+            return int(found[0]), int(found[-1]) + 1
+        if steps.size == 1 and steps[0] > 1:
+            raise ValueError(
+                f"{asked} selects every {steps[0]}th index, but a reader takes one range: leave the step out "
+                "and give the reader `stride` (starts of samples) or `dilation` (steps inside a sample)"
+            )
+        if steps.max() < 0:
+            raise ValueError(
+                f"{asked} selects in the opposite order of the store, and a reader keeps that order: select "
+                f"upwards ({self.extent(name)}) and flip the samples"
+            )
+        gap = int(np.flatnonzero(np.diff(found) != 1)[0])
+        raise ValueError(
+            f"{asked} selects index {found[gap]} and then {found[gap + 1]}, but a reader takes one range "
+            "without gaps: give each range a reader of its own, or leave out steps of the first dimension "
+            "with `exclude`"
+        )
+
+    def region(self, ranges: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
+        """The ranges of the leading dimensions up to the last one that is selected."""
+        depth = 1 + max(self.dimensions.index(name) for name in ranges)
+        leading = self.dimensions[:depth]
+        for array, dimensions in self.arrays.items():
+            # Arrays without the first dimension are the same for every sample, and cropped by name.
+            if self.dimensions[0] in dimensions and dimensions[:depth] != leading:
+                raise ValueError(
+                    f"arrays, {', '.join(ranges)}: {array} has the dimensions {dimensions}, which do not "
+                    f"begin with {leading} as the others do, so that indices mean something else there; "
+                    "give it a reader of its own"
+                )
+        return [ranges.get(name, (0, self.sizes[name])) for name in leading]
+
+    def excluded(self, exclude: Any) -> np.ndarray:
+        """The indices along the first dimension that are to be left out, ascending."""
+        import xarray as xr
+
+        name = self.dimensions[0]
+        if isinstance(exclude, xr.DataArray) and exclude.dtype == bool:
+            return self._masked(exclude)
+        if isinstance(exclude, (str, bytes, slice)) or not isinstance(exclude, Iterable):
+            found = [self.positions(name, exclude)]
+        else:
+            values = list(exclude)
+            if values and all(isinstance(value, (bool, np.bool_)) for value in values):
+                return self._masked(xr.DataArray(values, dims=[name]))
+            # Texts and slices stand for many indices each, other labels can be looked up together.
+            alone = [value for value in values if isinstance(value, (str, slice))]
+            found = [self.positions(name, value) for value in alone]
+            together = [value for value in values if not isinstance(value, (str, slice))]
+            if together:
+                found.append(self.positions(name, together))
+        return np.unique(np.concatenate([np.ravel(part) for part in found] or [np.empty(0, int)]))
+
+    def _masked(self, mask: xr.DataArray) -> np.ndarray:
+        name, size = self.dimensions[0], self.sizes[self.dimensions[0]]
+        if mask.dims != (name,):
+            raise ValueError(
+                f"exclude: the mask has the dimensions {mask.dims}, but has to be over {name} alone"
+            )
+        index = self.indexes.get(name)
+        if index is not None and name in mask.indexes:
+            found = index.get_indexer(mask.indexes[name][mask.values])
+            if (found < 0).any():
+                label = mask.indexes[name][mask.values][int(np.argmax(found < 0))]
+                raise ValueError(f"exclude: {name}={label} of the mask is not there: {self.extent(name)}")
+            return np.unique(found)
+        if mask.size != size:
+            raise ValueError(
+                f"exclude: the mask has {mask.size} values without labels, but {name} has {size} indices"
+            )
+        return np.flatnonzero(mask.values)
+
+
+def _open(store: str, arrays: Sequence[str] | None) -> _Coordinates:
+    """Of one store."""
+    import xarray as xr
+
+    if arrays is None:
+        if not _is_array(store):
+            raise ValueError(f"arrays: say which arrays of the group {store} are meant (path names no array)")
+        group, name = os.path.split(os.path.abspath(store))
+        names, inside = [name], ""
+    else:
+        group, names = store, [posixpath.basename(name.strip("/")) for name in arrays]
+        folders = sorted({posixpath.dirname(name.strip("/")) for name in arrays})
+        if len(folders) != 1:
+            raise ValueError(f"arrays: they have to be in one group, but are in {folders or 'none'}")
+        (inside,) = folders
+    try:
+        # Metadata of each array is as quickly read as consolidated metadata, and never out of date.
+        dataset = xr.open_zarr(group, group=inside or None, consolidated=False, chunks=None)
+    except Exception as error:
+        where = posixpath.join(group, inside) if inside else group
+        raise ValueError(
+            f"path: xarray cannot open the group {where}: {type(error).__name__}: {error}"
+        ) from error
+    for name in names:
+        if name not in dataset.variables:
+            raise ValueError(
+                f"arrays: there is no array {name} in {group}, only {sorted(map(str, dataset.variables))}"
+            )
+    dimensions = {name: tuple(map(str, dataset.variables[name].dims)) for name in names}
+    reference = max(dimensions.values(), key=len)
+    if not reference:
+        raise ValueError(f"arrays: {', '.join(names)} in {group} have no dimensions to select from")
+    for name, its in dimensions.items():
+        if reference[0] in its[1:]:
+            raise ValueError(
+                f"arrays: {reference[0]} is the first dimension of the others, but of {name} it is not: {its}"
+            )
+    sizes = {name: dataset.sizes[name] for name in reference}
+    indexes = {name: dataset.indexes[name] for name in reference if name in dataset.indexes}
+    return _Coordinates(reference, sizes, indexes, dimensions)
+
+
+def _is_array(store: str) -> bool:
+    if (Path(store) / ".zarray").is_file():
+        return True
+    try:
+        return json.loads((Path(store) / "zarr.json").read_bytes()).get("node_type") == "array"
+    except (OSError, ValueError):
+        return False
+
+
+def stores(path: Paths) -> list[str]:
+    """The stores that a reader's `path` means, with the rules of the core (src/dataset/paths.rs)."""
+    found: list[str] = []
+    for part in [path] if isinstance(path, (str, os.PathLike)) else path:
+        text = os.fspath(part)
+        if not re.search(r"[*?\[]", text) or os.path.exists(text):
+            found.append(text)
+            continue
+        matches = [match for match in glob.glob(text) if os.path.isdir(match)]
+        if not matches:
+            raise ValueError(f'path: no folder matches "{text}"; correct the pattern, or list the stores')
+        found += sorted(matches, key=_natural)
+    if not found:
+        raise ValueError("path: it is an empty list; give one store or more")
+    return found
+
+
+def _natural(text: str) -> tuple[list[tuple[int, int]], str]:
+    """A key that sorts texts as people do: numbers in them by their value."""
+    parts = re.findall(rb"[0-9]+|[^0-9]", text.encode("utf-8", "surrogateescape"), re.DOTALL)
+    return [(ord("0"), int(part)) if part.isdigit() else (part[0], 0) for part in parts], text
+
+
+def _steps(offsets: Sequence[Any], name: str, index: pd.Index | None, start: int, end: int) -> list[int]:
+    """Offsets as numbers of indices along the first dimension."""
+    if isinstance(offsets, (str, numbers.Integral, datetime.timedelta, np.timedelta64)):
+        offsets = [offsets]
+    spacing = None
+    steps = []
+    for offset in offsets:
+        if isinstance(offset, numbers.Integral) and not isinstance(offset, (bool, np.timedelta64)):
+            steps.append(int(offset))
+            continue
+        span = _time_span(offset)
+        if spacing is None:
+            spacing = _spacing(offset, name, index, start, end)
+        if span % spacing:
+            raise ValueError(
+                f"offsets: {offset!r} is no multiple of {spacing}, the spacing of the coordinate {name}"
+            )
+        steps.append(span // spacing)
+    return steps
+
+
+def _time_span(offset: Any) -> pd.Timedelta:
+    import pandas as pd
+
+    if isinstance(offset, (str, datetime.timedelta, np.timedelta64)):
+        try:
+            span = pd.Timedelta(offset)
+        except ValueError as error:
+            raise ValueError(
+                f"offsets: {offset!r} is no time span ({error}); write it as in -6h or 1D"
+            ) from error
+        if not pd.isna(span):
+            return span
+    raise ValueError(f"offsets: {offset!r} is neither a number of steps nor a time span such as -6h")
+
+
+def _spacing(offset: Any, name: str, index: pd.Index | None, start: int, end: int) -> pd.Timedelta:
+    """The time between neighbouring indices of a range, which has to be the same everywhere in it."""
+    import pandas as pd
+
+    asked = f"offsets: {offset!r} is a time span"
+    if index is None:
+        raise ValueError(
+            f"{asked}, but the first dimension, {name}, has no coordinate; give numbers of steps"
+        )
+    labels = index[start:end]
+    if len(labels) < 2:
+        raise ValueError(
+            f"{asked}, but only one index of {name} is selected, so that there is no spacing; give numbers "
+            "of steps"
+        )
+    differences = np.diff(np.asarray(labels))
+    # Times of calendars beside the usual one are objects, as are their differences.
+    if not (differences.dtype.kind == "m" or isinstance(differences[0], datetime.timedelta)):
+        raise ValueError(f"{asked}, but the coordinate {name} holds no times; give numbers of steps")
+    spans = pd.TimedeltaIndex(differences)
+    unequal = np.flatnonzero(spans != spans[0])
+    if unequal.size:
+        at = int(unequal[0])
+        raise ValueError(
+            f"{asked}, but the coordinate {name} is not evenly spaced: {spans[0]} apart at first, "
+            f"{spans[at]} from {labels[at]} (index {start + at}) to {labels[at + 1]}; select a part that is, "
+            "or give numbers of steps"
+        )
+    if not spans[0]:
+        raise ValueError(f"{asked}, but the coordinate {name} repeats {labels[0]}; give numbers of steps")
+    return spans[0]
