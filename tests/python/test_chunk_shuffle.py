@@ -189,7 +189,7 @@ def assert_decoded_once(backend, cached_store, case, *, epochs=3, batch_size=8, 
         done += every
         stats = settled_stats(pipe)
         assert stats["chunks_read"] == stats["chunks_decoded"]
-        # So many batches more are prepared; a chunk decoded twice would make them seem more in the next epoch.
+        # So many more batches are prepared; a chunk decoded twice would make them seem more from then on.
         ahead &= {more for more, chunks in enumerate(needed[done:]) if chunks == stats["chunks_decoded"]}
         assert ahead, (stats, needed[done])
 
