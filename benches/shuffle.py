@@ -1,15 +1,16 @@
 """What shuffling costs and how well it mixes: fn.readers.zarr on the CPU beside DALI's own shuffle.
 
-Cost: how often each chunk is decoded in an epoch, by the memory that the reader may keep chunks in. A store of
-1000 steps, ten in a chunk, is read at random as single steps and as windows of four. Memory is counted in
-groups: what the samples that start in the same chunk need, here one chunk. Counted over whole epochs after the
-first.
+Cost: how often each chunk is decoded in an epoch, by the memory that the reader may keep chunks in. A store
+of 1000 steps, ten in a chunk, is read at random as single steps and as windows of four. Memory is counted in
+groups: what the samples that start in the same chunk need, here one chunk. Counted over whole epochs after
+the first.
 
 Mixing: the orders of several epochs over 10000 samples, ten in a chunk, of
 
 - fn.readers.zarr with several values of `initial_fill`, the size of its buffer in samples;
 - DALI's shuffle (fn.readers.file, one entry for each sample) with the same values. It permutes the list once,
-  the same way in every run, and draws from a buffer that walks along it;
+  the same way in every run, and draws from a buffer that walks along it, or, with `shuffle_after_epoch`,
+  permutes it anew in every epoch;
 - a true permutation in every epoch.
 
 An order that mixes well has neighbours far apart, batches from many chunks, no correlation of a sample's
@@ -84,7 +85,7 @@ def zarr_pipeline(store: Path, batch_size: int = BATCH, **arguments: Any) -> Any
     return pipe
 
 
-def file_pipeline(folder: Path, samples: int, initial_fill: int) -> Any:
+def file_pipeline(folder: Path, samples: int, **arguments: Any) -> Any:
     """DALI's file reader over as many entries; only their labels, the sample numbers, matter."""
     file = folder / "file"
     file.write_bytes(b"x")
@@ -93,10 +94,8 @@ def file_pipeline(folder: Path, samples: int, initial_fill: int) -> Any:
         reader = fn.readers.file(
             files=[str(file)] * samples,
             labels=list(range(samples)),
-            random_shuffle=True,
-            initial_fill=initial_fill,
-            seed=1,
             name="reader",
+            **arguments,
         )
         pipe.set_outputs(*reader)
     pipe.build()
@@ -198,8 +197,10 @@ def mixed_orders(folder: Path, samples: int, epochs: int) -> Iterator[tuple[str,
             name = f"zarr-dali, {'steps' if window == 1 else f'windows of {window}'}, `initial_fill={fill}`"
             yield name, str(groups), epochs_of(pipe, samples - window + 1, epochs)
     for fill in FILLS:
-        orders = epochs_of(file_pipeline(folder, samples, fill), samples, epochs)
-        yield f"DALI's file reader, `initial_fill={fill}`", "", orders
+        pipe = file_pipeline(folder, samples, random_shuffle=True, initial_fill=fill, seed=1)
+        yield f"DALI's file reader, `initial_fill={fill}`", "", epochs_of(pipe, samples, epochs)
+    pipe = file_pipeline(folder, samples, shuffle_after_epoch=True)
+    yield "DALI's file reader, `shuffle_after_epoch`", "", epochs_of(pipe, samples, epochs)
     random = np.random.default_rng(1)
     permutations = np.stack([random.permutation(samples) for _ in range(epochs)])
     yield "a permutation", "", permutations
@@ -230,22 +231,23 @@ def report(args: argparse.Namespace) -> str:
     lines = [
         "# What shuffling costs and how well it mixes",
         "",
-        f"`{' '.join(['python', 'benches/shuffle.py', *args.command])}`; {where['cpu']}, {where['cores']} cores; "
-        f"{datetime.date.today().isoformat()}; revision {(revision() or 'unknown')[:7]}; "
+        f"`{' '.join(['python', 'benches/shuffle.py', *args.command])}`; "
+        f"{where['cpu']}, {where['cores']} cores; {datetime.date.today().isoformat()}; "
+        f"revision {(revision() or 'unknown')[:7]}; "
         + ", ".join(f"{package} {version}" for package, version in used.items())
         + ".",
         "",
         "## Cost",
         "",
-        f"How often each chunk is decoded in an epoch: {COST_STEPS} steps, {CHUNK_STEPS} to a chunk, in random "
-        f"order, batches of one sample; mean of {args.epochs} epochs after the first.",
+        f"How often each chunk is decoded in an epoch: {COST_STEPS} steps, {CHUNK_STEPS} to a chunk, in "
+        f"random order, batches of one sample; mean of {args.epochs} epochs after the first.",
         "",
         *costs,
         "",
         "## Mixing",
         "",
-        f"{args.samples} steps, {CHUNK_STEPS} to a chunk; {args.epochs} epochs. The distance of neighbours is "
-        "that of the numbers of two samples drawn one after the other.",
+        f"{args.samples} steps, {CHUNK_STEPS} to a chunk; {args.epochs} epochs. The distance of neighbours "
+        "is that of the numbers of two samples drawn one after the other.",
         "",
         *mixing,
     ]
@@ -257,8 +259,8 @@ def report(args: argparse.Namespace) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point."""
     parser = argparse.ArgumentParser(
-        description="Count what chunk-aware shuffling decodes, and measure how well it mixes beside DALI's own "
-        "shuffle and a permutation; print Markdown."
+        description="Count what chunk-aware shuffling decodes, and measure how well it mixes beside DALI's "
+        "own shuffle and a permutation; print Markdown."
     )
     add = parser.add_argument
     add("--samples", type=int, help=f"steps whose mixing is measured (default: {MIXING_STEPS})")
