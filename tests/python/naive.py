@@ -100,7 +100,7 @@ class Sampling:
 def _range_of(indices):
     step = indices[1] - indices[0] if len(indices) > 1 else 1
     if step < 1 or indices != list(range(indices[0], indices[-1] + 1, step)):
-        return f"({','.join(map(str, indices))})"
+        return f"[{','.join(map(str, indices))}]"
     return f"{indices[0]}:{indices[-1] + 1}" + (f":{step}" if step > 1 else "")
 
 
