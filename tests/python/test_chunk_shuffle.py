@@ -13,6 +13,7 @@ from math import prod
 import numpy as np
 import pytest
 
+import reference
 import zarr_dali
 from counting import Chunks, settled_stats
 from naive import Sampling, visits
@@ -80,6 +81,9 @@ CASES = {
         },
         group_chunks=2,
     ),
+    "chunks that do not align": Case(
+        Sampling(), {"a": ((400, WIDTH), (10, WIDTH)), "b": ((400, WIDTH), (8, WIDTH))}, group_chunks=2
+    ),
     "sharded": Case(Sampling(window=(4,)), sharded=True),
     "joined": Case(Sampling(window=(4,)), parts=((130, 10), (75, 15), (195, 10))),
 }
@@ -124,7 +128,9 @@ def build_case(backend, cached_store, case, *, groups=None, batch_size=8, seed=1
         arguments[f"{'host' if backend is CPU else 'device'}_memory_budget"] = budget(
             groups * case.group_bytes(), batch_size * sample
         )
-    arguments = {"random_shuffle": True, "seed": seed, "return_index": True} | arguments
+    # With padding no batch holds the end of one epoch and the start of the next: epochs can be told apart.
+    given = {"random_shuffle": True, "seed": seed, "return_index": True, "pad_last_batch": True}
+    arguments = given | arguments
     return build(
         backend,
         store_of(case, cached_store),
@@ -149,24 +155,21 @@ def starts_of(pipe, how_many):
     return starts
 
 
-def chunks_to_decode(case, starts, batch_size, **reader):
+def chunks_to_decode(case, found, batch_size):
     """For each number of batches: how many chunks they need, each counted once an epoch."""
-    count = len(case.sampling.samples(case.shape))
-    epochs = []
-    for epoch, (_, samples, repeats) in enumerate(visits(starts, count, batch_size, **reader)):
-        epochs += [epoch] * (len(samples) + len(repeats))
-    of_start = {}
+    touched = {}
     seen, needed = set(), [0]
-    for place, (epoch, start) in enumerate(zip(epochs, starts)):
-        if start not in of_start:
-            of_start[start] = {
-                (number, chunk)
-                for number, chunks in enumerate(case.chunks())
-                for chunk in chunks.of(case.sampling.index(chunks.shape, start))
-            }
-        seen |= {(epoch, chunk) for chunk in of_start[start]}
-        if (place + 1) % batch_size == 0:
-            needed.append(len(seen))
+    for epoch, (_, samples, repeats) in enumerate(found):
+        for place, start in enumerate([*samples, *repeats], 1):
+            if start not in touched:
+                touched[start] = [
+                    (number, chunk)
+                    for number, chunks in enumerate(case.chunks())
+                    for chunk in chunks.of(case.sampling.index(chunks.shape, start))
+                ]
+            seen |= {(epoch, chunk) for chunk in touched[start]}
+            if place % batch_size == 0:
+                needed.append(len(seen))
     return needed
 
 
@@ -174,19 +177,21 @@ def assert_decoded_once(backend, cached_store, case, *, epochs=3, batch_size=8, 
     """Over several epochs each chunk is read and decoded once an epoch, and each sample comes once."""
     samples = case.sampling.samples(case.shape)
     pipe = build_case(backend, cached_store, case, batch_size=batch_size, **arguments)
-    reader = {key: arguments[key] for key in ("num_shards", "shard_id") if key in arguments}
-    # Enough to see the batches that are prepared ahead, too.
-    how_many = -(-len(samples) * (epochs + 2) // batch_size)
-    order = starts_of(build_case(CPU, cached_store, case, batch_size=batch_size, **arguments), how_many)
-    for _, visit, _ in visits(order, len(samples), batch_size, **reader):
+    reader = {key: arguments.get(key, default) for key, default in (("num_shards", 1), ("shard_id", 0))}
+    every = reference.batches_per_epoch(len(samples), reader["num_shards"], batch_size)
+    # Two epochs more, to know what the batches need that are prepared ahead.
+    order = starts_of(
+        build_case(CPU, cached_store, case, batch_size=batch_size, **arguments), every * (epochs + 2)
+    )
+    found = visits(order, len(samples), batch_size, pad_last_batch=True, **reader)
+    assert len(found) == epochs + 2
+    for _, visit, _ in found:
         assert len(set(visit)) == len(visit)
-        assert reader or sorted(visit) == samples
-    needed = chunks_to_decode(case, order, batch_size, **reader)
-    done, every = 0, len(samples) // batch_size
+        assert reader["num_shards"] > 1 or sorted(visit) == samples
+    needed = chunks_to_decode(case, found, batch_size)
     ahead = set(range(len(needed)))
-    for _ in range(epochs):
-        assert starts_of(pipe, every) == order[done * batch_size : (done + every) * batch_size]
-        done += every
+    for done in range(every, every * epochs + 1, every):
+        assert starts_of(pipe, every) == order[(done - every) * batch_size : done * batch_size]
         stats = settled_stats(pipe)
         assert stats["chunks_read"] == stats["chunks_decoded"]
         # So many more batches are prepared; a chunk decoded twice would make them seem more from then on.
@@ -235,11 +240,11 @@ def test_shards_leave_each_others_chunks_alone(backend, cached_store, name):
 def test_less_memory_costs_decodes(backend, cached_store):
     """Windows of four: the more groups fit, the fewer chunks are decoded twice; 16 are enough for none."""
     case = CASES["windows"]
-    samples, cost = len(case.sampling.samples(case.shape)), []
+    every, cost = reference.batches_per_epoch(len(case.sampling.samples(case.shape)), 1, 8), []
     for groups in (1, 2, 4, 8, 16, 32):
         pipe = build_case(backend, cached_store, case, groups=groups)
-        starts_of(pipe, 5 * samples // 8)
-        cost.append(zarr_dali.stats(pipe)["chunks_decoded"] / 5 / 40)
+        starts_of(pipe, every * 5)
+        cost.append(settled_stats(pipe)["chunks_decoded"] / 5 / 40)
     assert cost[0] > 1.5
     assert all(more >= less - 0.1 for more, less in itertools.pairwise(cost)), cost
     assert all(one <= 1.2 for one in cost[-2:]), cost
@@ -252,8 +257,8 @@ def orders(backend, cached_store, case, epochs=2, batch_size=7, **arguments):
     """The starts of the samples in each of the first epochs."""
     count = len(case.sampling.samples(case.shape))
     pipe = build_case(backend, cached_store, case, batch_size=batch_size, **arguments)
-    starts = starts_of(pipe, -(-count * epochs // batch_size))
-    return [starts[epoch * count : (epoch + 1) * count] for epoch in range(epochs)]
+    starts = starts_of(pipe, reference.batches_per_epoch(count, 1, batch_size) * epochs)
+    return [samples for _, samples, _ in visits(starts, count, batch_size, pad_last_batch=True)]
 
 
 @pytest.mark.gpu
@@ -337,7 +342,8 @@ def test_counters_add_up(backend, cached_store, shuffle):
     starts_of(pipe, 20)
     stats = settled_stats(pipe)
     assert stats == zarr_dali.stats(pipe, "reader")
-    assert stats["batches"] == 20
+    # DALI runs ahead of what it was asked for.
+    assert 20 <= stats["batches"] <= 25
     assert stats["samples"] == 397
     assert stats["chunks_decoded"] * 10 * WIDTH * 4 == stats["bytes_decoded"]
     assert 0 < stats["bytes_read"] < stats["bytes_decoded"]
