@@ -117,6 +117,8 @@ impl Reader {
     const MAX_CPU_DEPTH: u64 = 8;
     /// So many parts in so many of the memory for chunks that stay are for the shuffle, the rest for those ahead of it.
     const SHUFFLE_SHARE: (u64, u64) = (3, 4);
+    /// A shuffled order is a list; of so many samples it takes 8 GiB.
+    const MOST_SHUFFLED: u64 = 1 << 30;
     /// More chunks of a batch than this are not planned to know their number beforehand.
     const MAX_COUNTED_CHUNKS: u64 = 1 << 20;
 
@@ -189,6 +191,14 @@ impl Reader {
             .map(|array| array.parts.iter().map(road).collect())
             .collect::<Result<_>>()?;
 
+        if arguments.random_shuffle && windows.len() > Self::MOST_SHUFFLED {
+            let problem = format!(
+                "{} samples are too many to be shuffled, {} are not; give a larger stride or a smaller region, or read them in order",
+                windows.len(),
+                Self::MOST_SHUFFLED
+            );
+            return Err(argument("random_shuffle", problem));
+        }
         let sharing = Sharing::new(&dataset, &geometry, &windows);
         let shuffle = arguments.random_shuffle.then(|| {
             let bytes = options.shuffle_bytes().saturating_sub(sharing.always_bytes);
@@ -1067,6 +1077,9 @@ struct Sharing {
 }
 
 impl Sharing {
+    /// Windows along a dimension whose places are listed; 24 bytes each.
+    const MOST_WINDOWS: u64 = 1 << 26;
+
     fn new(dataset: &Dataset, geometry: &[ArrayGeometry], windows: &Windows) -> Self {
         let follows = |number: &usize| geometry[*number].follows_samples();
         let numbers: Vec<usize> = (0..geometry.len()).filter(follows).collect();
@@ -1084,7 +1097,8 @@ impl Sharing {
                 _ => Grid::new([(0, largest(d, 0..parts))]),
             })
             .collect();
-        let groups = Groups::new(windows, &grids);
+        let countable = windows.axes().iter().all(|axis| axis.count() <= Self::MOST_WINDOWS);
+        let groups = countable.then(|| Groups::new(windows, &grids));
 
         // Decoded bytes of the chunks in a box: as large as the largest chunks in the first dimensions, in the others
         // all that any sample touches.
@@ -1112,11 +1126,11 @@ impl Sharing {
             |cut: usize| numbers.iter().map(|&number| bytes(number, cut)).fold(0, u64::saturating_add);
         let always = (0..geometry.len()).filter(|number| !follows(number));
         let always_bytes = always.map(|number| bytes(number, 0)).fold(0, u64::saturating_add);
-        let shares = groups.share();
+        let shares = groups.as_ref().is_none_or(Groups::share);
         let shared_bytes = if shares { all_of(0) } else { 0 };
         Self {
             group_bytes: (1..=windows.dimensions()).map(all_of).collect(),
-            groups: shares.then(|| Arc::new(groups)),
+            groups: groups.filter(|_| shares).map(Arc::new),
             always_bytes,
             useful_bytes: always_bytes.saturating_add(shared_bytes),
         }
