@@ -12,12 +12,14 @@
 namespace zarr_dali {
 namespace {
 
-/// One output per array; without a list, `path` itself is the array. Stacked they are one.
+/// One output per array; without a list, `path` itself is the array. Stacked they are one. The
+/// indices come last.
 int OutputCount(const dali::OpSpec& spec) {
-  if (spec.GetArgument<bool>("stack")) return 1;
+  const int index = spec.GetArgument<bool>("return_index") ? 1 : 0;
+  if (spec.GetArgument<bool>("stack")) return 1 + index;
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
-  return std::max<int>(1, arrays.size());
+  return std::max<int>(1, arrays.size()) + index;
 }
 
 }  // namespace
@@ -139,13 +141,73 @@ One value, at least 1, for each extent of `window`; one value if `window` is not
 in the first dimension and the window's own extent, so that samples do not overlap, in the
 others.)code",
         nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "dilation",
+        R"code(Steps between neighbouring elements of a window, in elements.
+
+One value, at least 1, for each extent of `window`, by default 1. A window of extent ``w`` and
+dilation ``d`` spans ``(w - 1) * d + 1`` indices.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "offsets",
+        R"code(Steps of a sample in the first dimension, relative to the step it is named by.
+
+Sample ``t`` holds the steps ``t + o`` for each ``o``, in this order: ``[-6, 0, 6, 12]`` is history
+and lead times. Instead of `window` and `dilation` in the first dimension; `window` may be given for
+the later ones, its first extent then is the number of offsets. ``t`` starts where all steps lie in
+the array and in `roi_start`, `roi_end`.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "roi_start",
+        R"code(Start of the region that samples are taken from, an index for each leading dimension.
+
+Every element of a sample lies in the region. The list may be longer than `window`: dimensions
+behind those of the window are then cut to the region. By default 0.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "roi_end",
+        R"code(End of that region, the first index behind it, for each leading dimension.
+
+By default the extent of the array.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "exclude",
+        R"code(Indices of the first dimension that no sample may touch, such as missing or bad days.
+
+Samples that would are left out before samples are counted and shared out to reader
+shards.)code",
+        nullptr)
+    .AddOptionalArg("return_index",
+                    R"code(Determines whether the indices of each sample are a further, last output.
+
+It is int64 with one value for each dimension of `window`: the index at which the sample starts, or,
+with `offsets`, the one it is named by.)code",
+                    false)
     .AddOptionalArg("random_shuffle",
                     R"code(Determines whether the samples of a reader shard come in random order.
 
-The shard's samples are shuffled as a whole: in each pass over a shard every sample comes once, in
-an order that depends on nothing but `seed`, the epoch and the shard. Which samples belong to a
-shard does not change.)code",
+In each pass over a shard every sample comes once, in an order that depends on nothing but `seed`,
+the epoch, the shard and the arguments. Where several samples share a chunk, they come near each
+other: samples are drawn at random from the chunks of a buffer, whose chunks are replaced at random
+by others, so that each is decoded once in an epoch. See `initial_fill`. If no chunk belongs to
+several samples, the shard is shuffled as a whole. Which samples belong to a shard does not depend
+on `seed`; with windows over several dimensions shards are cut from the list of samples sorted by
+chunk.)code",
                     false)
+    .AddOptionalArg("initial_fill",
+                    R"code(Size of the shuffle's buffer: samples of the chunks that it draws from.
+
+At least 1. It is made smaller where the decoded chunks would need more than half of the memory
+budget that is given, or more than 2 GiB if none is.)code",
+                    int64_t{1024})
+    .AddOptionalArg("position",
+                    R"code(Where to start: a position as ``zarr_dali.stats`` tells it, as JSON.
+
+For programs that stop and go on, such as ``zarr_dali.Loader``; a checkpoint of the pipeline does
+the same. With `pad_last_batch` a position of readers with another number of reader shards, or
+another batch size, will do: what they left of the epoch is cut anew. All shards need the same
+`seed` for that.)code",
+                    "")
     .AddOptionalArg("shard_id",
                     R"code(Index of the reader shard to start with, 0 to ``num_shards - 1``.)code",
                     int64_t{0})
@@ -216,9 +278,6 @@ batches in flight in the CPU backend.
         int64_t{0})
     // LoaderBase has them, but a Zarr reader cannot use them: they leave the signature, and who
     // gives one is told why.
-    .DeprecateArg("initial_fill", "2.4", true,
-                  "readers.zarr ignores `initial_fill`: it shuffles a reader shard as a whole, "
-                  "without a buffer.")
     .DeprecateArg(
         "tensor_init_bytes", "2.4", true,
         "readers.zarr ignores `tensor_init_bytes`: sizes are known from the metadata of the array.")

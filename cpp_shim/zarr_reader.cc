@@ -79,6 +79,14 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   ListArgument(spec, "std", args.std);
   args.has_window = ListArgument(spec, "window", args.window);
   args.has_stride = ListArgument(spec, "stride", args.stride);
+  args.has_dilation = ListArgument(spec, "dilation", args.dilation);
+  args.has_offsets = ListArgument(spec, "offsets", args.offsets);
+  args.has_roi_start = ListArgument(spec, "roi_start", args.roi_start);
+  args.has_roi_end = ListArgument(spec, "roi_end", args.roi_end);
+  ListArgument(spec, "exclude", args.exclude);
+  args.return_index = spec.GetArgument<bool>("return_index");
+  args.initial_fill = spec.GetArgument<int64_t>("initial_fill");
+  args.position = spec.GetArgument<std::string>("position");
   args.random_shuffle = spec.GetArgument<bool>("random_shuffle");
   args.seed = spec.GetArgument<int64_t>("seed");
   args.shard_id = spec.GetArgument<int64_t>("shard_id");
@@ -242,7 +250,8 @@ void ZarrReader<Backend>::HandOut(Slot& slot, dali::Workspace& ws) const {
 
 template <typename Backend>
 dali::ReaderMeta ZarrReader<Backend>::GetReaderMeta() const {
-  Open();
+  core::Reader& reader = Open();
+  CallCore([&] { reader.tell(); });
   return meta_;
 }
 

@@ -2,7 +2,8 @@
 
 use crate::assemble::OutputMemory;
 use crate::error::{Error, Result};
-use crate::plan::ChunkTask;
+use crate::plan::CopyBox;
+use crate::sampler::Drawn;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -12,7 +13,9 @@ use cudarc::driver::CudaEvent;
 /// A batch between its submission and its handing over.
 pub struct Batch {
     /// The samples it holds.
-    pub samples: Vec<u64>,
+    pub samples: Vec<Drawn>,
+    /// Its number; the first of a reader is 0.
+    pub number: u64,
     /// One per output.
     pub outputs: Vec<OutputMemory>,
     /// GPU backend: when the outputs may be written, in the order of the allocating stream.
@@ -29,17 +32,25 @@ struct State {
 
 impl Batch {
     /// A batch whose units will be added by one planner.
-    pub fn new(samples: Vec<u64>, outputs: Vec<OutputMemory>, writable: Option<CudaEvent>) -> Arc<Self> {
+    pub fn new(
+        number: u64,
+        samples: Vec<Drawn>,
+        outputs: Vec<OutputMemory>,
+        writable: Option<CudaEvent>,
+    ) -> Arc<Self> {
         let state = Mutex::new(State { missing: 1, error: None });
-        Arc::new(Self { samples, outputs, writable, state, changed: Condvar::new() })
+        Arc::new(Self { samples, number, outputs, writable, state, changed: Condvar::new() })
     }
 
-    /// Turns planned tasks into units of this batch and ends the planner's part.
-    pub fn units(self: &Arc<Self>, tasks: Vec<ChunkTask>) -> Vec<Unit> {
-        self.lock().missing += tasks.len();
-        let units = tasks.into_iter().map(|task| Unit { batch: self.clone(), task }).collect();
+    /// Adds a unit.
+    pub fn unit(self: &Arc<Self>, output: usize, boxes: Vec<CopyBox>) -> Unit {
+        self.lock().missing += 1;
+        Unit { batch: self.clone(), output, boxes }
+    }
+
+    /// Ends the planner's part: there are no further units.
+    pub fn planned(&self) {
         self.end_part();
-        units
     }
 
     /// Keeps the first error.
@@ -90,8 +101,10 @@ impl Batch {
 pub struct Unit {
     /// The batch.
     pub batch: Arc<Batch>,
-    /// The chunk and where its elements go.
-    pub task: ChunkTask,
+    /// Which output the chunk's elements go to.
+    pub output: usize,
+    /// Where they go.
+    pub boxes: Vec<CopyBox>,
 }
 
 impl Drop for Unit {

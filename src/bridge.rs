@@ -14,11 +14,13 @@ use crate::dataset::ElementType;
 use crate::error::{Error, Kind};
 use crate::info;
 use crate::options::Arguments;
-use crate::reader;
+use crate::reader::{self, Told};
 
+use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
 
 #[allow(unused_qualifications, reason = "cxx qualifies what it generates")]
 #[cxx::bridge(namespace = "zarr_dali::core")]
@@ -37,6 +39,19 @@ mod ffi {
         window: Vec<i64>,
         has_stride: bool,
         stride: Vec<i64>,
+        has_dilation: bool,
+        dilation: Vec<i64>,
+        has_offsets: bool,
+        offsets: Vec<i64>,
+        has_roi_start: bool,
+        roi_start: Vec<i64>,
+        has_roi_end: bool,
+        roi_end: Vec<i64>,
+        exclude: Vec<i64>,
+        return_index: bool,
+        initial_fill: i64,
+        /// Where to start, as `save_state` gives it; empty: at the start.
+        position: String,
         random_shuffle: bool,
         seed: i64,
         shard_id: i64,
@@ -103,6 +118,8 @@ mod ffi {
         /// One description per output, in the order of `arrays`.
         fn outputs(self: &Reader) -> Result<Vec<OutputDesc>>;
         fn meta(self: &Reader) -> Result<Meta>;
+        /// Makes this the reader of which [`zarr_dali_stats`] tells on this thread.
+        fn tell(self: &Reader) -> Result<()>;
         /// How many batches the caller should keep submitted ahead of the one it asks for; at least 1.
         fn depth(self: &Reader) -> i64;
         /// GPU backend: the `CUstream` on which the caller's allocations of output memory are ordered; else 0.
@@ -123,6 +140,10 @@ mod ffi {
         /// Continues from a saved position. Only before the first `submit`.
         fn restore_state(self: &mut Reader, state: &[u8]) -> Result<()>;
     }
+}
+
+thread_local! {
+    static TOLD: RefCell<Weak<Told>> = const { RefCell::new(Weak::new()) };
 }
 
 /// The handle that C++ holds.
@@ -163,6 +184,14 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             std: args.std.iter().copied().map(f64::from).collect(),
             window: args.has_window.then(|| args.window.clone()),
             stride: args.has_stride.then(|| args.stride.clone()),
+            dilation: args.has_dilation.then(|| args.dilation.clone()),
+            offsets: args.has_offsets.then(|| args.offsets.clone()),
+            roi_start: args.has_roi_start.then(|| args.roi_start.clone()),
+            roi_end: args.has_roi_end.then(|| args.roi_end.clone()),
+            exclude: args.exclude.clone(),
+            return_index: args.return_index,
+            initial_fill: args.initial_fill,
+            position: args.position.clone(),
             random_shuffle: args.random_shuffle,
             seed: args.seed,
             shard_id: args.shard_id,
@@ -205,6 +234,13 @@ impl Reader {
                 pad_last_batch: order.pads(),
                 stick_to_shard: order.sticks(),
             })
+        })
+    }
+
+    fn tell(&self) -> Result<()> {
+        guarded("tell", || {
+            TOLD.set(Arc::downgrade(self.0.told()));
+            Ok(())
         })
     }
 
@@ -292,10 +328,21 @@ pub unsafe extern "C" fn zarr_dali_describe(arguments: *const c_char) -> *mut c_
     CString::new(answer.to_string()).unwrap_or_default().into_raw()
 }
 
-/// Frees what [`zarr_dali_describe`] returned.
+/// What the reader has done so far whose metadata were asked for last on this thread; null if there is none. For Python,
+/// which cannot reach an operator otherwise. JSON, to be given back to [`zarr_dali_free_text`].
+#[unsafe(no_mangle)]
+pub extern "C" fn zarr_dali_stats() -> *mut c_char {
+    let told = guarded("zarr_dali_stats", || Ok(TOLD.take().upgrade().map(|told| told.to_json())));
+    match told {
+        Ok(Some(told)) => CString::new(told.to_string()).unwrap_or_default().into_raw(),
+        _ => std::ptr::null_mut(),
+    }
+}
+
+/// Frees what [`zarr_dali_describe`] or [`zarr_dali_stats`] returned.
 ///
 /// # Safety
-/// `text` is null or comes from [`zarr_dali_describe`] and was not given back before.
+/// `text` is null or comes from one of them and was not given back before.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn zarr_dali_free_text(text: *mut c_char) {
     if !text.is_null() {

@@ -261,6 +261,8 @@ pub enum Error {
         /// What differs.
         problem: String,
     },
+    /// The reader was made before a fork and is used behind it.
+    Forked,
     /// A thread could not be started.
     Thread {
         /// What the system said.
@@ -307,6 +309,7 @@ impl Error {
             | Self::NvcompCall { .. }
             | Self::GpuStuck { .. }
             | Self::Checkpoint { .. }
+            | Self::Forked
             | Self::Thread { .. }
             | Self::Panic { .. } => Kind::Runtime,
             Self::Sticky(first) => first.kind(),
@@ -478,9 +481,13 @@ impl fmt::Display for Error {
             Self::Checkpoint { problem } => {
                 write!(
                     f,
-                    "the checkpoint does not fit this reader: {problem}; restore it into the pipeline that wrote it"
+                    "the checkpoint does not fit this reader: {problem}; restore it into a pipeline like the one that wrote it"
                 )
             }
+            Self::Forked => write!(
+                f,
+                "this reader was made before a fork, and neither its threads nor the GPU's context come along: build the pipeline in the process that uses it, and start processes with \"spawn\""
+            ),
             Self::Thread { source } => {
                 write!(
                     f,

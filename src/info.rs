@@ -49,6 +49,14 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             std,
             window,
             stride,
+            dilation,
+            offsets,
+            roi_start,
+            roi_end,
+            exclude,
+            return_index,
+            initial_fill,
+            position,
             random_shuffle,
             seed,
             shard_id,
@@ -165,9 +173,10 @@ impl Describer {
         let arrays = &reader.dataset().arrays;
         let sample_stored: u64 = arrays
             .iter()
-            .map(|array| {
-                let (_, extents) = windows.region(0, &array.shape);
-                extents.iter().product::<u64>() * array.first().stored.size_bytes() as u64
+            .zip(reader.geometry())
+            .map(|(array, geometry)| {
+                geometry.sample_extents(windows).iter().product::<u64>()
+                    * array.first().stored.size_bytes() as u64
             })
             .sum();
         let decoded = |chunks: &[Vec<u64>]| -> u64 {

@@ -36,3 +36,4 @@ pub mod options;
 pub mod plan;
 pub mod reader;
 pub mod sampler;
+pub mod stats;

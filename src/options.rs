@@ -44,8 +44,24 @@ pub struct Arguments {
     pub window: Option<Vec<i64>>,
     /// Steps between the starts of neighbouring samples along the window's dimensions.
     pub stride: Option<Vec<i64>>,
+    /// Steps between the elements of a window along its dimensions.
+    pub dilation: Option<Vec<i64>>,
+    /// Steps of a sample in the first dimension, relative to the one that it is named by.
+    pub offsets: Option<Vec<i64>>,
+    /// Where the region that samples are taken from starts, along the leading dimensions.
+    pub roi_start: Option<Vec<i64>>,
+    /// Where it ends.
+    pub roi_end: Option<Vec<i64>>,
+    /// Indices of the first dimension that no sample may touch.
+    pub exclude: Vec<i64>,
+    /// One more output with the indices of samples.
+    pub return_index: bool,
     /// Draw the samples of a reader shard in random order.
     pub random_shuffle: bool,
+    /// The most samples of the chunks that they are drawn from at a time.
+    pub initial_fill: i64,
+    /// Where to start: a state out of a checkpoint, or empty.
+    pub position: String,
     /// Seed of that order.
     pub seed: i64,
     /// This reader's shard.
@@ -87,6 +103,14 @@ impl Arguments {
             std: vec![],
             window: None,
             stride: None,
+            dilation: None,
+            offsets: None,
+            roi_start: None,
+            roi_end: None,
+            exclude: vec![],
+            return_index: false,
+            initial_fill: 1024,
+            position: String::new(),
             random_shuffle: false,
             seed: 0,
             shard_id: 0,
@@ -114,6 +138,11 @@ pub struct Options {
     pub decode: Decode,
     /// Samples of a batch; 1 or more.
     pub batch_size: u64,
+    /// The most samples of the chunks that a shuffle draws from at a time; 1 or more. Default 1024, as in DALI's readers.
+    pub initial_fill: u64,
+    /// Decoded chunks that stay for later batches in bytes, if the user gave a budget: one part in
+    /// [`Options::RESIDENT_SHARE`] of it.
+    pub given_resident_bytes: Option<u64>,
     /// The GPU of the GPU backend; `None` is the CPU backend.
     pub device: Option<usize>,
     /// The least number of batches in flight; 1 or more. Default 1, as in DALI's readers; the reader runs
@@ -142,6 +171,17 @@ impl Options {
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
     /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md).
     pub const MAX_DEPTH: u64 = 16;
+
+    /// One part in so many of a memory budget is for decoded chunks that stay for later batches.
+    pub const RESIDENT_SHARE: u64 = 2;
+    /// Bytes for them if no budget was given. A constant, because the order of samples depends on it, and that should be
+    /// the same on every machine.
+    pub const RESIDENT_BYTES: u64 = 2 << 30;
+
+    /// Bytes of decoded chunks that a shuffle may draw from.
+    pub fn shuffle_bytes(&self) -> u64 {
+        self.given_resident_bytes.unwrap_or(Self::RESIDENT_BYTES)
+    }
 
     /// Checks the tunables among the arguments.
     ///
@@ -178,6 +218,10 @@ impl Options {
             0 => automatic_threads(),
             given => usize::try_from(given).unwrap_or(usize::MAX).min(1024),
         };
+        let given = match device {
+            None => arguments.host_memory_budget,
+            Some(_) => arguments.device_memory_budget,
+        };
         let device_memory_bytes = match at_least("device_memory_budget", arguments.device_memory_budget, 0)? {
             0 => None,
             given => Some(given),
@@ -190,6 +234,11 @@ impl Options {
             missing_chunks,
             decode,
             batch_size: at_least("batch_size", arguments.batch_size, 1)?,
+            initial_fill: at_least("initial_fill", arguments.initial_fill, 1)?,
+            given_resident_bytes: u64::try_from(given)
+                .ok()
+                .filter(|&given| given > 0)
+                .map(|given| given / Self::RESIDENT_SHARE),
             device,
             min_depth: at_least("prefetch_queue_depth", arguments.prefetch_queue_depth, 1)?,
             threads,

@@ -1,37 +1,48 @@
 //! Runs the road on its own threads and keeps the queue of batches.
 //!
 //! ```text
-//! submit --> planner --> units --> workers --> (CPU backend) outputs
-//!                                     |
-//!                                     +------> (GPU backend) fetched units --> lanes --> outputs
+//! submit --> planner --> chunks --> workers --> (CPU backend) outputs
+//!               |           |
+//!               |           +---> (GPU backend) fetched chunks --> lanes --> outputs
+//!               '-- units whose chunk is there already -------------^
 //! next_batch <-- the oldest submitted batch, once its last unit is finished
 //! ```
 //!
-//! A unit is one read chunk that one batch needs. Units of all submitted batches are in flight at once; batches are
-//! handed over in order. Memory is bounded by what was submitted (outputs), by the pinned pool (encoded chunks) and by
-//! the lanes' arenas (decoding).
+//! A unit is what one batch needs of one read chunk. Chunks of all submitted batches are in flight at once, each once
+//! for all batches that need it as long as there is room for it to stay; batches are handed over in order. Memory is
+//! bounded by what was submitted (outputs), by the pinned pool (encoded chunks), by the lanes' arenas (decoding) and by
+//! the rooms (decoded chunks that stay).
 
 use crate::assemble::{Conversion, OutputMemory, conversions, device};
-use crate::batch::{Batch, Unit};
+use crate::batch::Batch;
 use crate::codec::{self, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
 use crate::decode::lane::{self, Lane, Lanes, Pulse};
 use crate::decode::nvcomp::Zstd;
-use crate::decode::worker::{Target, Workers, largest_pinned_bytes};
+use crate::decode::planner::Planner;
+use crate::decode::residents::Residents;
+use crate::decode::rooms::Rooms;
+use crate::decode::worker::{Job, Target, Workers, largest_pinned_bytes};
 use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::{Locator, Posix};
-use crate::gpu::{Gpu, Kernels, PinnedPool};
+use crate::gpu::{DeviceMemory, Gpu, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, Options, argument};
 use crate::plan::{ArrayGeometry, OutputGeometry, count_chunks, plan_batch};
-use crate::sampler::{Order, OrderArguments, Windows};
+use crate::sampler::{
+    Axis, Buffer, Drawn, Grid, Groups, Order, OrderArguments, Played, Position, Run, Shuffle,
+    WindowArguments, Windows,
+};
+use crate::stats::Counters;
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, mpsc};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
 
-use cudarc::driver::CudaStream;
+use cudarc::driver::{CudaStream, result};
+use serde_json::{Value, json};
 
 /// One output of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,6 +65,13 @@ pub struct Reader {
     seed: i64,
     stacked: bool,
     options: Options,
+    /// Bytes of decoded chunks that may stay for later batches.
+    resident_bytes: u64,
+    /// Whether samples are given out with their indices.
+    indexed: bool,
+    told: Arc<Told>,
+    /// The process that opened it; threads and CUDA do not survive a fork.
+    process: u32,
     roads: Vec<Vec<Road>>,
     /// One per part of each array.
     conversions: Arc<[Vec<Conversion>]>,
@@ -64,7 +82,7 @@ pub struct Reader {
     /// Number of the next batch to be submitted.
     next: u64,
     /// Samples of the batch that was handed over last.
-    current: Vec<u64>,
+    current: Vec<Drawn>,
     failed: Option<Arc<Error>>,
 }
 
@@ -97,6 +115,10 @@ impl Reader {
     const OUTPUT_SHARE: u64 = 4;
     /// Batches in flight on the CPU backend, where latency is short: enough to keep every thread busy.
     const MAX_CPU_DEPTH: u64 = 8;
+    /// So many parts in so many of the memory for chunks that stay are for the shuffle, the rest for those ahead of it.
+    const SHUFFLE_SHARE: (u64, u64) = (3, 4);
+    /// A shuffled order is a list; of so many samples it takes 8 GiB.
+    const MOST_SHUFFLED: u64 = 1 << 30;
     /// More chunks of a batch than this are not planned to know their number beforehand.
     const MAX_COUNTED_CHUNKS: u64 = 1 << 20;
 
@@ -124,41 +146,86 @@ impl Reader {
         let options = Options::check(arguments)?;
         codec::register();
         let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
-        let window = arguments.window.as_deref();
-        check_shapes(&dataset, window.unwrap_or(&[1]))?;
+        let axes = follow(&dataset)?;
+        let reference = axes.iter().position(|axes| axes[0] == Some(0)).unwrap_or(0);
+        let windows = Windows::new(
+            &dataset.arrays[reference].shape,
+            &WindowArguments {
+                window: arguments.window.as_deref(),
+                stride: arguments.stride.as_deref(),
+                dilation: arguments.dilation.as_deref(),
+                offsets: arguments.offsets.as_deref(),
+                roi_start: arguments.roi_start.as_deref(),
+                roi_end: arguments.roi_end.as_deref(),
+                exclude: &arguments.exclude,
+            },
+        )
+        .map_err(|error| name_array(error, &dataset.arrays[reference]))?;
         let conversions: Arc<[Vec<Conversion>]> = conversions(&dataset, arguments)?.into();
         if arguments.stack {
-            check_stack(&dataset, &conversions)?;
+            check_stack(&dataset, &axes, &conversions)?;
         }
-        let windows = Windows::new(&dataset.arrays[0].shape, window, arguments.stride.as_deref())?;
-        let order = Order::new(
-            windows.len(),
-            &OrderArguments {
-                shard_id: arguments.shard_id,
-                num_shards: arguments.num_shards,
-                stick_to_shard: arguments.stick_to_shard,
-                pad_last_batch: arguments.pad_last_batch,
-                batch_size: options.batch_size,
-                seed: arguments.random_shuffle.then_some(arguments.seed),
-            },
-        )?;
-        let geometry = dataset.arrays.iter().map(Joined::geometry).collect();
+        let geometry: Arc<[ArrayGeometry]> = dataset
+            .arrays
+            .iter()
+            .zip(axes)
+            .map(|(array, axes)| {
+                let within = |axis: &Option<usize>| axis.filter(|&axis| axis < windows.axes().len());
+                array.geometry(axes.iter().map(within).collect())
+            })
+            .collect();
+        check_shapes(&dataset, &geometry, reference, windows.axes().len())?;
         let count = dataset.arrays.len();
-        let place = |(number, array): (usize, &Joined)| {
-            let (_, extents) = windows.region(0, &array.shape);
+        let place = |(number, geometry): (usize, &ArrayGeometry)| {
+            let extents = geometry.sample_extents(&windows);
             match arguments.stack {
                 true => OutputGeometry::stacked(number, count, &extents),
                 false => OutputGeometry::alone(number, &extents),
             }
         };
-        let placing = dataset.arrays.iter().enumerate().map(place).collect();
+        let placing = geometry.iter().enumerate().map(place).collect();
         let road = |part| road(part, &options);
         let roads = dataset
             .arrays
             .iter()
             .map(|array| array.parts.iter().map(road).collect())
             .collect::<Result<_>>()?;
-        Ok(Self {
+
+        if arguments.random_shuffle && windows.len() > Self::MOST_SHUFFLED {
+            let problem = format!(
+                "{} samples are too many to be shuffled, {} are not; give a larger stride or a smaller region, or read them in order",
+                windows.len(),
+                Self::MOST_SHUFFLED
+            );
+            return Err(argument("random_shuffle", problem));
+        }
+        let sharing = Sharing::new(&dataset, &geometry, &windows);
+        let shuffle = arguments.random_shuffle.then(|| {
+            let bytes = options.shuffle_bytes().saturating_sub(sharing.always_bytes);
+            // The rest is for chunks that are fetched ahead.
+            let bytes = bytes / Self::SHUFFLE_SHARE.1 * Self::SHUFFLE_SHARE.0;
+            let groups = sharing.groups.clone().map(|groups| {
+                let buffer = groups.buffer(&sharing.group_bytes, bytes, options.initial_fill);
+                (groups, buffer)
+            });
+            Shuffle { seed: arguments.seed as u64, groups }
+        });
+        let order = Order::new(
+            windows.len(),
+            OrderArguments {
+                shard_id: arguments.shard_id,
+                num_shards: arguments.num_shards,
+                stick_to_shard: arguments.stick_to_shard,
+                pad_last_batch: arguments.pad_last_batch,
+                batch_size: options.batch_size,
+                shuffle,
+            },
+        )?;
+        let mut reader = Self {
+            resident_bytes: sharing.useful_bytes.min(options.shuffle_bytes()),
+            indexed: arguments.return_index,
+            told: Arc::default(),
+            process: std::process::id(),
             dataset,
             windows,
             geometry,
@@ -176,29 +243,49 @@ impl Reader {
             next: 0,
             current: vec![],
             failed: None,
-        })
+        };
+        let fingerprint = reader.fingerprint();
+        reader.told.lock().positions = Some(Positions {
+            order: reader.order.clone(),
+            seed: reader.seed,
+            batch_size: reader.options.batch_size,
+            fingerprint,
+        });
+        if !arguments.position.is_empty() {
+            reader.restore_state(arguments.position.as_bytes())?;
+        }
+        Ok(reader)
     }
 
     /// One per array, or a single one if they are stacked.
     pub fn outputs(&self) -> Vec<Output> {
-        let describe = |(array, conversions): (&Joined, &Vec<Conversion>)| Output {
-            element: conversions[0].output(),
-            shape: self.windows.sample_shape(&array.shape),
-            // Layouts are ASCII, one letter for each dimension of the array.
-            layout: match array.layout.get(usize::from(self.windows.drops_first)..) {
-                Some(layout) => layout.to_string(),
-                None => String::new(),
-            },
+        let describe = |number: usize| {
+            let (array, geometry) = (&self.dataset.arrays[number], &self.geometry[number]);
+            let dropped = usize::from(self.windows.drops_first && geometry.follows_samples());
+            Output {
+                element: self.conversions[number][0].output(),
+                shape: geometry.sample_extents(&self.windows)[dropped..].to_vec(),
+                // Layouts are ASCII, one letter for each dimension of the array.
+                layout: array.layout.get(dropped..).unwrap_or_default().to_string(),
+            }
         };
-        let mut outputs: Vec<Output> =
-            self.dataset.arrays.iter().zip(&*self.conversions).map(describe).collect();
+        let mut outputs: Vec<Output> = (0..self.dataset.arrays.len()).map(describe).collect();
         if self.stacked {
             let axis = usize::from(!self.windows.drops_first);
             outputs.truncate(1);
             outputs[0].shape.insert(axis, self.dataset.arrays.len() as u64);
             outputs[0].layout = stacked_layout(&outputs[0].layout, axis);
         }
+        if self.indexed {
+            let shape = vec![self.windows.dimensions() as u64];
+            outputs.push(Output { element: ElementType::Int64, shape, layout: String::new() });
+        }
         outputs
+    }
+
+    /// What can be told of it at any time.
+    pub fn told(&self) -> &Arc<Told> {
+        &self.told
     }
 
     /// The order of samples.
@@ -209,6 +296,11 @@ impl Reader {
     /// What is read.
     pub fn dataset(&self) -> &Dataset {
         &self.dataset
+    }
+
+    /// How its arrays lie.
+    pub fn geometry(&self) -> &[ArrayGeometry] {
+        &self.geometry
     }
 
     /// The windows that samples are.
@@ -247,7 +339,7 @@ impl Reader {
             self.running = Some(running.map_err(|error| self.fail(Arc::new(error)))?);
         }
         let samples = self.order.batch(self.next);
-        let outputs = self
+        let outputs: Vec<OutputMemory> = self
             .outputs()
             .iter()
             .zip(addresses)
@@ -256,6 +348,14 @@ impl Reader {
                 bytes: output.sample_bytes() * samples.len() as u64,
             })
             .collect();
+        if self.indexed
+            && let Some(output) = outputs.last()
+        {
+            let indices: Vec<i64> =
+                samples.iter().flat_map(|drawn| self.windows.index(drawn.sample)).collect();
+            // SAFETY: the memory of the last output, which has this size, is lent to the reader.
+            unsafe { self.write_indices(&indices, output) }?;
+        }
         let writable = match &self.device {
             None => None,
             Some(device) => {
@@ -264,13 +364,31 @@ impl Reader {
                 Some(event)
             }
         };
-        let batch = Batch::new(samples, outputs, writable);
+        let batch = Batch::new(self.next, samples, outputs, writable);
         self.submitted.push_back(batch.clone());
         self.next += 1;
         if let Some(running) = &self.running {
             running.plan(batch);
         }
         Ok(())
+    }
+
+    /// Writes the indices of a batch to its last output.
+    ///
+    /// # Safety
+    /// The output has their size and is writable.
+    unsafe fn write_indices(&self, indices: &[i64], output: &OutputMemory) -> Result<()> {
+        let Some(device) = &self.device else {
+            // SAFETY: the caller's duty.
+            unsafe {
+                std::ptr::copy_nonoverlapping(indices.as_ptr(), output.address as *mut i64, indices.len())
+            };
+            return Ok(());
+        };
+        device.gpu.bind()?;
+        // SAFETY: the caller's duty. The source is pageable, so that the driver has copied it when the call returns.
+        unsafe { result::memcpy_htod_async(output.address, indices, device.allocation.cu_stream()) }
+            .map_err(Error::cuda("copying the indices of samples to the GPU"))
     }
 
     /// Waits for the oldest submitted batch; its values are in memory then.
@@ -285,8 +403,14 @@ impl Reader {
         };
         let running = &self.running;
         let hopeless = || running.as_ref().and_then(Running::stuck);
-        match batch.wait(hopeless) {
+        // The indices are on the allocation stream, in front of the event.
+        let indexed = batch.writable.as_ref().filter(|_| self.indexed);
+        let copied =
+            indexed.map_or(Ok(()), |event| event.synchronize().map_err(Error::cuda("copying indices")));
+        match batch.wait(hopeless).and_then(|()| copied.map_err(Arc::new)) {
             Ok(()) => {
+                self.told.counters.batches.add(1);
+                self.told.next.store(self.next - self.submitted.len() as u64, Ordering::Relaxed);
                 self.current.clone_from(&batch.samples);
                 Ok(())
             }
@@ -297,13 +421,27 @@ impl Reader {
     /// Names a sample of the batch that was handed over last: the array, or all arrays of a stack, and the indices it
     /// came from.
     pub fn source_info(&self, output: usize, index: usize) -> Option<String> {
-        let array = self.dataset.arrays.get(output)?;
-        let sample = *self.current.get(index)?;
-        let (start, extent) = self.windows.region(sample, &array.shape);
-        let ranges: Vec<String> = (0..array.first().stored_dimensions())
-            .map(|d| match d {
-                0 if self.windows.drops_first => start[0].to_string(),
-                _ => format!("{}:{}", start[d], start[d] + extent[d]),
+        let sample = self.current.get(index)?.sample;
+        let Some(array) = self.dataset.arrays.get(output).filter(|_| !self.stacked || output == 0) else {
+            let indices: Vec<String> = self.windows.index(sample).iter().map(i64::to_string).collect();
+            return Some(format!("index[{}]", indices.join(", ")));
+        };
+        let geometry = &self.geometry[output];
+        let runs = geometry.runs(&self.windows, &self.windows.places(sample));
+        let ranges: Vec<String> = runs[..array.first().stored_dimensions()]
+            .iter()
+            .enumerate()
+            .map(|(d, runs)| match &runs[..] {
+                [only] if d == 0 && self.windows.drops_first && geometry.follows_samples() => {
+                    only.start.to_string()
+                }
+                [Run { start, step: 1, count, .. }] => format!("{start}:{}", start + count),
+                [run @ Run { start, step, .. }] => format!("{start}:{}:{step}", run.last() + 1),
+                several => {
+                    let steps =
+                        several.iter().flat_map(|run| (0..run.count).map(|i| run.start + i * run.step));
+                    format!("[{}]", steps.map(|step| step.to_string()).collect::<Vec<_>>().join(","))
+                }
             })
             .collect();
         let names = match self.stacked {
@@ -318,17 +456,11 @@ impl Reader {
 
     /// The position after the batch that was handed over last, for a checkpoint.
     pub fn save_state(&self) -> Vec<u8> {
-        let batches = self.next - self.submitted.len() as u64;
-        let state = serde_json::json!({
-            "version": STATE_VERSION,
-            "batches": batches,
-            "seed": self.seed,
-            "dataset": self.fingerprint(),
-        });
-        state.to_string().into_bytes()
+        self.told.position().to_string().into_bytes()
     }
 
-    /// Continues from a saved position.
+    /// Continues from a saved position. If it was saved with other reader shards or batches, the rest of its epoch is
+    /// cut anew.
     ///
     /// # Errors
     /// A state of another reader, or one that comes after the first `submit`.
@@ -337,49 +469,121 @@ impl Reader {
         if self.running.is_some() {
             return Err(refused("the reader has started already".into()));
         }
-        let state: serde_json::Value = serde_json::from_slice(state)
+        let state: Value = serde_json::from_slice(state)
             .map_err(|error| refused(format!("its state cannot be read ({error})")))?;
         if state["version"] != STATE_VERSION {
             return Err(refused(format!("its version is {}, not {STATE_VERSION}", state["version"])));
         }
-        let expected = self.fingerprint();
-        if state["dataset"] != expected {
-            return Err(refused(format!("it was written for {}, this is {expected}", state["dataset"])));
+        if let (Some(theirs), Some(ours)) = (state["reader"].as_object(), self.told.fingerprint().as_object())
+        {
+            for (name, value) in ours {
+                let other = &theirs.get(name).cloned().unwrap_or_default();
+                let digested = match name.as_str() {
+                    "dataset" => Some("the arrays, their data types and shapes"),
+                    "windows" => Some("stride, dilation, offsets, roi_start, roi_end and exclude"),
+                    _ => None,
+                };
+                if let (true, Some(what)) = (other != value, digested) {
+                    return Err(refused(format!(
+                        "it was written for other samples: {what} have to be the same"
+                    )));
+                }
+                if other != value {
+                    return Err(refused(format!(
+                        "it was written with {name}={other}, this reader has {value}"
+                    )));
+                }
+            }
         }
-        let (Some(batches), Some(seed)) = (state["batches"].as_u64(), state["seed"].as_i64()) else {
-            return Err(refused("its state has no position".into()));
+        let number = |name: &str, default: u64| match state.get(name) {
+            None => Ok(default),
+            Some(value) => value.as_u64().filter(|&value| value < 1 << 62).ok_or_else(|| {
+                refused(format!("its state has {name}={value}, which is no number that can be used"))
+            }),
         };
-        self.next = batches;
-        self.seed = seed;
-        self.order.reseed(seed);
+        let own = (self.order.shards(), self.options.batch_size);
+        let theirs = (number("num_shards", own.0)?, number("batch_size", own.1)?);
+        let mut position =
+            Position { epoch: number("epoch", 0)?, batch: number("batch", 0)?, ..Position::default() };
+        let played = state.get("played").cloned().unwrap_or_else(|| json!([]));
+        let played: Vec<[u64; 3]> = serde_json::from_value(played)
+            .map_err(|error| refused(format!("its state has \"played\" that cannot be read ({error})")))?;
+        for [shards, batch_size, batches] in played {
+            position.played.push(Played { shards, batch_size, batches });
+        }
+        if theirs != own && position.batch > 0 {
+            let (shards, batch_size) = theirs;
+            position.played.push(Played { shards, batch_size, batches: position.batch });
+            position.batch = 0;
+        }
+        let most = self.order.samples();
+        if position.played.iter().any(|part| part.shards == 0 || part.shards > most || part.batch_size == 0) {
+            return Err(refused("its state counts reader shards or batches that cannot be".into()));
+        }
+        if !self.order.pads() && (theirs != own || !position.played.is_empty()) {
+            return Err(refused(format!(
+                "it was written with {} reader shard(s) and batches of {}, this reader has {} and {}; only readers with pad_last_batch=True can change that",
+                theirs.0, theirs.1, own.0, own.1
+            )));
+        }
+        let buffer = match state.get("shuffle") {
+            None => None,
+            Some(value) => {
+                let (depth, strands, linked) = serde_json::from_value(value.clone()).map_err(|error| {
+                    refused(format!("its state has \"shuffle\" that cannot be read ({error})"))
+                })?;
+                let depth = Some(depth).filter(|depth| (1..=self.windows.dimensions()).contains(depth));
+                let Some((depth, strands)) = depth.zip(Some(strands).filter(|&strands| strands > 0)) else {
+                    return Err(refused(format!("its state has shuffle={value}, which cannot be")));
+                };
+                Some(Buffer { depth, strands, linked })
+            }
+        };
+        if let Some(seed) = state.get("seed") {
+            self.seed = seed.as_i64().ok_or_else(|| refused(format!("its state has seed={seed}")))?;
+        }
+        self.order.reshuffle(self.seed as u64, buffer);
+        self.order.start_at(&position);
+        self.next = position.batch;
+        self.told.next.store(self.next, Ordering::Relaxed);
+        if let Some(positions) = &mut self.told.lock().positions {
+            (positions.order, positions.seed) = (self.order.clone(), self.seed);
+        }
         Ok(())
     }
 
     /// What a position is only meaningful together with.
-    fn fingerprint(&self) -> serde_json::Value {
+    fn fingerprint(&self) -> Value {
         let arrays: Vec<_> = self
             .dataset
             .arrays
             .iter()
             .map(|array| {
                 let shapes: Vec<_> = array.parts.iter().map(|part| &part.shape).collect();
-                serde_json::json!([array.first().name, array.first().element.name(), shapes])
+                json!([array.first().name, array.first().element.name(), shapes])
             })
             .collect();
-        serde_json::json!({
-            "arrays": arrays,
+        // Not for safety: it only has to differ where somebody mixes readers up.
+        let digest = |text: String| {
+            let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
+            format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
+        };
+        let window: Vec<u64> = self.windows.axes().iter().map(Axis::extent).collect();
+        json!({
+            "dataset": digest(json!(arrays).to_string()),
+            "window": window,
+            "windows": digest(format!("{:?}", self.windows)),
             "stack": self.stacked,
-            "window": self.windows.window,
-            "stride": self.windows.stride,
-            "num_shards": self.order.shards(),
-            "batch_size": self.options.batch_size,
             "stick_to_shard": self.order.sticks(),
             "pad_last_batch": self.order.pads(),
-            "random_shuffle": self.order.shuffles(),
+            "random_shuffle": self.order.shuffle().is_some(),
         })
     }
 
     fn check_failed(&self) -> Result<()> {
+        if self.process != std::process::id() {
+            return Err(Error::Forked);
+        }
         self.failed.as_ref().map_or(Ok(()), |error| Err(Error::Sticky(error.clone())))
     }
 
@@ -390,7 +594,7 @@ impl Reader {
 
     /// The samples of the first batch.
     pub(crate) fn first_batch(&mut self) -> Vec<u64> {
-        self.order.batch(0)
+        self.order.batch(self.next).iter().map(|drawn| drawn.sample).collect()
     }
 
     /// How many read chunks of each part of each array the samples touch. Where there are more than
@@ -407,8 +611,8 @@ impl Reader {
         }
         if samples.len() > 1 && counts.iter().flatten().sum::<u64>() <= Self::MAX_COUNTED_CHUNKS {
             counts = none;
-            for task in plan_batch(&self.windows, &self.geometry, &self.placing, samples) {
-                counts[task.array][task.part] += 1;
+            for task in plan_batch(&self.windows, &self.geometry, &self.placing, samples.iter().copied()) {
+                counts[task.chunk.array][task.chunk.part] += 1;
             }
         }
         counts
@@ -422,7 +626,7 @@ impl Reader {
     }
 
     /// CPU backend: batches in flight.
-    pub(crate) fn host_depth(&self) -> Result<u64> {
+    pub(crate) fn host_depth(&mut self) -> Result<u64> {
         let (budget, batch) = (self.options.host_memory_bytes, self.batch_bytes());
         let least = self.options.min_depth;
         if batch.saturating_mul(least) > budget {
@@ -433,7 +637,8 @@ impl Reader {
                 what: format!("{least} batch(es) of {batch} bytes in flight"),
             });
         }
-        Ok((budget / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
+        self.resident_bytes = self.resident_bytes.min(budget / 2).min(budget - batch * least);
+        Ok(((budget - self.resident_bytes) / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
     }
 
     /// Every part of every array with its road.
@@ -459,7 +664,9 @@ impl Reader {
     /// # Errors
     /// What nvCOMP says, if it is asked.
     pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
-        let boxes = self.options.batch_size;
+        // Offsets that are no regular sequence make several boxes of one sample.
+        let runs = self.windows.axes()[0].runs(0).count() as u64;
+        let boxes = self.options.batch_size.saturating_mul(runs);
         self.parts().map(|(array, road)| lane::unit_bytes(zstd, array, road, boxes)).collect()
     }
 
@@ -492,6 +699,8 @@ impl Reader {
                 what: format!("{least_depth} batch(es) of {batch} bytes and one chunk while it is decoded"),
             });
         }
+        self.resident_bytes = self.resident_bytes.min(budget / 2).min(budget - least);
+        let budget = budget - self.resident_bytes;
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
@@ -518,9 +727,15 @@ impl Reader {
 
     fn start(&self) -> Result<Running> {
         let mut running = Running::default();
+        let mut base = 0;
         let target = match &self.device {
             None => Target::Host,
             Some(device) => {
+                if self.resident_bytes > 0 {
+                    let memory = DeviceMemory::new(&device.gpu, self.resident_bytes)?;
+                    base = memory.address();
+                    running.resident = Some(memory);
+                }
                 let largest = device.shares.largest_pinned_bytes;
                 let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
                 running.pinned = Some(pinned.clone());
@@ -535,32 +750,45 @@ impl Reader {
             locator: Locator::new(Arc::new(Posix)),
             missing_chunks: self.options.missing_chunks,
             target,
+            counters: self.told.counters.clone(),
         });
         for _ in 0..self.options.threads {
-            let (workers, units) = (workers.clone(), running.units.clone());
+            let (workers, jobs) = (workers.clone(), running.jobs.clone());
             running.spawn("zarr worker", move || {
                 let mut scratch = vec![];
-                while let Some(unit) = units.pop() {
-                    let batch = unit.batch.clone();
-                    let worked = catch_unwind(AssertUnwindSafe(|| workers.process(unit, &mut scratch)));
+                while let Some(job) = jobs.pop() {
+                    let chunk = job.chunk().clone();
+                    let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut scratch)));
                     if let Err(payload) = worked {
-                        batch.fail(Error::panic("a worker", &*payload));
+                        chunk.fail(Error::panic("a worker", &*payload));
                     }
                 }
             })?;
         }
+        let rooms = Rooms::new(base, self.resident_bytes);
+        running.rooms = Some(rooms.clone());
+        self.told.lock().rooms = Some(rooms.clone());
+        let chunk_bytes = |array: &Joined| array.parts.iter().map(ArrayInfo::read_chunk_bytes).collect();
+        let mut plans = Planner {
+            windows: self.windows.clone(),
+            geometry: self.geometry.clone(),
+            placing: self.placing.clone(),
+            chunk_bytes: self.dataset.arrays.iter().map(chunk_bytes).collect(),
+            batch_size: self.options.batch_size,
+            order: self.order.clone(),
+            residents: Residents::new(self.resident_bytes, self.next),
+            rooms,
+            jobs: running.jobs.clone(),
+            fetched: self.device.is_some().then(|| running.fetched.clone()),
+            counters: self.told.counters.clone(),
+        };
         let (planner, batches) = mpsc::channel::<Arc<Batch>>();
-        let (windows, geometry, placing) =
-            (self.windows.clone(), self.geometry.clone(), self.placing.clone());
-        let units = running.units.clone();
         running.spawn("zarr planner", move || {
             for batch in batches {
-                let planned = catch_unwind(|| plan_batch(&windows, &geometry, &placing, &batch.samples));
-                let tasks = planned.unwrap_or_else(|payload| {
+                if let Err(payload) = catch_unwind(AssertUnwindSafe(|| plans.plan(&batch))) {
                     batch.fail(Error::panic("the planner", &*payload));
-                    vec![]
-                });
-                units.push(batch.units(tasks));
+                }
+                batch.planned();
             }
         })?;
         running.planner = Some(planner);
@@ -576,6 +804,7 @@ impl Reader {
             known: Arc::default(),
             conversions: self.conversions.clone(),
             queue: running.fetched.clone(),
+            counters: self.told.counters.clone(),
         });
         for _ in 0..device.shares.lanes {
             let mut lane = Lane::new(lanes.clone(), device.shares.arena_bytes)?;
@@ -584,6 +813,103 @@ impl Reader {
             running.lanes.push((pulse, thread));
         }
         Ok(())
+    }
+}
+
+/// What can be told of a reader from any thread, while it runs.
+#[derive(Default)]
+pub struct Told {
+    /// What it has done so far.
+    pub counters: Arc<Counters>,
+    /// The batch behind the one that was handed over last.
+    next: AtomicU64,
+    about: Mutex<About>,
+}
+
+#[derive(Default)]
+struct About {
+    positions: Option<Positions>,
+    rooms: Option<Arc<Rooms>>,
+}
+
+/// What positions are told from.
+struct Positions {
+    order: Order,
+    seed: i64,
+    batch_size: u64,
+    fingerprint: Value,
+}
+
+impl Told {
+    /// Everything, for people.
+    pub fn to_json(&self) -> Value {
+        let mut all = self.counters.to_json();
+        let about = self.lock();
+        let (capacity, peak) =
+            about.rooms.as_ref().map_or((0, 0), |rooms| (rooms.capacity_bytes(), rooms.peak_bytes()));
+        all.insert("resident_bytes".into(), capacity.into());
+        all.insert("resident_peak_bytes".into(), peak.into());
+        let order = about.positions.as_ref().map(|positions| &positions.order);
+        all.insert("samples".into(), order.map(Order::samples).into());
+        all.insert("shuffle".into(), order.and_then(Order::shuffle).map_or(Value::Null, shuffle_to_json));
+        drop(about);
+        all.insert("position".into(), self.position());
+        all.into()
+    }
+
+    /// The position after the batch that was handed over last: what a checkpoint holds.
+    fn position(&self) -> Value {
+        let about = self.lock();
+        let Some(Positions { order, seed, batch_size, fingerprint }) = &about.positions else {
+            return Value::Null;
+        };
+        let Position { epoch, played, batch } = order.position(self.next.load(Ordering::Relaxed));
+        let played: Vec<[u64; 3]> =
+            played.iter().map(|part| [part.shards, part.batch_size, part.batches]).collect();
+        let mut position = json!({
+            "version": STATE_VERSION,
+            "epoch": epoch,
+            "played": played,
+            "batch": batch,
+            "num_shards": order.shards(),
+            "batch_size": batch_size,
+            "seed": seed,
+            "reader": fingerprint,
+        });
+        if let Some((_, buffer)) = order.shuffle().and_then(|shuffle| shuffle.groups.as_ref()) {
+            position["shuffle"] = json!([buffer.depth, buffer.strands, buffer.linked]);
+        }
+        position
+    }
+
+    fn fingerprint(&self) -> Value {
+        self.lock().positions.as_ref().map_or(Value::Null, |positions| positions.fingerprint.clone())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, About> {
+        self.about.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How a shuffle mixes.
+pub(crate) fn shuffle_to_json(shuffle: &Shuffle) -> Value {
+    let Some((groups, buffer)) = &shuffle.groups else { return json!({"strands": null}) };
+    let count = groups.count(buffer.depth);
+    json!({
+        "strands": buffer.strands.min(count),
+        "linked": buffer.linked,
+        "depth": buffer.depth,
+        "groups": count,
+        "group_samples": groups.samples() as f64 / count as f64,
+    })
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            // A forked child has neither the threads nor the GPU's context: there is nothing to wait for or to free.
+            std::mem::forget((self.running.take(), self.device.take(), std::mem::take(&mut self.submitted)));
+        }
     }
 }
 
@@ -596,7 +922,7 @@ impl Output {
 }
 
 /// Version of the checkpoint's state.
-const STATE_VERSION: u64 = 1;
+const STATE_VERSION: u64 = 2;
 
 /// Chooses the road of an array's read chunks on the backend and with the `decode` of the options.
 ///
@@ -621,16 +947,78 @@ pub(crate) fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
     }
 }
 
-/// Whether all arrays have the dimensions that the window covers, with room for it and with the same extents.
-fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
-    let first = &dataset.arrays[0];
-    let dimensions = window.len();
-    for array in &dataset.arrays {
-        let (at, shape) = (array.context(), &array.shape);
-        if shape.is_empty() {
+/// The axis of the windows that each dimension of each array follows, if the windows covered them all: its own, or that
+/// of the dimension with its name in the arrays that samples are taken along. An array without the first dimension of
+/// those is the same for every sample.
+///
+/// # Errors
+/// Arrays that have neither that dimension nor the others in their places.
+fn follow(dataset: &Dataset) -> Result<Vec<Vec<Option<usize>>>> {
+    let arrays = &dataset.arrays;
+    for array in arrays {
+        if array.shape.is_empty() {
+            let at = array.context();
             let problem =
                 format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
             return Err(argument("arrays", problem));
+        }
+    }
+    let own = |array: &Joined| (0..array.shape.len()).map(Some).collect::<Vec<_>>();
+    // The array with the most dimensions has them all.
+    let most = arrays.iter().map(|array| array.shape.len()).max().unwrap_or(0);
+    let Some(reference) = arrays.iter().find(|array| array.shape.len() == most) else { return Ok(vec![]) };
+    let along = |array: &Joined| {
+        let (names, all) = (&array.first().dimension_names, &reference.first().dimension_names);
+        if let (Some(first), Some(_)) = (all.first(), names.first()) {
+            if names.contains(first) {
+                return Ok(own(array));
+            }
+            let place = |name: &String| all.iter().position(|known| known == name);
+            let mut axes: Vec<Option<usize>> = names.iter().map(place).collect();
+            axes.resize(array.shape.len(), None);
+            for (d, axis) in axes.iter().enumerate() {
+                let there = axis.map_or(array.shape[d], |axis| reference.shape[axis]);
+                if there != array.shape[d] {
+                    return Err(Error::ArraysDisagree {
+                        at: reference.context(),
+                        shape: reference.shape.clone(),
+                        other: array.first().name.clone(),
+                        other_shape: array.shape.clone(),
+                        dimensions: d + 1,
+                    });
+                }
+            }
+            return Ok(axes);
+        }
+        let lacks_first = array.shape[..] == reference.shape[1..] && array.shape[0] != reference.shape[0];
+        Ok(if lacks_first { (1..most).map(Some).collect() } else { own(array) })
+    };
+    arrays.iter().map(along).collect()
+}
+
+/// Names the array in an error about its shape.
+fn name_array(error: Error, array: &Joined) -> Error {
+    match error {
+        Error::Argument { name, problem } => {
+            let at = array.context().to_string();
+            Error::Argument { name, problem: problem.replacen("the array", &at, 1) }
+        }
+        error => error,
+    }
+}
+
+/// Whether all arrays have the dimensions that the windows cover, with the same extents.
+fn check_shapes(
+    dataset: &Dataset,
+    geometry: &[ArrayGeometry],
+    reference: usize,
+    dimensions: usize,
+) -> Result<()> {
+    let first = &dataset.arrays[reference];
+    for (array, geometry) in dataset.arrays.iter().zip(geometry) {
+        let (at, shape) = (array.context(), &array.shape);
+        if !geometry.follows_samples() {
+            continue;
         }
         let Some(covered) = shape.get(..dimensions) else {
             let problem = format!(
@@ -639,19 +1027,6 @@ fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
             );
             return Err(argument("window", problem));
         };
-        if covered.contains(&0) {
-            let problem = format!("{at} has the shape {shape:?} and so no samples; write to it first");
-            return Err(argument("arrays", problem));
-        }
-        if let Some(d) =
-            (0..dimensions).find(|&d| u64::try_from(window[d]).is_ok_and(|extent| extent > covered[d]))
-        {
-            let problem = format!(
-                "{window:?} does not fit into {at} with the shape {shape:?}: {} steps are asked for in dimension {d}, which has {}",
-                window[d], covered[d]
-            );
-            return Err(argument("window", problem));
-        }
         if first.shape.get(..dimensions) != Some(covered) {
             return Err(Error::ArraysDisagree {
                 at: first.context(),
@@ -666,18 +1041,22 @@ fn check_shapes(dataset: &Dataset, window: &[i64]) -> Result<()> {
 }
 
 /// Whether all arrays can be stacked: whole arrays, since later dimensions belong to every sample.
-fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) -> Result<()> {
+fn check_stack(
+    dataset: &Dataset,
+    axes: &[Vec<Option<usize>>],
+    conversions: &[Vec<Conversion>],
+) -> Result<()> {
     let first = &dataset.arrays[0];
-    for (other, converted) in dataset.arrays.iter().zip(conversions).skip(1) {
+    for (number, other) in dataset.arrays.iter().enumerate().skip(1) {
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
             at: first.context(),
             difference: format!("its {what} is {here}, but {there} in {}", other.context()),
             remedy: "arrays that are stacked need the same: leave one of them out, or read them without `stack`",
         };
-        if first.shape != other.shape {
+        if first.shape != other.shape || axes[0] != axes[number] {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
         }
-        let (here, there) = (conversions[0][0].output(), converted[0].output());
+        let (here, there) = (conversions[0][0].output(), conversions[number][0].output());
         if here != there {
             return Err(unlike("element type", here.name().into(), there.name().into()));
         }
@@ -685,15 +1064,91 @@ fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) -> Result<()>
     Ok(())
 }
 
+/// Which chunks belong to several samples.
+struct Sharing {
+    /// Samples by chunk; `None` if no chunk belongs to several.
+    groups: Option<Arc<Groups>>,
+    /// Decoded bytes of a group, if that many dimensions cut samples into groups; from one on.
+    group_bytes: Vec<u64>,
+    /// Decoded bytes of the arrays that are the same for every sample.
+    always_bytes: u64,
+    /// The most decoded bytes for which there can be any use.
+    useful_bytes: u64,
+}
+
+impl Sharing {
+    /// Windows along a dimension whose places are listed; 24 bytes each.
+    const MOST_WINDOWS: u64 = 1 << 26;
+
+    fn new(dataset: &Dataset, geometry: &[ArrayGeometry], windows: &Windows) -> Self {
+        let follows = |number: &usize| geometry[*number].follows_samples();
+        let numbers: Vec<usize> = (0..geometry.len()).filter(follows).collect();
+        let parts = numbers.first().map_or(0, |&number| geometry[number].parts.len());
+        let largest = |d: usize, parts: std::ops::Range<usize>| {
+            let chunks = numbers.iter().flat_map(|&number| &geometry[number].parts[parts.clone()]);
+            chunks.map(|part| part.read_chunk_shape[d]).max().unwrap_or(1)
+        };
+        let grids: Vec<Grid> = (0..windows.dimensions())
+            .map(|d| match (d, numbers.first()) {
+                (0, Some(&number)) => {
+                    let starts = geometry[number].parts.iter().map(|part| part.start);
+                    Grid::new(starts.enumerate().map(|(part, start)| (start, largest(0, part..part + 1))))
+                }
+                _ => Grid::new([(0, largest(d, 0..parts))]),
+            })
+            .collect();
+        let countable = windows.axes().iter().all(|axis| axis.count() <= Self::MOST_WINDOWS);
+        let groups = countable.then(|| Groups::new(windows, &grids));
+
+        // Decoded bytes of the chunks in a box: as large as the largest chunks in the first dimensions, in the others
+        // all that any sample touches.
+        let bytes = |number: usize, cut: usize| {
+            let array = &geometry[number];
+            let of_part = |part: usize| {
+                let chunk = &array.parts[part].read_chunk_shape;
+                let along = |d: usize| {
+                    let extent = match array.axes[d] {
+                        Some(axis) if axis < cut => largest(axis, 0..parts),
+                        Some(axis) => {
+                            let axis = &windows.axes()[axis];
+                            axis.start(axis.count() - 1) + axis.span() - axis.start(0)
+                        }
+                        None => array.shape[d],
+                    };
+                    extent.div_ceil(chunk[d])
+                };
+                let chunks = (0..chunk.len()).map(along).fold(1, u64::saturating_mul);
+                chunks.saturating_mul(Rooms::padded(dataset.part(number, part).read_chunk_bytes()))
+            };
+            (0..array.parts.len()).map(of_part).max().unwrap_or(0)
+        };
+        let all_of =
+            |cut: usize| numbers.iter().map(|&number| bytes(number, cut)).fold(0, u64::saturating_add);
+        let always = (0..geometry.len()).filter(|number| !follows(number));
+        let always_bytes = always.map(|number| bytes(number, 0)).fold(0, u64::saturating_add);
+        let shares = groups.as_ref().is_none_or(Groups::share);
+        let shared_bytes = if shares { all_of(0) } else { 0 };
+        Self {
+            group_bytes: (1..=windows.dimensions()).map(all_of).collect(),
+            groups: groups.filter(|_| shares).map(Arc::new),
+            always_bytes,
+            useful_bytes: always_bytes.saturating_add(shared_bytes),
+        }
+    }
+}
+
 /// The threads of a reader. Dropping it stops and joins them; nothing writes to outputs afterwards.
 #[derive(Default)]
 struct Running {
     planner: Option<mpsc::Sender<Arc<Batch>>>,
-    units: Arc<Queue<Unit>>,
+    jobs: Arc<Queue<Job>>,
     fetched: Arc<Queue<Fetched>>,
     pinned: Option<Arc<PinnedPool>>,
     threads: Vec<JoinHandle<()>>,
     lanes: Vec<(Arc<Pulse>, JoinHandle<()>)>,
+    rooms: Option<Arc<Rooms>>,
+    /// What the rooms are in.
+    resident: Option<DeviceMemory>,
 }
 
 impl Running {
@@ -721,12 +1176,18 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 impl Drop for Running {
     fn drop(&mut self) {
         self.planner = None;
-        self.units.close();
+        if let Some(rooms) = &self.rooms {
+            rooms.close();
+        }
+        self.jobs.close();
         self.fetched.close();
         if let Some(pinned) = &self.pinned {
             pinned.close();
         }
         // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
+        if self.stuck().is_some() {
+            std::mem::forget(self.resident.take());
+        }
         let lanes =
             self.lanes.drain(..).filter(|(pulse, _)| pulse.stuck().is_none()).map(|(_, thread)| thread);
         for thread in self.threads.drain(..).chain(lanes) {

@@ -4,16 +4,20 @@ Importing this package loads the plugin: afterwards `nvidia.dali.fn.readers.zarr
 `nvidia.dali.fn.zarr_reader`, as do the operator classes in `nvidia.dali.ops` and in dynamic mode. Importing
 needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipeline needs them.
 
-`info` says beforehand how a store would be read.
+`info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the reader,
+`Loader` gives batches of torch tensors without a pipeline to write, and `stats` counts what a reader has done.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.
 """
 
-from zarr_dali import _plugin
+from zarr_dali import _fork, _plugin
 from zarr_dali._info import Advice, ArrayReport, Chosen, GpuMemory, Info, Output, Reading, info
+from zarr_dali._loader import Loader
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
+from zarr_dali._select import select
+from zarr_dali._stats import stats
 
 __all__ = [
     "Advice",
@@ -21,11 +25,15 @@ __all__ = [
     "Chosen",
     "GpuMemory",
     "Info",
+    "Loader",
     "Output",
     "Reading",
     "__version__",
     "info",
     "library_path",
+    "select",
+    "stats",
 ]
 
 _plugin.load()
+_fork.install()

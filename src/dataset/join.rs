@@ -69,8 +69,8 @@ impl Joined {
         if names.is_empty() { stores } else { format!("{stores}/{names}") }
     }
 
-    /// What planning needs to know.
-    pub fn geometry(&self) -> ArrayGeometry {
+    /// What planning needs to know, with the axis of the windows that each dimension follows.
+    pub fn geometry(&self, axes: Vec<Option<usize>>) -> ArrayGeometry {
         let part = |(part, &start): (&ArrayInfo, &u64)| PartGeometry {
             start,
             read_chunk_shape: part.read_chunk_shape().to_vec(),
@@ -78,6 +78,7 @@ impl Joined {
         };
         ArrayGeometry {
             shape: self.shape.clone(),
+            axes,
             parts: self.parts.iter().zip(&self.starts).map(part).collect(),
         }
     }

@@ -4,9 +4,8 @@ use zarrs::array::Array;
 
 use super::Store;
 
-/// DALI's layout from the dimensions' names: single letters and a few known names, else empty. Complex numbers have a
-/// further dimension, for which there is no letter.
-pub(super) fn layout(array: &Array<Store>, components: u64) -> String {
+/// The names of an array's dimensions; none unless each has one.
+pub(super) fn names(array: &Array<Store>) -> Vec<String> {
     let names: Option<Vec<String>> = match array.dimension_names() {
         Some(names) => names.iter().cloned().collect(),
         // xarray's convention for Zarr v2.
@@ -15,9 +14,15 @@ pub(super) fn layout(array: &Array<Store>, components: u64) -> String {
             .get("_ARRAY_DIMENSIONS")
             .and_then(|names| serde_json::from_value(names.clone()).ok()),
     };
-    let Some(names) = names.filter(|names| components == 1 && names.len() == array.dimensionality()) else {
+    names.filter(|names| names.len() == array.dimensionality()).unwrap_or_default()
+}
+
+/// DALI's layout from the dimensions' names: single letters and a few known names, else empty. Complex numbers have a
+/// further dimension, for which there is no letter.
+pub(super) fn layout(names: &[String], components: u64) -> String {
+    if components > 1 {
         return String::new();
-    };
+    }
     let letters: Option<String> = names.iter().map(|name| letter(name)).collect();
     match letters {
         Some(letters) if (1..letters.len()).all(|i| !letters[..i].contains(&letters[i..=i])) => letters,

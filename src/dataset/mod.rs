@@ -69,6 +69,8 @@ pub struct ArrayInfo {
     pub fill_is_cf: bool,
     /// One DALI letter per dimension, or empty.
     pub layout: String,
+    /// One per dimension of the store, or none.
+    pub dimension_names: Vec<String>,
     /// Shape of a chunk: one store key.
     pub chunk_shape: Vec<u64>,
     /// Elements between neighbours along each dimension in a decoded read chunk; row-major unless the chain

@@ -2,7 +2,7 @@
 
 use super::chain::{Culprit, FixedScaleOffset, ReadCodec, drop_bitround, numpy_name};
 use super::json;
-use super::layout::layout;
+use super::layout::{layout, names};
 use super::{ArrayInfo, Declared, ElementType, Sharding, Source, Store, StoredType};
 use crate::error::{Context, Error, Result};
 
@@ -229,7 +229,8 @@ impl<'a> OpenStore<'a> {
             components,
             fill_value: fill_value.as_ne_bytes().to_vec(),
             fill_is_cf,
-            layout: layout(&array, components),
+            layout: layout(&names(&array), components),
+            dimension_names: names(&array),
             shape,
             chunk_shape,
             chunk_strides,

@@ -12,6 +12,7 @@
 //! load does, and several lanes overlap copies, decoding and the host's part.
 
 use super::Queue;
+use super::chunk::{Chunk, Held};
 use super::known::{Identity, Known};
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
 use crate::assemble::Conversion;
@@ -26,6 +27,7 @@ use crate::gpu::{
     CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, Kernels, PinnedBuffer, PinnedMemory,
     PinnedPool, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
+use crate::stats::Counters;
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -34,22 +36,41 @@ use std::time::{Duration, Instant};
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use nvcomp_sys::nvcompStatus_t;
 
-/// A unit whose bytes are in pinned memory.
+/// A chunk whose bytes are in pinned memory, or on the GPU already.
 pub struct Fetched {
-    /// The unit.
-    pub unit: Unit,
+    /// The chunk.
+    pub chunk: Arc<Chunk>,
+    /// Who gets its elements.
+    pub units: Vec<Unit>,
     /// Its bytes.
     pub payload: Payload,
     /// Its place, for errors.
     pub at: Context,
     /// The chunk, once it is found valid to be remembered.
     pub identity: Option<Identity>,
+    /// Whether it is the GPU that decodes it.
+    pub by_gpu: bool,
 }
 
-/// What was fetched for a unit.
+impl Fetched {
+    /// A chunk that is in its room, for a further unit.
+    pub fn held(chunk: Arc<Chunk>, unit: Unit) -> Self {
+        let (payload, at) = (Payload::Held, Context::default());
+        Self { chunk, units: vec![unit], payload, at, identity: None, by_gpu: false }
+    }
+}
+
+/// What was fetched of a chunk.
 pub enum Payload {
-    /// Nothing: the fill value is meant, or the bytes are on the GPU already.
+    /// Nothing: the fill value is meant.
     Missing,
+    /// Nothing: the decoded chunk is in its room.
+    Held,
+    /// A read chunk whose bytes are on the GPU already.
+    Copied {
+        /// Whether its elements are in the other byte order.
+        swaps_bytes: bool,
+    },
     /// A read chunk.
     Chunk {
         /// Its bytes, decoded or not.
@@ -89,12 +110,14 @@ pub struct Lanes {
     pub conversions: Arc<[Vec<Conversion>]>,
     /// Work.
     pub queue: Arc<Queue<Fetched>>,
+    /// What is counted.
+    pub counters: Arc<Counters>,
 }
 
 impl Lanes {
     fn conversion(&self, fetched: &Fetched) -> &Conversion {
-        let task = &fetched.unit.task;
-        &self.conversions[task.array][task.part]
+        let (array, part) = fetched.chunk.place();
+        &self.conversions[array][part]
     }
 }
 
@@ -168,7 +191,10 @@ impl Sizes {
         if let Payload::Chunk { part, work, .. } = &fetched.payload {
             self = self.with_work(part.len() as u64, work);
         }
-        self.staging += UNIT_BYTES + Regions::bytes(&fetched.unit.task.boxes, conversion);
+        self.staging += UNIT_BYTES;
+        for unit in &fetched.units {
+            self.staging += Regions::bytes(&unit.boxes, conversion);
+        }
         self
     }
 
@@ -275,8 +301,8 @@ impl Lane {
     }
 
     fn array(&self, fetched: &Fetched) -> &ArrayInfo {
-        let task = &fetched.unit.task;
-        self.lanes.dataset.part(task.array, task.part)
+        let (array, part) = fetched.chunk.place();
+        self.lanes.dataset.part(array, part)
     }
 
     /// Takes as many waiting units as the arena holds.
@@ -310,7 +336,11 @@ impl Lane {
         let copied = self.copied.synchronize();
         if copied.is_ok() {
             // Long before the group is decoded, its pinned memory can take the next chunks.
-            group.iter_mut().for_each(|fetched| fetched.payload = Payload::Missing);
+            for fetched in group.iter_mut() {
+                if let Payload::Chunk { work, .. } = &fetched.payload {
+                    fetched.payload = Payload::Copied { swaps_bytes: work.swaps_bytes };
+                }
+            }
         }
         let done = self.done.synchronize();
         copied.and(done).map_err(Error::cuda("decoding a group of chunks"))?;
@@ -346,21 +376,33 @@ impl Lane {
         let mut builder = Staging { bytes: vec![], device: staging };
         let statuses = builder.put(&vec![0 as StreamStatus; group.len()]);
         let mut regions = Regions::default();
+        let mut staying = vec![];
         for (number, fetched) in group.iter().enumerate() {
-            let task = &fetched.unit.task;
             let array = self.array(fetched);
-            let output = fetched.unit.batch.outputs[task.output].address;
+            let fill = Source::Fill(array.fill_element().unwrap_or_default());
             let source = match &fetched.payload {
-                Payload::Missing => Source::Fill(array.fill_element().unwrap_or_default()),
+                Payload::Missing | Payload::Copied { .. } => fill,
+                Payload::Held => match (fetched.chunk.held(), fetched.chunk.room()) {
+                    (Some(Held::Device { swaps_bytes }), Some(room)) => {
+                        Source::Decoded { address: room.address(), swaps_bytes }
+                    }
+                    _ => fill,
+                },
                 Payload::Chunk { buffer, part, work } => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
                     let known = fetched.identity.is_some_and(|identity| lanes.known.contains(identity));
                     let (to, address) = plan.chunk(number, status, part.len() as u64, work, known);
                     self.copy(to, &buffer.bytes()[part.clone()])?;
+                    if let Some(room) = fetched.chunk.room() {
+                        staying.push((room.address(), address, array.read_chunk_bytes()));
+                    }
                     Source::Decoded { address, swaps_bytes: work.swaps_bytes }
                 }
             };
-            regions.add(source, &task.boxes, lanes.conversion(fetched), output);
+            for unit in &fetched.units {
+                let output = unit.batch.outputs[unit.output].address;
+                regions.add(source, &unit.boxes, lanes.conversion(fetched), output);
+            }
         }
 
         let known_frames = std::mem::take(&mut plan.known_frames);
@@ -425,9 +467,9 @@ impl Lane {
         // SAFETY: as above.
         unsafe { kernels.undo_delta(&self.stream, deltas.0, deltas.1)? };
         let mut waited_for: Vec<*const crate::batch::Batch> = vec![];
-        for fetched in group {
-            let batch = Arc::as_ptr(&fetched.unit.batch);
-            if let (Some(writable), false) = (&fetched.unit.batch.writable, waited_for.contains(&batch)) {
+        for unit in group.iter().flat_map(|fetched| &fetched.units) {
+            let batch = Arc::as_ptr(&unit.batch);
+            if let (Some(writable), false) = (&unit.batch.writable, waited_for.contains(&batch)) {
                 self.stream.wait(writable).map_err(Error::cuda("waiting for output memory"))?;
                 waited_for.push(batch);
             }
@@ -435,6 +477,11 @@ impl Lane {
         // SAFETY: the regions were put into this lane's arena by the copy above; their sources lie in the arena, their
         // destinations in outputs that stay until their units are finished, which is after `process` waited.
         unsafe { kernels.gather(&self.stream, region_list, regions.list().len(), regions.tiles())? };
+        for (room, from, bytes) in staying {
+            // SAFETY: the decoded chunk lies in the arena, its room has its size and belongs to the chunk alone.
+            unsafe { result::memcpy_dtod_async(room, from, bytes as usize, self.stream.cu_stream()) }
+                .map_err(Error::cuda("copying a chunk to where it stays"))?;
+        }
 
         let results =
             self.download(statuses, group.len(), &frames, plan.frames.frames, builder.bytes.len())?;
@@ -529,21 +576,46 @@ impl Lane {
         let valid = group.iter().zip(&problems).filter(|(_, problem)| problem.is_none());
         self.lanes.known.extend(valid.filter_map(|(fetched, _)| fetched.identity));
         for (fetched, problem) in group.iter().zip(problems) {
-            if let Some(problem) = problem {
-                fetched.unit.batch.fail(Error::Damaged { at: fetched.at.clone(), problem });
+            match problem {
+                Some(problem) => fail(fetched, Error::Damaged { at: fetched.at.clone(), problem }),
+                None => self.finish(fetched),
             }
         }
     }
+
+    /// Counts a chunk, and lets those have it who came for it meanwhile.
+    fn finish(&self, fetched: &Fetched) {
+        let held = match &fetched.payload {
+            Payload::Missing => Held::Missing,
+            Payload::Copied { swaps_bytes } => {
+                if fetched.by_gpu {
+                    let counters = &self.lanes.counters;
+                    counters.chunks_decoded.add(1);
+                    counters.chunks_decoded_gpu.add(1);
+                    counters.bytes_decoded.add(self.array(fetched).read_chunk_bytes());
+                }
+                Held::Device { swaps_bytes: *swaps_bytes }
+            }
+            Payload::Held | Payload::Chunk { .. } => return,
+        };
+        if fetched.chunk.room().is_some() {
+            let later = fetched.chunk.ready(held).into_iter();
+            self.lanes.queue.push(later.map(|unit| Fetched::held(fetched.chunk.clone(), unit)));
+        }
+    }
+}
+
+/// An error of a chunk.
+fn fail(fetched: &Fetched, error: Error) {
+    let error = Arc::new(error);
+    fetched.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
+    fetched.chunk.fail(Error::Sticky(error));
 }
 
 /// An error of a whole group: the first batch gets it, the others its text.
 fn fail_all(group: &[Fetched], error: Error) {
     let error = Arc::new(error);
-    for fetched in group {
-        if !fetched.unit.batch.failed() {
-            fetched.unit.batch.fail(Error::Sticky(error.clone()));
-        }
-    }
+    group.iter().for_each(|fetched| fail(fetched, Error::Sticky(error.clone())));
 }
 
 /// What the kernels of a group do, in device addresses.

@@ -1,9 +1,14 @@
-//! From read chunks to elements in outputs: workers on the CPU, lanes on the GPU, a queue between them.
+//! From read chunks to elements in outputs: a planner that shares chunks between batches, workers on the CPU, lanes on
+//! the GPU, queues between them.
 
+pub mod chunk;
 pub mod known;
 pub mod lane;
 pub mod nvcomp;
+pub mod planner;
 mod queue;
+pub mod residents;
+pub mod rooms;
 pub mod worker;
 
 pub use queue::Queue;

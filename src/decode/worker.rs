@@ -1,6 +1,7 @@
-//! What a worker thread does with a unit: find its bytes, read them, and on the CPU road decode them.
+//! What a worker thread does with a chunk: find its bytes, read them, and on the CPU road decode them.
 
 use super::Queue;
+use super::chunk::{Chunk, Held};
 use super::known::Identity;
 use super::lane::{Fetched, Payload};
 use crate::assemble::Conversion;
@@ -12,6 +13,7 @@ use crate::error::{Context, Error, Result, log_once};
 use crate::fetch::{Blob, Located, Locator};
 use crate::gpu::PinnedPool;
 use crate::options::MissingChunks;
+use crate::stats::Counters;
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -31,10 +33,15 @@ pub struct Workers {
     pub missing_chunks: MissingChunks,
     /// Where finished work goes.
     pub target: Target,
+    /// What is counted.
+    pub counters: Arc<Counters>,
 }
 
 /// Where encoded bytes are.
 type Place = (Arc<dyn Blob>, Range<u64>);
+
+/// A chunk in pinned memory, its place for errors, what it is remembered by, and whether the GPU decodes it.
+type Arrived = (Payload, Context, Option<Identity>, bool);
 
 /// Where workers put what they have read.
 pub enum Target {
@@ -49,17 +56,40 @@ pub enum Target {
     },
 }
 
+/// What a worker does.
+pub enum Job {
+    /// Read a chunk, and decode it where that is the CPU's part.
+    Read(Arc<Chunk>),
+    /// CPU backend: assemble a unit from a chunk that is there.
+    Assemble(Arc<Chunk>, Unit),
+}
+
+impl Job {
+    /// The chunk.
+    pub fn chunk(&self) -> &Arc<Chunk> {
+        match self {
+            Self::Read(chunk) | Self::Assemble(chunk, _) => chunk,
+        }
+    }
+}
+
 impl Workers {
-    /// Does what a worker does with one unit. `scratch` is the thread's own buffer.
-    pub fn process(&self, unit: Unit, scratch: &mut Vec<u8>) {
-        if unit.batch.failed() {
+    /// Does one job. `scratch` is the thread's own buffer.
+    pub fn process(&self, job: Job, scratch: &mut Vec<u8>) {
+        let chunk = match job {
+            Job::Assemble(chunk, unit) => return self.assemble_held(&chunk, &unit),
+            Job::Read(chunk) => chunk,
+        };
+        if chunk.is_pointless() {
             return;
         }
         let done = match &self.target {
-            Target::Host => self.assemble(&unit, scratch),
-            Target::Lanes { pinned, queue } => match self.fetch(&unit, pinned, scratch) {
-                Ok(Some((payload, at, identity))) => {
-                    queue.push([Fetched { unit, payload, at, identity }]);
+            Target::Host => self.decode_and_assemble(&chunk, scratch),
+            Target::Lanes { pinned, queue } => match self.fetch(&chunk, pinned, scratch) {
+                Ok(Some((payload, at, identity, by_gpu))) => {
+                    // Those that came later are assembled once the chunk is in its room.
+                    let units = chunk.first().into_iter().collect();
+                    queue.push([Fetched { chunk, units, payload, at, identity, by_gpu }]);
                     return;
                 }
                 Ok(None) => Ok(()),
@@ -67,73 +97,104 @@ impl Workers {
             },
         };
         if let Err(error) = done {
-            unit.batch.fail(error);
+            chunk.fail(error);
         }
     }
 
-    fn array(&self, unit: &Unit) -> &ArrayInfo {
-        self.dataset.part(unit.task.array, unit.task.part)
+    fn array(&self, chunk: &Chunk) -> &ArrayInfo {
+        self.dataset.part(chunk.key.array, chunk.key.part)
     }
 
-    fn locate(&self, unit: &Unit) -> Result<(Option<Place>, Context)> {
-        let task = &unit.task;
-        let (located, at) =
-            self.locator.locate((task.array, task.part), self.array(unit), &task.read_chunk)?;
+    fn locate(&self, chunk: &Chunk) -> Result<(Option<Place>, Context)> {
+        let (located, at) = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk)?;
         match located {
-            Located::At { blob, range } => Ok((Some((blob, range)), at)),
-            Located::Missing if self.missing_chunks == MissingChunks::Fill => Ok((None, at)),
+            Located::At { blob, range } => {
+                self.counters.chunks_read.add(1);
+                self.counters.bytes_read.add(range.end - range.start);
+                Ok((Some((blob, range)), at))
+            }
+            Located::Missing if self.missing_chunks == MissingChunks::Fill => {
+                self.counters.chunks_missing.add(1);
+                Ok((None, at))
+            }
             Located::Missing => Err(Error::MissingChunk { at }),
         }
     }
 
-    /// CPU backend: the whole road of a unit.
-    fn assemble(&self, unit: &Unit, scratch: &mut Vec<u8>) -> Result<()> {
-        let array = self.array(unit);
-        let (found, at) = self.locate(unit)?;
+    /// CPU backend: the whole road of a chunk.
+    fn decode_and_assemble(&self, chunk: &Chunk, scratch: &mut Vec<u8>) -> Result<()> {
+        let array = self.array(chunk);
+        let (found, at) = self.locate(chunk)?;
         let decoded = match &found {
-            Some((blob, range)) => Some(decode(array, &**blob, range, scratch, &at)?),
+            Some((blob, range)) => Some(self.decode(array, &**blob, range, scratch, &at)?),
             None if array.fill_element().is_none() => Some(Cow::Owned(array.filled_chunk())),
             None => None,
         };
-        let fill = Source::Fill(array.fill_element().unwrap_or_default());
-        let source = decoded.as_deref().map_or(fill, Source::Decoded);
-        let conversion = &self.conversions[unit.task.array][unit.task.part];
-        let output = unit.batch.outputs[unit.task.output];
-        // SAFETY: the outputs of the CPU backend are host memory, lent until the batch is handed over, which waits
-        // for this unit; plans give no element to two units.
-        unsafe { host::assemble(source, &unit.task.boxes, conversion, output) };
+        if chunk.room().is_some() {
+            let held = decoded.map_or(Held::Missing, |decoded| Held::Host(decoded.into()));
+            for unit in chunk.ready(held) {
+                self.assemble_held(chunk, &unit);
+            }
+        } else if let Some(unit) = chunk.first() {
+            self.assemble(chunk, &unit, decoded.as_deref());
+        }
         Ok(())
     }
 
-    /// GPU backend: reads a unit into pinned memory. `None` once the reader stops.
+    fn assemble_held(&self, chunk: &Chunk, unit: &Unit) {
+        match chunk.held() {
+            Some(Held::Host(decoded)) => self.assemble(chunk, unit, Some(&decoded)),
+            Some(Held::Missing) => self.assemble(chunk, unit, None),
+            // Only chunks that are ready are assembled, and those of the CPU backend are on the host.
+            Some(Held::Device { .. }) | None => {
+                let message = "a chunk is not where it should be".into();
+                unit.batch.fail(Error::Panic { place: "a worker".into(), message });
+            }
+        }
+    }
+
+    /// CPU backend: puts the elements of a decoded chunk, or its fill value, into an output.
+    fn assemble(&self, chunk: &Chunk, unit: &Unit, decoded: Option<&[u8]>) {
+        let array = self.array(chunk);
+        let fill = Source::Fill(array.fill_element().unwrap_or_default());
+        let source = decoded.map_or(fill, Source::Decoded);
+        let conversion = &self.conversions[chunk.key.array][chunk.key.part];
+        let output = unit.batch.outputs[unit.output];
+        // SAFETY: the outputs of the CPU backend are host memory, lent until the batch is handed over, which waits
+        // for this unit; plans give no element to two units.
+        unsafe { host::assemble(source, &unit.boxes, conversion, output) };
+    }
+
+    /// GPU backend: reads a chunk into pinned memory. `None` once the reader stops.
     fn fetch(
         &self,
-        unit: &Unit,
+        chunk: &Chunk,
         pinned: &Arc<PinnedPool>,
         scratch: &mut Vec<u8>,
-    ) -> Result<Option<(Payload, Context, Option<Identity>)>> {
-        let array = self.array(unit);
-        let (found, at) = self.locate(unit)?;
+    ) -> Result<Option<Arrived>> {
+        let array = self.array(chunk);
+        let (found, at) = self.locate(chunk)?;
         let Some((blob, range)) = found else {
             if array.fill_element().is_some() {
-                return Ok(Some((Payload::Missing, at, None)));
+                return Ok(Some((Payload::Missing, at, None, false)));
             }
-            return Ok(Payload::decoded(pinned, &array.filled_chunk())?.map(|payload| (payload, at, None)));
+            return Ok(
+                Payload::decoded(pinned, &array.filled_chunk())?.map(|payload| (payload, at, None, false))
+            );
         };
         let encoded_bytes = range.end - range.start;
 
-        if let Road::Gpu(chain) = &self.roads[unit.task.array][unit.task.part]
+        if let Road::Gpu(chain) = &self.roads[chunk.key.array][chunk.key.part]
             && encoded_bytes <= chain.encoded_bound()
         {
             let Some(mut buffer) = pinned.take(encoded_bytes as usize)? else { return Ok(None) };
             read(&*blob, &range, buffer.bytes_mut(), &at)?;
             match chain.prepare(buffer.bytes()) {
                 Ok(Prepared::Gpu(part, work)) => {
-                    let task = &unit.task;
                     // Inner chunks of one file differ by their cells.
                     let identity = (work.zstd_blocks() > 0)
-                        .then(|| Identity::new((task.array, task.part), &task.read_chunk, blob.version()));
-                    return Ok(Some((Payload::Chunk { buffer, part, work }, at, identity)));
+                        .then(|| Identity::new(chunk.place(), &chunk.read_chunk, blob.version()));
+                    return Ok(Some((Payload::Chunk { buffer, part, work }, at, identity, true)));
                 }
                 Ok(Prepared::Cpu(reason)) => {
                     log_once(&format!("{}: decoded on the CPU: {reason}", array.context()))
@@ -141,8 +202,23 @@ impl Workers {
                 Err(problem) => return Err(Error::Damaged { at, problem }),
             }
         }
-        let decoded = decode(array, &*blob, &range, scratch, &at)?;
-        Ok(Payload::decoded(pinned, &decoded)?.map(|payload| (payload, at, None)))
+        let decoded = self.decode(array, &*blob, &range, scratch, &at)?;
+        Ok(Payload::decoded(pinned, &decoded)?.map(|payload| (payload, at, None, false)))
+    }
+
+    /// Reads and decodes a read chunk on this thread, into native byte order.
+    fn decode<'a>(
+        &self,
+        array: &ArrayInfo,
+        blob: &dyn Blob,
+        range: &Range<u64>,
+        scratch: &'a mut Vec<u8>,
+        at: &Context,
+    ) -> Result<Cow<'a, [u8]>> {
+        let decoded = decode(array, blob, range, scratch, at)?;
+        self.counters.chunks_decoded.add(1);
+        self.counters.bytes_decoded.add(decoded.len() as u64);
+        Ok(decoded)
     }
 }
 

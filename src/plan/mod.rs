@@ -9,15 +9,17 @@ pub mod shard_index;
 
 pub use copy_box::CopyBox;
 
-use crate::sampler::Windows;
+use crate::sampler::{Run, Windows};
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 /// What planning needs to know of an array.
 #[derive(Clone, Debug)]
 pub struct ArrayGeometry {
     /// Extents of the whole.
     pub shape: Vec<u64>,
+    /// Which axis of the windows each dimension follows; `None` belongs whole to every sample.
+    pub axes: Vec<Option<usize>>,
     /// What it consists of along the first dimension, without gaps; one part unless stores are joined.
     pub parts: Vec<PartGeometry>,
 }
@@ -70,58 +72,117 @@ impl OutputGeometry {
 pub struct ChunkTask {
     /// Which output its elements go to.
     pub output: usize,
-    /// Which array.
-    pub array: usize,
-    /// Which part of the array.
-    pub part: usize,
-    /// Coordinates in the grid of read chunks of that part.
+    /// Which chunk.
+    pub chunk: ChunkKey,
+    /// Coordinates in the grid of read chunks of its part.
     pub read_chunk: Vec<u64>,
     /// Copies from the decoded read chunk into the output, in elements. They do not overlap in the output.
     pub boxes: Vec<CopyBox>,
 }
 
+/// A read chunk among all that a reader may need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct ChunkKey {
+    /// Which array.
+    pub array: usize,
+    /// Which part of the array.
+    pub part: usize,
+    /// Its number in the grid of read chunks of that part, row by row.
+    pub number: u128,
+}
+
 impl ArrayGeometry {
+    /// Whether samples differ in it at all; else it is the same for each.
+    pub fn follows_samples(&self) -> bool {
+        self.axes.first() == Some(&Some(0))
+    }
+
+    /// Extents of a sample, all dimensions of the array.
+    pub fn sample_extents(&self, windows: &Windows) -> Vec<u64> {
+        let along = |(&extent, axis): (&u64, &Option<usize>)| match axis {
+            Some(axis) => windows.axes()[*axis].extent(),
+            None => extent,
+        };
+        self.shape.iter().zip(&self.axes).map(along).collect()
+    }
+
+    /// The indices of a sample along each dimension. `places` are those of [`Windows::places`].
+    pub fn runs(&self, windows: &Windows, places: &[u64]) -> Vec<Vec<Run>> {
+        let along = |(&extent, axis): (&u64, &Option<usize>)| match axis {
+            Some(axis) => windows.axes()[*axis].runs(places[*axis]).collect(),
+            None => vec![Run::whole(extent)],
+        };
+        self.shape.iter().zip(&self.axes).map(along).collect()
+    }
+
     /// Where a part ends along the first dimension.
     fn end(&self, part: usize) -> u64 {
         self.parts.get(part + 1).map_or(self.shape[0], |next| next.start)
     }
 
-    /// The parts that the steps `start..end` of the first dimension touch.
-    fn touched(&self, start: u64, end: u64) -> std::ops::Range<usize> {
-        let first = self.parts.partition_point(|part| part.start <= start).saturating_sub(1);
-        first..self.parts.partition_point(|part| part.start < end)
+    /// Extents of a part.
+    fn part_shape(&self, part: usize) -> Vec<u64> {
+        let mut shape = self.shape.clone();
+        shape[0] = self.end(part) - self.parts[part].start;
+        shape
     }
 
-    /// The parts that a window touches, each with the window as far as it lies in the part: start and extents, in
-    /// indices of the part.
-    fn regions(&self, start: &[u64], extent: &[u64]) -> impl Iterator<Item = (usize, (Vec<u64>, Vec<u64>))> {
-        self.touched(start[0], start[0] + extent[0]).filter_map(move |number| {
-            let part = &self.parts[number];
-            let low = part.start.max(start[0]);
-            let high = self.end(number).min(start[0] + extent[0]);
-            // A window without elements needs nothing.
-            (low < high && !extent.contains(&0)).then(|| {
-                let mut region = (start.to_vec(), extent.to_vec());
-                (region.0[0], region.1[0]) = (low - part.start, high - low);
-                (number, region)
-            })
+    /// The parts that a sample touches, each with the sample's indices in it, which count from the start of the part.
+    fn regions(&self, mut runs: Vec<Vec<Run>>) -> impl Iterator<Item = (usize, Vec<Vec<Run>>)> {
+        // A sample without elements needs nothing.
+        let nothing = runs.iter().any(|runs| runs.iter().all(|run| run.count == 0));
+        let along_first = std::mem::take(&mut runs[0]);
+        let first = along_first.iter().map(|run| run.start).min().unwrap_or(0);
+        let last = along_first.iter().filter(|run| run.count > 0).map(Run::last).max().unwrap_or(0);
+        let touched = self.parts.partition_point(|part| part.start <= first).saturating_sub(1)
+            ..self.parts.partition_point(|part| part.start <= last);
+        touched.filter(move |_| !nothing).filter_map(move |part| {
+            let start = self.parts[part].start;
+            let inside = along_first.iter().filter_map(|run| run.within(start, self.end(part)));
+            let inside: Vec<Run> = inside.map(|run| Run { start: run.start - start, ..run }).collect();
+            (!inside.is_empty())
+                .then(|| (part, std::iter::once(inside).chain(runs[1..].iter().cloned()).collect()))
         })
     }
 }
 
 /// How many read chunks of each part of an array a sample touches.
-pub fn count_chunks(
+pub fn count_chunks(windows: &Windows, array: &ArrayGeometry, sample: u64) -> Vec<(usize, u64)> {
+    let count = |(part, runs): (usize, Vec<Vec<Run>>)| {
+        let along =
+            runs.iter().zip(&array.parts[part].read_chunk_shape).map(|(runs, &chunk)| match &runs[..] {
+                [only] => Cells { run: *only, chunk }.count(),
+                several => {
+                    let cells = several.iter().flat_map(|&run| {
+                        let cells = Cells { run, chunk };
+                        (0..cells.count()).map(move |i| cells.cell(i))
+                    });
+                    cells.collect::<HashSet<u64>>().len() as u64
+                }
+            });
+        (part, along.fold(1, u64::saturating_mul))
+    };
+    array.regions(array.runs(windows, &windows.places(sample))).map(count).collect()
+}
+
+/// The read chunks that a sample touches, some of them perhaps several times.
+pub fn touched_chunks(
     windows: &Windows,
-    array: &ArrayGeometry,
+    arrays: &[ArrayGeometry],
     sample: u64,
-) -> impl Iterator<Item = (usize, u64)> {
-    let (start, extent) = windows.region(sample, &array.shape);
-    let regions: Vec<_> = array.regions(&start, &extent).collect();
-    regions.into_iter().map(|(number, (start, extent))| {
-        let chunk = &array.parts[number].read_chunk_shape;
-        let cells = |d: usize| (start[d] + extent[d] - 1) / chunk[d] - start[d] / chunk[d] + 1;
-        (number, (0..start.len()).map(cells).fold(1, u64::saturating_mul))
-    })
+    mut each: impl FnMut(ChunkKey),
+) {
+    let places = windows.places(sample);
+    for (array, geometry) in arrays.iter().enumerate() {
+        for (part, runs) in geometry.regions(geometry.runs(windows, &places)) {
+            let (chunk, shape) = (&geometry.parts[part].read_chunk_shape, geometry.part_shape(part));
+            each_combination(&runs, |runs| {
+                each_cell(runs, chunk, |cell| {
+                    each(ChunkKey { array, part, number: flat(cell, &shape, chunk) });
+                });
+            });
+        }
+    }
 }
 
 /// Plans a batch: every read chunk that one of `samples` touches comes once, in the order of first use.
@@ -132,19 +193,19 @@ pub fn plan_batch(
     windows: &Windows,
     arrays: &[ArrayGeometry],
     outputs: &[OutputGeometry],
-    samples: &[u64],
+    samples: impl IntoIterator<Item = u64>,
 ) -> Vec<ChunkTask> {
     let mut plan = Plan::default();
-    for (place, &sample) in samples.iter().enumerate() {
+    for (place, sample) in samples.into_iter().enumerate() {
+        let places = windows.places(sample);
         for (array, (geometry, output)) in arrays.iter().zip(outputs).enumerate() {
-            let (start, extent) = windows.region(sample, &geometry.shape);
             let to = place as u64 * output.sample + output.offset;
-            for (number, region) in geometry.regions(&start, &extent) {
-                let part = &geometry.parts[number];
-                let mut shape = geometry.shape.clone();
-                shape[0] = geometry.end(number) - part.start;
-                let to = to + (part.start + region.0[0] - start[0]) * output.strides[0];
-                plan.add((array, number), part, &shape, region, output, to);
+            for (part, runs) in geometry.regions(geometry.runs(windows, &places)) {
+                let shape = geometry.part_shape(part);
+                let part_geometry = &geometry.parts[part];
+                each_combination(&runs, |runs| {
+                    plan.add((array, part), part_geometry, &shape, runs, output, to);
+                });
             }
         }
     }
@@ -154,51 +215,95 @@ pub fn plan_batch(
 #[derive(Default)]
 struct Plan {
     tasks: Vec<ChunkTask>,
-    /// Tasks by array, part and number of the read chunk.
-    known: HashMap<(usize, usize, u128), usize>,
+    known: HashMap<ChunkKey, usize>,
 }
 
 impl Plan {
-    /// Adds the copies that put a region (start, extents) of a part to element `to` of its output.
+    /// Adds the copies that put a region of a part into its output, whose sample starts at element `to`.
     fn add(
         &mut self,
         (array, number): (usize, usize),
         part: &PartGeometry,
         shape: &[u64],
-        (start, extent): (Vec<u64>, Vec<u64>),
+        runs: &[Run],
         output: &OutputGeometry,
         to: u64,
     ) {
         let chunk = &part.read_chunk_shape;
-        let last: Vec<u64> = (0..start.len()).map(|d| (start[d] + extent[d] - 1) / chunk[d]).collect();
-        let first: Vec<u64> = (0..start.len()).map(|d| start[d] / chunk[d]).collect();
-        let mut cell = first.clone();
-        loop {
-            let key = (array, number, flat(&cell, shape, chunk));
+        each_cell(runs, chunk, |cell| {
+            let key = ChunkKey { array, part: number, number: flat(cell, shape, chunk) };
             let task = *self.known.entry(key).or_insert_with(|| {
-                let (output, read_chunk) = (output.output, cell.clone());
-                self.tasks.push(ChunkTask { output, array, part: number, read_chunk, boxes: vec![] });
+                let (output, read_chunk) = (output.output, cell.to_vec());
+                self.tasks.push(ChunkTask { output, chunk: key, read_chunk, boxes: vec![] });
                 self.tasks.len() - 1
             });
             let mut whole = CopyBox {
                 from: 0,
                 to,
                 extents: Vec::with_capacity(cell.len()),
-                from_strides: part.chunk_strides.clone(),
+                from_strides: Vec::with_capacity(cell.len()),
                 to_strides: output.strides.clone(),
             };
             for d in 0..cell.len() {
                 let origin = cell[d] * chunk[d];
-                let low = origin.max(start[d]);
-                let high = (origin + chunk[d]).min(start[d] + extent[d]);
-                whole.extents.push(high - low);
-                whole.from += (low - origin) * part.chunk_strides[d];
-                whole.to += (low - start[d]) * output.strides[d];
+                let Some(run) = runs[d].within(origin, origin + chunk[d]) else { return };
+                whole.extents.push(run.count);
+                whole.from += (run.start - origin) * part.chunk_strides[d];
+                whole.from_strides.push(run.step * part.chunk_strides[d]);
+                whole.to += run.place * output.strides[d];
             }
             self.tasks[task].boxes.push(whole.collapsed());
-            if !advance(&mut cell, &first, &last) {
-                break;
-            }
+        });
+    }
+}
+
+/// The cells of a grid that a run touches along one dimension.
+#[derive(Clone, Copy)]
+struct Cells {
+    run: Run,
+    chunk: u64,
+}
+
+impl Cells {
+    fn count(&self) -> u64 {
+        if self.run.step >= self.chunk {
+            return self.run.count;
+        }
+        self.run.last() / self.chunk - self.run.start / self.chunk + 1
+    }
+
+    fn cell(&self, i: u64) -> u64 {
+        if self.run.step >= self.chunk {
+            return (self.run.start + i * self.run.step) / self.chunk;
+        }
+        self.run.start / self.chunk + i
+    }
+}
+
+/// Every cell that runs touch, one run for each dimension; row by row.
+fn each_cell(runs: &[Run], chunk: &[u64], mut each: impl FnMut(&[u64])) {
+    let along: Vec<Cells> = runs.iter().zip(chunk).map(|(&run, &chunk)| Cells { run, chunk }).collect();
+    let last: Vec<u64> = along.iter().map(|cells| cells.count() - 1).collect();
+    let mut at = vec![0; along.len()];
+    let mut cell: Vec<u64> = along.iter().map(|cells| cells.cell(0)).collect();
+    loop {
+        each(&cell);
+        if !advance(&mut at, &last) {
+            return;
+        }
+        (0..at.len()).for_each(|d| cell[d] = along[d].cell(at[d]));
+    }
+}
+
+/// Every choice of one run for each dimension.
+fn each_combination(runs: &[Vec<Run>], mut each: impl FnMut(&[Run])) {
+    let last: Vec<u64> = runs.iter().map(|runs| runs.len() as u64 - 1).collect();
+    let mut at = vec![0; runs.len()];
+    loop {
+        let chosen: Vec<Run> = runs.iter().zip(&at).map(|(runs, &i)| runs[i as usize]).collect();
+        each(&chosen);
+        if !advance(&mut at, &last) {
+            return;
         }
     }
 }
@@ -218,14 +323,14 @@ fn flat(cell: &[u64], shape: &[u64], chunk: &[u64]) -> u128 {
         .fold(0, |number, d| number * u128::from(shape[d].div_ceil(chunk[d])) + u128::from(cell[d]))
 }
 
-/// Moves to the next cell of the box `first..=last`, row by row; false after the last one.
-fn advance(cell: &mut [u64], first: &[u64], last: &[u64]) -> bool {
-    for d in (0..cell.len()).rev() {
-        if cell[d] < last[d] {
-            cell[d] += 1;
+/// Moves on in the box `0..=last`, row by row; false after its last place.
+fn advance(at: &mut [u64], last: &[u64]) -> bool {
+    for d in (0..at.len()).rev() {
+        if at[d] < last[d] {
+            at[d] += 1;
             return true;
         }
-        cell[d] = first[d];
+        at[d] = 0;
     }
     false
 }
@@ -233,6 +338,7 @@ fn advance(cell: &mut [u64], first: &[u64], last: &[u64]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sampler::WindowArguments;
     use proptest::prelude::*;
 
     /// The plain path: every element of the output is looked up by its coordinates. An element's value is its array's
@@ -245,12 +351,17 @@ mod tests {
     ) -> Vec<Vec<u64>> {
         let mut outputs = vec![vec![]; if stacked { 1 } else { arrays.len() }];
         for &sample in samples {
-            let (_, extent) = windows.region(sample, &arrays[0].shape);
+            let places = windows.places(sample);
+            let extent = arrays[0].sample_extents(windows);
             let at = |array: usize, index: &[u64]| {
-                let shape = &arrays[array].shape;
-                let (start, _) = windows.region(sample, shape);
-                let strides = row_major_strides(shape);
-                array as u64 * FAR + (0..index.len()).map(|d| (start[d] + index[d]) * strides[d]).sum::<u64>()
+                let geometry = &arrays[array];
+                let (runs, strides) = (geometry.runs(windows, &places), row_major_strides(&geometry.shape));
+                let along = |d: usize| {
+                    let holds = |run: &&Run| (run.place..run.place + run.count).contains(&index[d]);
+                    let run = runs[d].iter().find(holds).unwrap();
+                    (run.start + (index[d] - run.place) * run.step) * strides[d]
+                };
+                array as u64 * FAR + (0..index.len()).map(along).sum::<u64>()
             };
             if stacked {
                 for first in 0..extent[0] {
@@ -261,7 +372,7 @@ mod tests {
                 }
             } else {
                 for (array, geometry) in arrays.iter().enumerate() {
-                    let (_, extent) = windows.region(sample, &geometry.shape);
+                    let extent = geometry.sample_extents(windows);
                     outputs[array].extend(indices(&extent).map(|index| at(array, &index)));
                 }
             }
@@ -280,8 +391,8 @@ mod tests {
 
     /// The values of a decoded read chunk, each where its strides say; outside of its part it is `u64::MAX`.
     fn decode(arrays: &[ArrayGeometry], task: &ChunkTask) -> Vec<u64> {
-        let geometry = &arrays[task.array];
-        let part = &geometry.parts[task.part];
+        let geometry = &arrays[task.chunk.array];
+        let part = &geometry.parts[task.chunk.part];
         let (chunk, strides) = (&part.read_chunk_shape, row_major_strides(&geometry.shape));
         let mut decoded = vec![u64::MAX; chunk.iter().product::<u64>() as usize];
         for index in indices(chunk) {
@@ -289,11 +400,11 @@ mod tests {
                 (0..chunk.len()).map(|d| task.read_chunk[d] * chunk[d] + index[d]).collect();
             at[0] += part.start;
             let mut end = geometry.shape.clone();
-            end[0] = geometry.end(task.part);
+            end[0] = geometry.end(task.chunk.part);
             if (0..at.len()).all(|d| at[d] < end[d]) {
                 let place: u64 = (0..at.len()).map(|d| index[d] * part.chunk_strides[d]).sum();
                 let value: u64 = (0..at.len()).map(|d| at[d] * strides[d]).sum();
-                decoded[place as usize] = task.array as u64 * FAR + value;
+                decoded[place as usize] = task.chunk.array as u64 * FAR + value;
             }
         }
         decoded
@@ -326,6 +437,7 @@ mod tests {
                 prop::collection::vec(parts, count).prop_map(move |arrays| {
                     let array = |parts: Vec<(Vec<u64>, Vec<usize>)>| ArrayGeometry {
                         shape: shape.clone(),
+                        axes: vec![],
                         parts: starts.iter().zip(parts).map(|(&at, (c, axes))| part(at, &c, &axes)).collect(),
                     };
                     arrays.into_iter().map(array).collect()
@@ -334,38 +446,81 @@ mod tests {
         })
     }
 
-    type Case = (Vec<ArrayGeometry>, Vec<i64>, Vec<i64>, Vec<u64>, bool, bool);
+    /// What decides a batch: the arrays, the windows over them, the samples, and whether they are stacked.
+    #[derive(Debug)]
+    struct Case {
+        arrays: Vec<ArrayGeometry>,
+        windows: Windows,
+        samples: Vec<u64>,
+        stacked: bool,
+    }
 
     fn case() -> impl Strategy<Value = Case> {
-        arrays().prop_flat_map(|arrays| {
+        (arrays(), any::<bool>()).prop_flat_map(|(arrays, stacked)| {
             let shape = arrays[0].shape.clone();
-            (Just(arrays), 1..=shape.len()).prop_flat_map(move |(arrays, covered)| {
+            (1..=shape.len()).prop_flat_map(move |covered| {
+                let (arrays, shape) = (arrays.clone(), shape.clone());
                 let window: Vec<_> = shape[..covered].iter().map(|&n| 1..=n as i64).collect();
                 let stride = prop::collection::vec(1i64..4, covered);
+                let dilation = prop::collection::vec(1i64..4, covered);
+                let offsets = prop::option::of(prop::collection::vec(-5i64..6, 1..4));
                 let picks = prop::collection::vec(0u64..1000, 1..5);
-                (Just(arrays), window, stride, picks, any::<bool>(), any::<bool>())
+                let roi = prop::collection::vec(0i64..3, shape.len());
+                (window, stride, dilation, offsets, picks, roi, any::<(bool, bool)>()).prop_filter_map(
+                    "no window fits",
+                    move |(mut window, stride, mut dilation, offsets, picks, roi, (drops, cuts))| {
+                        let offsets = offsets.filter(|_| !drops);
+                        if let Some(offsets) = &offsets {
+                            (window[0], dilation[0]) = (offsets.len() as i64, 1);
+                        }
+                        let given = WindowArguments {
+                            window: (!drops).then_some(&window),
+                            stride: (!drops).then_some(&stride),
+                            dilation: (!drops).then_some(&dilation),
+                            offsets: offsets.as_deref(),
+                            roi_start: cuts.then_some(&roi),
+                            ..WindowArguments::default()
+                        };
+                        let windows = Windows::new(&shape, &given).ok()?;
+                        let mut arrays = arrays.clone();
+                        for array in &mut arrays {
+                            array.axes = (0..shape.len())
+                                .map(|d| Some(d).filter(|&d| d < windows.axes().len()))
+                                .collect();
+                        }
+                        if !stacked && arrays.len() > 1 && shape.len() > 1 {
+                            // The last array lacks the first dimension.
+                            let last = arrays.last_mut()?;
+                            let chunk = &last.parts[0].read_chunk_shape;
+                            let geometry = ArrayGeometry {
+                                shape: last.shape[1..].to_vec(),
+                                axes: last.axes[1..].to_vec(),
+                                parts: vec![part(0, &chunk[1..], &(0..shape.len() - 1).collect::<Vec<_>>())],
+                            };
+                            *last = geometry;
+                        }
+                        let samples = picks.iter().map(|pick| pick % windows.len()).collect();
+                        Some(Case { arrays, windows, samples, stacked })
+                    },
+                )
             })
         })
     }
 
     proptest! {
         #[test]
-        fn carrying_out_a_plan_gives_the_samples((arrays, window, stride, picks, stacked, drops) in case()) {
-            let given = if drops { (None, None) } else { (Some(&window[..]), Some(&stride[..])) };
-            let windows = Windows::new(&arrays[0].shape, given.0, given.1).unwrap();
-            let samples: Vec<u64> = picks.iter().map(|pick| pick % windows.len()).collect();
-            let (_, extents) = windows.region(0, &arrays[0].shape);
+        fn carrying_out_a_plan_gives_the_samples(Case { arrays, windows, samples, stacked } in case()) {
             let outputs: Vec<_> = (0..arrays.len())
-                .map(|i| match stacked {
-                    true => OutputGeometry::stacked(i, arrays.len(), &extents),
-                    false => OutputGeometry::alone(i, &extents),
+                .map(|i| match (stacked, arrays[i].sample_extents(&windows)) {
+                    (true, extents) => OutputGeometry::stacked(i, arrays.len(), &extents),
+                    (false, extents) => OutputGeometry::alone(i, &extents),
                 })
                 .collect();
             let expected = expected(&windows, &arrays, stacked, &samples);
             let mut written: Vec<Vec<_>> = expected.iter().map(|output| vec![None; output.len()]).collect();
-            let mut seen = std::collections::HashSet::new();
-            for task in plan_batch(&windows, &arrays, &outputs, &samples) {
-                prop_assert!(seen.insert((task.array, task.part, task.read_chunk.clone())), "a chunk came twice");
+            let mut seen = HashSet::new();
+            for task in plan_batch(&windows, &arrays, &outputs, samples.iter().copied()) {
+                prop_assert!(seen.insert(task.chunk), "a chunk came twice");
                 let decoded = decode(&arrays, &task);
                 for piece in &task.boxes {
                     for (from, to) in piece.elements() {
@@ -380,26 +535,35 @@ mod tests {
                 prop_assert_eq!(written, Some(expected));
             }
             for &sample in &samples {
+                let mut counted = vec![];
                 for (array, geometry) in arrays.iter().enumerate() {
-                    let mut counted = vec![0; geometry.parts.len()];
-                    count_chunks(&windows, geometry, sample).for_each(|(part, chunks)| counted[part] += chunks);
-                    let mut planned = vec![0; geometry.parts.len()];
-                    for task in plan_batch(&windows, &arrays, &outputs, &[sample]) {
-                        planned[task.part] += u64::from(task.array == array);
-                    }
-                    prop_assert_eq!(counted, planned);
+                    let of_array = count_chunks(&windows, geometry, sample).into_iter();
+                    counted.extend(of_array.map(|(part, chunks)| ((array, part), chunks)));
                 }
+                let mut touched = HashSet::new();
+                touched_chunks(&windows, &arrays, sample, |key| {
+                    touched.insert(key);
+                });
+                let planned: HashSet<_> =
+                    plan_batch(&windows, &arrays, &outputs, [sample]).iter().map(|task| task.chunk).collect();
+                prop_assert_eq!(&touched, &planned);
+                for (of, chunks) in &counted {
+                    let of_part = planned.iter().filter(|key| (key.array, key.part) == *of).count();
+                    prop_assert_eq!(*chunks, of_part as u64);
+                }
+                prop_assert_eq!(counted.iter().map(|(_, chunks)| chunks).sum::<u64>(), planned.len() as u64);
             }
         }
     }
 
     #[test]
     fn a_chunk_that_is_one_sample_becomes_one_straight_copy() {
-        let windows = Windows::new(&[10, 6, 64, 128], None, None).unwrap();
+        let windows = Windows::new(&[10, 6, 64, 128], &WindowArguments::default()).unwrap();
         let parts = vec![part(0, &[1, 1, 64, 128], &[0, 1, 2, 3])];
-        let geometry = ArrayGeometry { shape: vec![10, 6, 64, 128], parts };
+        let geometry =
+            ArrayGeometry { shape: vec![10, 6, 64, 128], axes: vec![Some(0), None, None, None], parts };
         let output = OutputGeometry::alone(0, &[1, 6, 64, 128]);
-        let tasks = plan_batch(&windows, &[geometry], &[output], &[3, 4]);
+        let tasks = plan_batch(&windows, &[geometry], &[output], [3, 4]);
         assert_eq!(tasks.len(), 12);
         let straight = CopyBox {
             from: 0,
@@ -408,8 +572,8 @@ mod tests {
             from_strides: vec![1],
             to_strides: vec![1],
         };
-        let task =
-            ChunkTask { output: 0, array: 0, part: 0, read_chunk: vec![4, 1, 0, 0], boxes: vec![straight] };
+        let chunk = ChunkKey { array: 0, part: 0, number: 25 };
+        let task = ChunkTask { output: 0, chunk, read_chunk: vec![4, 1, 0, 0], boxes: vec![straight] };
         assert_eq!(tasks[7], task);
     }
 }

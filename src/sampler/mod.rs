@@ -1,8 +1,11 @@
-//! Which samples a batch holds: windows over the array, reader shards, padding and shuffling. Pure.
+//! Which samples a batch holds: windows over the array, reader shards, padding and shuffling that keeps
+//! chunks together. Pure.
 #![forbid(unsafe_code)]
 
+mod groups;
 mod order;
 mod windows;
 
-pub use order::{Order, OrderArguments};
-pub use windows::Windows;
+pub use groups::{Buffer, Grid, Groups};
+pub use order::{Drawn, Order, OrderArguments, Played, Position, Shuffle};
+pub use windows::{Axis, Run, WindowArguments, Windows};

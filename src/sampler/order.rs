@@ -1,15 +1,22 @@
 //! The order of samples: DALI's reader shards, epochs and padding, and a shuffle inside them.
 //!
-//! With N samples and P reader shards, shard `v` holds the samples `N*v/P .. N*(v+1)/P`. A reader starts with
-//! its own shard and moves on to the next in every epoch, unless it sticks to its own. Without padding its
-//! batches run on across epochs; with padding every epoch has the same number of batches on every shard, and
-//! the last sample repeats. This is what DALI's `Loader` does; a batch number is therefore the whole state.
+//! With N samples and P reader shards, shard `v` holds the positions `N*v/P .. N*(v+1)/P`. A position is a sample, or,
+//! if samples are shuffled, an entry of the list of samples sorted by chunk. A reader starts with its own shard and
+//! moves on to the next in every epoch, unless it sticks to its own. Without padding its batches run on across epochs;
+//! with padding every epoch has the same number of batches on every shard, and the last sample repeats. This is what
+//! DALI's `Loader` does; a batch number is therefore the whole state.
 //!
 //! The shuffle permutes the samples of one visit to a shard. It is a function of seed, epoch and shard alone,
 //! so it needs no state, and it never moves a sample to another shard.
+//!
+//! An epoch that was begun with other shards or batches can be finished: what they left is a list that all of them
+//! agree in, and it is cut anew.
 
+use super::groups::{Buffer, Groups};
 use crate::error::Result;
 use crate::options::argument;
+
+use std::sync::Arc;
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -23,9 +30,51 @@ pub struct Order {
     stick: bool,
     pad: bool,
     batch_size: u64,
-    seed: Option<u64>,
-    /// The permutation of the visit that was asked for last.
-    visit: Option<(Visit, Vec<u64>)>,
+    shuffle: Option<Shuffle>,
+    /// Where batch 0 is.
+    origin: Origin,
+    /// The last visits that were asked for.
+    visits: Vec<(Visit, Arc<Vec<u64>>)>,
+}
+
+/// How samples are shuffled.
+#[derive(Clone, Debug)]
+pub struct Shuffle {
+    /// Of all random numbers.
+    pub seed: u64,
+    /// What keeps chunks together; none if no chunk belongs to several samples.
+    pub groups: Option<(Arc<Groups>, Buffer)>,
+}
+
+/// An epoch that batches are counted from.
+#[derive(Clone, Debug, Default)]
+struct Origin {
+    epoch: u64,
+    played: Vec<Played>,
+    /// What they left of the epoch.
+    rest: Option<Arc<Vec<u64>>>,
+}
+
+/// A part of an epoch that readers have been through: all shards the same number of batches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Played {
+    /// How many shards there were.
+    pub shards: u64,
+    /// Samples of a batch.
+    pub batch_size: u64,
+    /// Batches of each shard.
+    pub batches: u64,
+}
+
+/// A place between two batches. Without padding there are no epochs to count in: all batches are in epoch 0.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Position {
+    /// The epoch.
+    pub epoch: u64,
+    /// What was read of it by readers with other shards or batches, in this order.
+    pub played: Vec<Played>,
+    /// Batches of the epoch that came behind that.
+    pub batch: u64,
 }
 
 /// One pass over one shard.
@@ -33,10 +82,20 @@ pub struct Order {
 struct Visit {
     epoch: u64,
     shard: u64,
+    shards: u64,
+}
+
+/// A sample of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Drawn {
+    /// Its number.
+    pub sample: u64,
+    /// The epoch in which it comes.
+    pub epoch: u64,
 }
 
 /// The arguments that decide an order.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 #[allow(missing_docs)]
 pub struct OrderArguments {
     pub shard_id: i64,
@@ -44,16 +103,16 @@ pub struct OrderArguments {
     pub stick_to_shard: bool,
     pub pad_last_batch: bool,
     pub batch_size: u64,
-    pub seed: Option<i64>,
+    pub shuffle: Option<Shuffle>,
 }
 
 impl Order {
-    /// An order over `samples` samples, shuffled if a seed is given.
+    /// An order over `samples` samples.
     ///
     /// # Errors
     /// Reader shards that do not exist, or more of them than samples.
-    pub fn new(samples: u64, arguments: &OrderArguments) -> Result<Self> {
-        let &OrderArguments { shard_id, num_shards, .. } = arguments;
+    pub fn new(samples: u64, arguments: OrderArguments) -> Result<Self> {
+        let OrderArguments { shard_id, num_shards, .. } = arguments;
         let shards = u64::try_from(num_shards)
             .ok()
             .filter(|&shards| shards > 0)
@@ -77,8 +136,9 @@ impl Order {
             stick: arguments.stick_to_shard,
             pad: arguments.pad_last_batch,
             batch_size: arguments.batch_size,
-            seed: arguments.seed.map(|seed| seed as u64),
-            visit: None,
+            shuffle: arguments.shuffle,
+            origin: Origin::default(),
+            visits: vec![],
         })
     }
 
@@ -89,7 +149,7 @@ impl Order {
 
     /// `samples`, counted as if every shard were as large as the largest.
     pub fn padded_samples(&self) -> u64 {
-        if self.pad { self.largest_shard() * self.shards } else { self.samples }
+        if self.pad { self.samples.div_ceil(self.shards) * self.shards } else { self.samples }
     }
 
     /// How many shards there are.
@@ -112,94 +172,177 @@ impl Order {
         self.pad
     }
 
-    /// Whether samples are shuffled.
-    pub fn shuffles(&self) -> bool {
-        self.seed.is_some()
+    /// How samples are shuffled, if they are.
+    pub fn shuffle(&self) -> Option<&Shuffle> {
+        self.shuffle.as_ref()
     }
 
-    /// Shuffles by another seed from now on, if at all.
-    pub fn reseed(&mut self, seed: i64) {
-        self.seed = self.seed.map(|_| seed as u64);
-        self.visit = None;
-    }
-
-    /// The samples of batch number `batch`, counted from 0 over all epochs.
-    pub fn batch(&mut self, batch: u64) -> Vec<u64> {
-        if self.pad {
-            let batches = self.largest_shard().div_ceil(self.batch_size);
-            let (epoch, batch) = (batch / batches, batch % batches);
-            let shard =
-                if self.stick { self.shard } else { (self.shard + epoch % self.shards) % self.shards };
-            let visit = Visit { epoch, shard };
-            let last = self.size(shard) - 1;
-            (0..self.batch_size)
-                .map(|i| self.sample(visit, (batch * self.batch_size + i).min(last)))
-                .collect()
-        } else {
-            let first = u128::from(batch) * u128::from(self.batch_size);
-            (0..self.batch_size).map(|i| self.running_sample(first + u128::from(i))).collect()
+    /// Shuffles by another seed and another buffer from now on, if at all.
+    pub fn reshuffle(&mut self, seed: u64, buffer: Option<Buffer>) {
+        if let Some(shuffle) = &mut self.shuffle {
+            shuffle.seed = seed;
+            if let (Some((_, known)), Some(buffer)) = (&mut shuffle.groups, buffer) {
+                *known = buffer;
+            }
         }
+        self.visits.clear();
+    }
+
+    /// Counts batches from the epoch and what was played of it on. Batch `position.batch` comes next then.
+    pub fn start_at(&mut self, position: &Position) {
+        let Position { epoch, played, .. } = position.clone();
+        let rest = (!played.is_empty()).then(|| Arc::new(self.rest(epoch, &played)));
+        self.origin = Origin { epoch, played, rest };
+    }
+
+    /// The place before batch number `batch`.
+    pub fn position(&self, batch: u64) -> Position {
+        if !self.pad {
+            return Position { batch, ..Position::default() };
+        }
+        let (epoch, batch, begun) = self.epoch(batch);
+        let played = if begun.is_some() { self.origin.played.clone() } else { vec![] };
+        Position { epoch, played, batch }
+    }
+
+    /// The samples of batch number `batch`.
+    pub fn batch(&mut self, batch: u64) -> Vec<Drawn> {
+        if !self.pad {
+            let first = u128::from(batch) * u128::from(self.batch_size);
+            return (0..self.batch_size).map(|i| self.running_sample(first + u128::from(i))).collect();
+        }
+        let (epoch, batch, rest) = self.epoch(batch);
+        let shard = if self.stick { self.shard } else { (self.shard + epoch % self.shards) % self.shards };
+        let (all, visit) = match &rest {
+            Some(rest) => (rest.len() as u64, None),
+            None => (self.samples, Some(Visit { epoch, shard, shards: self.shards })),
+        };
+        let (start, end) = (cut(all, self.shards, shard), cut(all, self.shards, shard + 1));
+        // With fewer samples left than shards, some shards have none of their own.
+        let last = end.max(start + 1).min(all) - 1;
+        let batch_size = self.batch_size;
+        let place = |i: u64| (start + batch * batch_size + i).min(last);
+        (0..batch_size)
+            .map(|i| {
+                let sample = match (&rest, visit) {
+                    (Some(rest), _) => rest[place(i) as usize],
+                    (None, Some(visit)) => self.sample(visit, place(i) - start),
+                    (None, None) => 0,
+                };
+                Drawn { sample, epoch }
+            })
+            .collect()
+    }
+
+    /// With padding: the epoch of a batch, its number there, and the rest of the epoch if it was begun otherwise.
+    fn epoch(&self, batch: u64) -> (u64, u64, Option<Arc<Vec<u64>>>) {
+        let batches = |samples: u64| samples.div_ceil(self.shards).div_ceil(self.batch_size);
+        let (mut batch, mut epoch) = (batch, self.origin.epoch);
+        if let Some(rest) = &self.origin.rest {
+            let left = batches(rest.len() as u64);
+            if batch < left {
+                return (epoch, batch, Some(rest.clone()));
+            }
+            (batch, epoch) = (batch - left, epoch + 1);
+        }
+        let whole = batches(self.samples);
+        (epoch + batch / whole, batch % whole, None)
+    }
+
+    /// What readers with other shards or batches left of an epoch.
+    fn rest(&mut self, epoch: u64, played: &[Played]) -> Vec<u64> {
+        let mut left: Option<Vec<u64>> = None;
+        for part in played {
+            let gone = part.batches.saturating_mul(part.batch_size);
+            let all = left.as_ref().map_or(self.samples, |left| left.len() as u64);
+            let mut next = vec![];
+            for shard in 0..part.shards {
+                let (start, end) = (cut(all, part.shards, shard), cut(all, part.shards, shard + 1));
+                let gone = gone.min(end - start);
+                match &left {
+                    Some(left) => next.extend_from_slice(&left[(start + gone) as usize..end as usize]),
+                    None => {
+                        let visit = Visit { epoch, shard, shards: part.shards };
+                        next.extend((gone..end - start).map(|place| self.sample(visit, place)));
+                    }
+                }
+            }
+            left = Some(next);
+        }
+        left.unwrap_or_default()
     }
 
     /// The `t`-th sample of a reader whose batches run on across epochs.
-    fn running_sample(&mut self, t: u128) -> u64 {
-        let period = if self.stick { self.size(self.shard) } else { self.samples };
+    fn running_sample(&mut self, t: u128) -> Drawn {
+        let (shards, size) = (self.shards, cut(self.samples, self.shards, self.shard + 1) - self.start());
+        let period = if self.stick { size } else { self.samples };
         let (cycle, rest) = ((t / u128::from(period)) as u64, (t % u128::from(period)) as u64);
         if self.stick {
-            return self.sample(Visit { epoch: cycle, shard: self.shard }, rest);
+            let visit = Visit { epoch: cycle, shard: self.shard, shards };
+            return Drawn { sample: self.sample(visit, rest), epoch: cycle };
         }
-        let position = (self.start(self.shard) + rest) % self.samples;
-        let shard = self.shard_of(position);
-        let steps = (shard + self.shards - self.shard) % self.shards;
-        let visit = Visit { epoch: cycle * self.shards + steps, shard };
-        self.sample(visit, position - self.start(shard))
+        let position = (self.start() + rest) % self.samples;
+        // The shard that holds the position: the last one that starts at or before it.
+        let shard = (((u128::from(position) + 1) * u128::from(shards) - 1) / u128::from(self.samples)) as u64;
+        let steps = (shard + shards - self.shard) % shards;
+        let epoch = cycle * shards + steps;
+        let place = position - cut(self.samples, shards, shard);
+        Drawn { sample: self.sample(Visit { epoch, shard, shards }, place), epoch }
     }
 
     /// The sample at a place of a visit.
     fn sample(&mut self, visit: Visit, place: u64) -> u64 {
-        let start = self.start(visit.shard);
-        let Some(seed) = self.seed else { return start + place };
-        if self.visit.as_ref().is_none_or(|(known, _)| *known != visit) {
-            self.visit = Some((visit, permutation(self.size(visit.shard), seed, visit)));
+        let start = cut(self.samples, visit.shards, visit.shard);
+        let Some(shuffle) = &self.shuffle else { return start + place };
+        if let Some((_, order)) = self.visits.iter().find(|(known, _)| *known == visit) {
+            return order[place as usize];
         }
-        let (_, permutation) = self.visit.as_ref().expect("was just set");
-        start + permutation[place as usize]
+        let end = cut(self.samples, visit.shards, visit.shard + 1);
+        let mut random = visit.random(shuffle.seed);
+        let order = match &shuffle.groups {
+            Some((groups, buffer)) => groups.order(start..end, *buffer, &mut random),
+            None => {
+                let mut order: Vec<u64> = (start..end).collect();
+                self::shuffle(&mut order, &mut random);
+                order
+            }
+        };
+        // A batch may hold the end of one visit and the start of the next.
+        self.visits.truncate(1);
+        let sample = order[place as usize];
+        self.visits.insert(0, (visit, Arc::new(order)));
+        sample
     }
 
-    /// First sample of a shard. In 128 bits, because samples times shards may exceed 64.
-    fn start(&self, shard: u64) -> u64 {
-        (u128::from(self.samples) * u128::from(shard) / u128::from(self.shards)) as u64
-    }
-
-    fn size(&self, shard: u64) -> u64 {
-        self.start(shard + 1) - self.start(shard)
-    }
-
-    fn largest_shard(&self) -> u64 {
-        self.samples.div_ceil(self.shards)
-    }
-
-    /// The shard that holds a sample: the last one that starts at or before it.
-    fn shard_of(&self, sample: u64) -> u64 {
-        let shard = (u128::from(sample) + 1) * u128::from(self.shards) - 1;
-        (shard / u128::from(self.samples)) as u64
+    /// First position of the shard this reader starts with.
+    fn start(&self) -> u64 {
+        cut(self.samples, self.shards, self.shard)
     }
 }
 
-/// Fisher and Yates with ChaCha8: the same on every machine and with every version of the random crates.
-fn permutation(len: u64, seed: u64, visit: Visit) -> Vec<u64> {
-    let mut key = [0; 32];
-    for (bytes, value) in key.chunks_exact_mut(8).zip([seed, visit.epoch, visit.shard, 0x7a61_7272]) {
-        bytes.copy_from_slice(&value.to_le_bytes());
+impl Visit {
+    /// ChaCha8: the same on every machine and with every version of the random crates.
+    fn random(&self, seed: u64) -> ChaCha8Rng {
+        let mut key = [0; 32];
+        for (bytes, value) in key.chunks_exact_mut(8).zip([seed, self.epoch, self.shard, 0x7a61_7272]) {
+            bytes.copy_from_slice(&value.to_le_bytes());
+        }
+        ChaCha8Rng::from_seed(key)
     }
-    let mut random = ChaCha8Rng::from_seed(key);
-    let mut permutation: Vec<u64> = (0..len).collect();
-    for i in (1..len).rev() {
+}
+
+/// First position of a shard of so many. In 128 bits, because samples times shards may exceed 64.
+fn cut(samples: u64, shards: u64, shard: u64) -> u64 {
+    (u128::from(samples) * u128::from(shard) / u128::from(shards)) as u64
+}
+
+/// Fisher and Yates.
+pub(super) fn shuffle<T>(list: &mut [T], random: &mut ChaCha8Rng) {
+    for i in (1..list.len()).rev() {
         // The high half of a 128-bit product: uniform but for a bias below len / 2^64.
-        let j = (u128::from(random.next_u64()) * u128::from(i + 1)) >> 64;
-        permutation.swap(i as usize, j as usize);
+        let j = (u128::from(random.next_u64()) * u128::from(i as u64 + 1)) >> 64;
+        list.swap(i, j as usize);
     }
-    permutation
 }
 
 #[cfg(test)]
@@ -214,7 +357,7 @@ mod tests {
         stick: bool,
         pad: bool,
         batch: u64,
-        seed: Option<i64>,
+        seed: Option<u64>,
     ) -> Order {
         let arguments = OrderArguments {
             shard_id: shard,
@@ -222,9 +365,13 @@ mod tests {
             stick_to_shard: stick,
             pad_last_batch: pad,
             batch_size: batch,
-            seed,
+            shuffle: seed.map(|seed| Shuffle { seed, groups: None }),
         };
-        Order::new(samples, &arguments).unwrap()
+        Order::new(samples, arguments).unwrap()
+    }
+
+    fn samples_of(batch: &[Drawn]) -> Vec<u64> {
+        batch.iter().map(|drawn| drawn.sample).collect()
     }
 
     /// What DALI's loader does, step by step: walk the samples, moving on at the end of each shard.
@@ -268,13 +415,13 @@ mod tests {
             prop_assume!(shard < shards && shards as u64 <= samples);
             let mut order = order(samples, shards, shard, stick, pad, batch, None);
             for (number, expected) in walk(&order, 40).into_iter().enumerate() {
-                prop_assert_eq!(order.batch(number as u64), expected, "batch {}", number);
+                prop_assert_eq!(samples_of(&order.batch(number as u64)), expected, "batch {}", number);
             }
         }
 
         #[test]
         fn a_shuffled_visit_is_a_permutation_of_its_shard(
-            samples in 1u64..60, shards in 1i64..5, stick: bool, seed: i64,
+            samples in 1u64..60, shards in 1i64..5, stick: bool, seed: u64,
         ) {
             prop_assume!(shards as u64 <= samples);
             for shard in 0..shards {
@@ -283,7 +430,7 @@ mod tests {
                 let batches = samples.div_ceil(shards as u64).div_ceil(7);
                 for epoch in 0..3 {
                     let collect = |order: &mut Order| {
-                        let mut all: Vec<_> = (0..batches).flat_map(|b| order.batch(epoch * batches + b)).collect();
+                        let mut all: Vec<_> = (0..batches).flat_map(|b| samples_of(&order.batch(epoch * batches + b))).collect();
                         all.sort_unstable();
                         all.dedup();
                         all
@@ -294,20 +441,73 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// Three configurations one behind the other within an epoch, then a whole one.
+        #[test]
+        fn an_epoch_goes_on_with_other_shards_and_batches(
+            samples in 7u64..60, epoch in 0u64..5, seed in prop::option::of(any::<u64>()), stick: bool,
+            parts in prop::collection::vec((1u64..7, 1u64..5, 0u64..4), 1..4),
+        ) {
+            let new = |shards: u64, shard: u64, batch| {
+                order(samples, shards as i64, shard as i64, stick, true, batch, seed)
+            };
+            let mut position = Position { epoch, ..Position::default() };
+            let mut seen: Vec<u64> = vec![];
+            let mut left = samples;
+            for &(shards, batch_size, batches) in &parts {
+                let batches = batches.min(left.div_ceil(shards).div_ceil(batch_size));
+                let mut of_all = vec![];
+                for shard in 0..shards {
+                    let mut order = new(shards, shard, batch_size);
+                    order.start_at(&position);
+                    of_all.extend((0..batches).flat_map(|batch| samples_of(&order.batch(batch))));
+                }
+                of_all.sort_unstable();
+                of_all.dedup();
+                left -= of_all.len() as u64;
+                seen.extend(of_all);
+                position.played.push(Played { shards, batch_size, batches });
+            }
+            let mut last = new(1, 0, 1);
+            last.start_at(&position);
+            seen.extend((0..left).map(|batch| last.batch(batch)[0].sample));
+            seen.sort_unstable();
+            prop_assert_eq!(seen, (0..samples).collect::<Vec<_>>());
+            let next = Position { epoch: epoch + 1, ..Position::default() };
+            prop_assert_eq!(last.position(left), next.clone());
+            let mut regular = new(1, 0, 1);
+            regular.start_at(&next);
+            prop_assert_eq!(last.batch(left), regular.batch(0));
+        }
+
+        #[test]
+        fn batches_go_on_from_any_position(
+            samples in 5u64..60, shards in 1i64..5, stick: bool, pad: bool, batch in 1u64..9, at in 0u64..40,
+        ) {
+            let mut whole = order(samples, shards, 0, stick, pad, batch, Some(3));
+            let mut resumed = order(samples, shards, 0, stick, pad, batch, Some(3));
+            let position = whole.position(at);
+            resumed.start_at(&position);
+            for i in 0..20 {
+                prop_assert_eq!(whole.batch(at + i), resumed.batch(position.batch + i));
+            }
+        }
+    }
+
     #[test]
     fn orders_differ_by_seed_and_epoch_and_repeat_otherwise() {
         let mut a = order(100, 1, 0, false, false, 100, Some(1));
         let mut b = order(100, 1, 0, false, false, 100, Some(2));
-        let first = a.batch(0);
-        assert_ne!(first, b.batch(0));
-        assert_ne!(first, a.batch(1));
-        assert_eq!(first, a.batch(0));
+        let first = samples_of(&a.batch(0));
+        assert_ne!(first, samples_of(&b.batch(0)));
+        assert_ne!(first, samples_of(&a.batch(1)));
+        assert_eq!(first, samples_of(&a.batch(0)));
     }
 
     /// The order is a promise: runs must be repeatable with later versions of this crate.
     #[test]
     fn the_order_of_a_seed_is_pinned() {
-        assert_eq!(order(8, 1, 0, false, false, 8, Some(42)).batch(0), PINNED);
+        assert_eq!(samples_of(&order(8, 1, 0, false, false, 8, Some(42)).batch(0)), PINNED);
     }
 
     const PINNED: [u64; 8] = [0, 2, 7, 3, 5, 4, 1, 6];
@@ -321,9 +521,9 @@ mod tests {
                 stick_to_shard: false,
                 pad_last_batch: false,
                 batch_size: 1,
-                seed: None,
+                shuffle: None,
             };
-            Order::new(5, &arguments).unwrap_err().to_string()
+            Order::new(5, arguments).unwrap_err().to_string()
         };
         assert!(new(0, 0).contains("`num_shards`"));
         assert!(new(2, 2).contains("`shard_id`"));

@@ -3,78 +3,231 @@
 use crate::error::Result;
 use crate::options::argument;
 
-/// A regular arrangement of windows, numbered row by row.
+/// The arguments that decide which windows there are, as the user gave them.
+#[derive(Clone, Copy, Debug, Default)]
+#[allow(missing_docs)]
+pub struct WindowArguments<'a> {
+    pub window: Option<&'a [i64]>,
+    pub stride: Option<&'a [i64]>,
+    pub dilation: Option<&'a [i64]>,
+    pub offsets: Option<&'a [i64]>,
+    pub roi_start: Option<&'a [i64]>,
+    pub roi_end: Option<&'a [i64]>,
+    pub exclude: &'a [i64],
+}
+
+/// An arrangement of windows, numbered row by row.
 ///
-/// The windows cover the first `window.len()` dimensions; every later dimension belongs whole to each sample.
+/// The windows cover the leading dimensions; every later dimension belongs whole to each sample.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Windows {
-    /// Extents of a window in elements.
-    pub window: Vec<u64>,
-    /// Steps between the starts of neighbouring windows.
-    pub stride: Vec<u64>,
-    /// How many windows there are along each dimension.
-    pub counts: Vec<u64>,
+    axes: Vec<Axis>,
+    asked: usize,
     /// A sample is `array[i]`: the first dimension is left out of its shape.
     pub drops_first: bool,
+}
+
+/// Indices `start`, `start + step`, ... that go to neighbouring places of a sample, the first to `place`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Run {
+    pub start: u64,
+    pub step: u64,
+    pub count: u64,
+    pub place: u64,
+}
+
+impl Run {
+    /// Neighbouring indices.
+    pub fn whole(extent: u64) -> Self {
+        Self { start: 0, step: 1, count: extent, place: 0 }
+    }
+
+    /// The last of its indices.
+    pub fn last(&self) -> u64 {
+        self.start + (self.count - 1) * self.step
+    }
+
+    /// As many of its indices as lie in `from..to`.
+    pub fn within(&self, from: u64, to: u64) -> Option<Self> {
+        let before = |bound: u64| bound.saturating_sub(self.start).div_ceil(self.step).min(self.count);
+        let (skipped, end) = (before(from), before(to));
+        (skipped < end).then(|| Self {
+            start: self.start + skipped * self.step,
+            count: end - skipped,
+            place: self.place + skipped,
+            ..*self
+        })
+    }
+}
+
+/// The windows along one dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Where windows start: at the least index that they touch.
+    starts: Starts,
+    /// The indices of a window that starts at 0.
+    runs: Vec<Run>,
+    /// From a window's start to the index that it is named by.
+    anchor: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Starts {
+    Regular { first: u64, step: u64, count: u64 },
+    Listed(Vec<u64>),
+}
+
+impl Axis {
+    /// How many windows there are.
+    pub fn count(&self) -> u64 {
+        match &self.starts {
+            Starts::Regular { count, .. } => *count,
+            Starts::Listed(starts) => starts.len() as u64,
+        }
+    }
+
+    /// The least index that a window touches.
+    pub fn start(&self, window: u64) -> u64 {
+        match &self.starts {
+            Starts::Regular { first, step, .. } => first + window * step,
+            Starts::Listed(starts) => starts[window as usize],
+        }
+    }
+
+    /// From the first index that a window touches to behind the last.
+    pub fn span(&self) -> u64 {
+        self.runs.iter().map(Run::last).max().map_or(0, |last| last + 1)
+    }
+
+    /// How many elements a window has.
+    pub fn extent(&self) -> u64 {
+        self.runs.iter().map(|run| run.count).sum()
+    }
+
+    /// The indices of a window.
+    pub fn runs(&self, window: u64) -> impl Iterator<Item = Run> {
+        let start = self.start(window);
+        self.runs.iter().map(move |run| Run { start: run.start + start, ..*run })
+    }
+
+    /// The index that a window is named by: its start, or where offset 0 would be.
+    pub fn index(&self, window: u64) -> i64 {
+        self.start(window) as i64 + self.anchor
+    }
+
+    /// Windows with these runs in the region `from..to`, a step apart. `None` if there is no room for one.
+    fn new(runs: Vec<Run>, anchor: i64, (from, to): (u64, u64), step: u64) -> Option<Self> {
+        let mut axis = Self { starts: Starts::Listed(vec![]), runs, anchor };
+        let room = (to - from).checked_sub(axis.span())?;
+        axis.starts = Starts::Regular { first: from, step, count: room / step + 1 };
+        Some(axis)
+    }
+
+    /// Leaves out the windows that touch one of these indices.
+    fn exclude(&mut self, indices: &[u64]) {
+        let mut sorted = indices.to_vec();
+        sorted.sort_unstable();
+        let touches = |window: &u64| {
+            let start = self.start(*window);
+            let from = sorted.partition_point(|&index| index < start);
+            sorted[from..].iter().take_while(|&&index| index < start + self.span()).any(|&index| {
+                let relative = index - start;
+                self.runs.iter().any(|run| run.within(relative, relative + 1).is_some())
+            })
+        };
+        let left = (0..self.count()).filter(|window| !touches(window)).map(|window| self.start(window));
+        self.starts = Starts::Listed(left.collect());
+    }
 }
 
 impl Windows {
     /// Arranges windows over an array of the given shape.
     ///
     /// # Errors
-    /// Arguments that do not fit the shape, named.
-    pub fn new(shape: &[u64], window: Option<&[i64]>, stride: Option<&[i64]>) -> Result<Self> {
+    /// Arguments that do not fit the shape or each other, named.
+    pub fn new(shape: &[u64], given: &WindowArguments<'_>) -> Result<Self> {
         if shape.is_empty() {
             let problem = "the array has no dimensions, so there is nothing to take samples along";
             return Err(argument("path", problem.into()));
         }
-        let drops_first = window.is_none();
-        let window = match window {
-            None => vec![1],
-            Some([]) => {
-                let problem = "is empty; give the extents of a sample, or leave it out for single steps";
-                return Err(argument("window", problem.into()));
-            }
-            Some(window) if window.len() > shape.len() => {
-                let problem =
-                    format!("{window:?} has {} extents, but the array has the shape {shape:?}", window.len());
-                return Err(argument("window", problem));
-            }
-            Some(window) => positive("window", window)?,
-        };
-        if let Some(d) = (0..window.len()).find(|&d| window[d] > shape[d]) {
-            let problem = format!(
-                "{window:?} does not fit into the array's shape {shape:?}: {} steps are asked for in dimension {d}, which has {}",
-                window[d], shape[d]
-            );
+        let extents = extents(given)?;
+        let asked = extents.len();
+        if asked > shape.len() {
+            let problem = format!("{extents:?} has {asked} extents, but the array has the shape {shape:?}");
             return Err(argument("window", problem));
         }
-        let stride = match stride {
-            None => std::iter::once(1).chain(window[1..].iter().copied()).collect(),
-            Some(stride) if stride.len() != window.len() => {
+        let dilation = per_dimension("dilation", given.dilation, asked)?.unwrap_or_else(|| vec![1; asked]);
+        if given.offsets.is_some() && dilation[0] != 1 {
+            let problem = format!(
+                "{dilation:?} and offsets={:?} both say which steps a sample has; leave one out, or give 1 in the first place",
+                given.offsets.unwrap_or_default()
+            );
+            return Err(argument("dilation", problem));
+        }
+        let stride = per_dimension("stride", given.stride, asked)?;
+        let region = region(shape, given)?;
+        let mut axes = vec![];
+        for d in 0..asked.max(region.len()) {
+            let bounds = region.get(d).copied().unwrap_or((0, shape[d]));
+            if d >= asked {
+                let whole = Run::whole(bounds.1 - bounds.0);
+                axes.extend(Axis::new(vec![whole], 0, bounds, 1));
+                continue;
+            }
+            let (runs, anchor) = match given.offsets.filter(|_| d == 0) {
+                Some(offsets) => runs_of(offsets)?,
+                None => (vec![Run { step: dilation[d], ..Run::whole(extents[d]) }], 0),
+            };
+            let name = if d == 0 && given.offsets.is_some() { "offsets" } else { "window" };
+            let spanned = runs.iter().map(|run| {
+                let tail = (run.count - 1).checked_mul(run.step)?;
+                run.start.checked_add(tail)?.checked_add(1)
+            });
+            let span = spanned.collect::<Option<Vec<u64>>>().and_then(|spans| spans.into_iter().max());
+            let default = if d == 0 { Some(1) } else { span };
+            let step = stride.as_ref().map(|stride| stride[d]).or(default).unwrap_or(1);
+            let axis = span.and_then(|_| Axis::new(runs, anchor, bounds, step));
+            let Some(axis) = axis else {
+                let (asked, inside) = (given.offsets.filter(|_| d == 0), bounds.1 - bounds.0);
+                let values = asked.map_or_else(|| format!("{extents:?}"), |offsets| format!("{offsets:?}"));
+                let place = match bounds == (0, shape[d]) {
+                    true => format!("the array's shape {shape:?}"),
+                    false => format!("the region {}..{} of roi_start and roi_end", bounds.0, bounds.1),
+                };
+                let steps = span.map_or_else(|| "too many".into(), |span| span.to_string());
                 let problem = format!(
-                    "{stride:?} has {} steps for a window of {} dimension(s); give one for each",
-                    stride.len(),
-                    window.len()
+                    "{values} does not fit into {place}: {steps} steps are asked for in dimension {d}, which has {inside}"
                 );
-                return Err(argument("stride", problem));
+                return Err(argument(name, problem));
+            };
+            axes.push(axis);
+        }
+        if !given.exclude.is_empty() {
+            let indices = within("exclude", given.exclude, shape[0])?;
+            axes[0].exclude(&indices);
+            if axes[0].count() == 0 {
+                let problem = format!(
+                    "its {} indices touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
+                    indices.len()
+                );
+                return Err(argument("exclude", problem));
             }
-            Some(stride) => positive("stride", stride)?,
-        };
-        let counts: Vec<u64> = (0..window.len()).map(|d| (shape[d] - window[d]) / stride[d] + 1).collect();
-        if counts.iter().try_fold(1u64, |all, &n| all.checked_mul(n)).is_none_or(|all| all > i64::MAX as u64)
-        {
+        }
+        let windows = Self { axes, asked, drops_first: given.window.is_none() && given.offsets.is_none() };
+        let all = windows.axes.iter().try_fold(1u64, |all, axis| all.checked_mul(axis.count()));
+        if all.is_none_or(|all| all > i64::MAX as u64) {
             let problem = format!(
-                "{window:?} has more places in the shape {shape:?} than can be counted; cover fewer dimensions"
+                "{extents:?} has more places in the shape {shape:?} than can be counted; cover fewer dimensions"
             );
             return Err(argument("window", problem));
         }
-        Ok(Self { window, stride, counts, drops_first })
+        Ok(windows)
     }
 
     /// How many samples there are.
     pub fn len(&self) -> u64 {
-        self.counts.iter().product()
+        self.axes.iter().map(Axis::count).product()
     }
 
     /// Whether there is no sample; [`Windows::new`] does not let that happen.
@@ -82,29 +235,131 @@ impl Windows {
         self.len() == 0
     }
 
-    /// How many leading dimensions the windows cover.
+    /// The leading dimensions that the windows cover, those that are only cut to a region behind them.
+    pub fn axes(&self) -> &[Axis] {
+        &self.axes
+    }
+
+    /// How many leading dimensions the user's window covers.
     pub fn dimensions(&self) -> usize {
-        self.window.len()
+        self.asked
     }
 
-    /// Where the window of a sample starts in an array with `rank` dimensions, and its extents there.
-    pub fn region(&self, sample: u64, shape: &[u64]) -> (Vec<u64>, Vec<u64>) {
-        let mut start = vec![0; shape.len()];
-        let mut extent = shape.to_vec();
+    /// The number of a sample's window along each axis.
+    pub fn places(&self, sample: u64) -> Vec<u64> {
+        let mut places = vec![0; self.axes.len()];
         let mut rest = sample;
-        for d in (0..self.dimensions()).rev() {
-            start[d] = rest % self.counts[d] * self.stride[d];
-            extent[d] = self.window[d];
-            rest /= self.counts[d];
+        for (place, axis) in places.iter_mut().zip(&self.axes).rev() {
+            *place = rest % axis.count();
+            rest /= axis.count();
         }
-        (start, extent)
+        places
     }
 
-    /// Shape of one sample of an array of the given shape.
-    pub fn sample_shape(&self, shape: &[u64]) -> Vec<u64> {
-        let window = if self.drops_first { &[] } else { self.window.as_slice() };
-        window.iter().chain(&shape[self.dimensions()..]).copied().collect()
+    /// The indices that name a sample, one for each dimension of the user's window.
+    pub fn index(&self, sample: u64) -> Vec<i64> {
+        let places = self.places(sample);
+        (0..self.asked).map(|d| self.axes[d].index(places[d])).collect()
     }
+}
+
+/// Extents of a sample along the dimensions that the user's window covers.
+fn extents(given: &WindowArguments<'_>) -> Result<Vec<u64>> {
+    let window = match given.window {
+        Some([]) => {
+            let problem = "is empty; give the extents of a sample, or leave it out for single steps";
+            return Err(argument("window", problem.into()));
+        }
+        Some(window) => Some(positive("window", window)?),
+        None => None,
+    };
+    match (window, given.offsets) {
+        (_, Some([])) => {
+            let problem = "is empty; give the steps of a sample, or leave it out for single steps";
+            Err(argument("offsets", problem.into()))
+        }
+        (Some(window), Some(offsets)) if window[0] != offsets.len() as u64 => {
+            let problem = format!(
+                "{offsets:?} are {} steps, but window={window:?} asks for {} in the first dimension; leave window out, or give {} there",
+                offsets.len(),
+                window[0],
+                offsets.len()
+            );
+            Err(argument("offsets", problem))
+        }
+        (Some(window), _) => Ok(window),
+        (None, Some(offsets)) => Ok(vec![offsets.len() as u64]),
+        (None, None) => Ok(vec![1]),
+    }
+}
+
+/// A list with one positive entry for each dimension of the window.
+fn per_dimension(name: &'static str, given: Option<&[i64]>, asked: usize) -> Result<Option<Vec<u64>>> {
+    match given {
+        None => Ok(None),
+        Some(list) if list.len() != asked => {
+            let problem = format!(
+                "{list:?} has {} steps for a window of {asked} dimension(s); give one for each",
+                list.len()
+            );
+            Err(argument(name, problem))
+        }
+        Some(list) => positive(name, list).map(Some),
+    }
+}
+
+/// The region of each leading dimension that has one: start and end.
+fn region(shape: &[u64], given: &WindowArguments<'_>) -> Result<Vec<(u64, u64)>> {
+    let check = |name, given: Option<&[i64]>| match given {
+        Some(list) if list.len() > shape.len() => {
+            let problem =
+                format!("{list:?} has {} entries, but the array has the shape {shape:?}", list.len());
+            Err(argument(name, problem))
+        }
+        Some(list) => list
+            .iter()
+            .zip(shape)
+            .map(|(&at, &extent)| {
+                u64::try_from(at).ok().filter(|&at| at <= extent).ok_or_else(|| {
+                    let problem = format!(
+                        "{list:?} holds {at}, which lies outside 0..={extent} of the array's shape {shape:?}"
+                    );
+                    argument(name, problem)
+                })
+            })
+            .collect::<Result<Vec<u64>>>(),
+        None => Ok(vec![]),
+    };
+    let (starts, ends) = (check("roi_start", given.roi_start)?, check("roi_end", given.roi_end)?);
+    let bounds = |d: usize| {
+        let (start, end) = (starts.get(d).copied().unwrap_or(0), ends.get(d).copied().unwrap_or(shape[d]));
+        if start < end {
+            return Ok((start, end));
+        }
+        let problem = format!("{start} in dimension {d} is not below the end of the region, roi_end={end}");
+        Err(argument("roi_start", problem))
+    };
+    (0..starts.len().max(ends.len())).map(bounds).collect()
+}
+
+/// Offsets as runs that count from the least of them, and what leads from there to offset 0.
+fn runs_of(offsets: &[i64]) -> Result<(Vec<Run>, i64)> {
+    let least = offsets.iter().copied().min().unwrap_or(0);
+    let anchor = least.checked_neg();
+    let relative: Option<Vec<u64>> =
+        offsets.iter().map(|&offset| u64::try_from(offset.checked_sub(least)?).ok()).collect();
+    let (Some(relative), Some(anchor)) = (relative, anchor) else {
+        return Err(argument("offsets", format!("{offsets:?} lie further apart than can be counted")));
+    };
+    let mut runs: Vec<Run> = vec![];
+    for (place, &at) in relative.iter().enumerate() {
+        match runs.last_mut() {
+            Some(run) if run.count == 1 && at > run.start => (run.step, run.count) = (at - run.start, 2),
+            Some(run) if run.count > 1 && at == run.last() + run.step => run.count += 1,
+            _ => runs.push(Run { start: at, step: 1, count: 1, place: place as u64 }),
+        }
+    }
+    Ok((runs, anchor))
 }
 
 fn positive(name: &'static str, values: &[i64]) -> Result<Vec<u64>> {
@@ -118,46 +373,184 @@ fn positive(name: &'static str, values: &[i64]) -> Result<Vec<u64>> {
         .collect()
 }
 
+fn within(name: &'static str, indices: &[i64], extent: u64) -> Result<Vec<u64>> {
+    indices
+        .iter()
+        .map(|&index| {
+            u64::try_from(index).ok().filter(|&index| index < extent).ok_or_else(|| {
+                argument(
+                    name,
+                    format!("holds {index}, which is no index of the first dimension with {extent} steps"),
+                )
+            })
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    fn windows(shape: &[u64], window: Option<&[i64]>, stride: Option<&[i64]>) -> Windows {
+        Windows::new(shape, &WindowArguments { window, stride, ..WindowArguments::default() }).unwrap()
+    }
+
+    /// The indices of a sample along one axis, in the order of their places.
+    fn indices(axis: &Axis, window: u64) -> Vec<u64> {
+        let mut all: Vec<(u64, u64)> = axis
+            .runs(window)
+            .flat_map(|run| (0..run.count).map(move |i| (run.place + i, run.start + i * run.step)))
+            .collect();
+        all.sort_unstable();
+        all.into_iter().map(|(_, index)| index).collect()
+    }
 
     #[test]
     fn a_sample_is_one_step_unless_a_window_is_given() {
-        let windows = Windows::new(&[10, 4, 5], None, None).unwrap();
-        assert_eq!(windows.len(), 10);
-        assert_eq!(windows.sample_shape(&[10, 4, 5]), [4, 5]);
-        assert_eq!(windows.region(7, &[10, 4, 5]), (vec![7, 0, 0], vec![1, 4, 5]));
+        let windows = windows(&[10, 4, 5], None, None);
+        assert_eq!((windows.len(), windows.dimensions(), windows.drops_first), (10, 1, true));
+        assert_eq!(indices(&windows.axes[0], 7), [7]);
     }
 
     #[test]
     fn windows_are_numbered_row_by_row() {
-        let windows = Windows::new(&[10, 4, 5], Some(&[3, 2]), None).unwrap();
-        assert_eq!(windows.counts, [8, 2]);
-        assert_eq!(windows.sample_shape(&[10, 4, 5]), [3, 2, 5]);
-        assert_eq!(windows.region(3, &[10, 4, 5]), (vec![1, 2, 0], vec![3, 2, 5]));
-        let windows = Windows::new(&[10, 4], Some(&[3, 2]), Some(&[4, 1])).unwrap();
-        assert_eq!(windows.counts, [2, 3]);
-        assert_eq!(windows.region(5, &[10, 4]), (vec![4, 2], vec![3, 2]));
+        let all = windows(&[10, 4, 5], Some(&[3, 2]), None);
+        assert_eq!((all.axes[0].count(), all.axes[1].count()), (8, 2));
+        assert_eq!(all.index(3), [1, 2]);
+        let all = windows(&[10, 4], Some(&[3, 2]), Some(&[4, 1]));
+        assert_eq!((all.axes[0].count(), all.axes[1].count()), (2, 3));
+        assert_eq!(all.index(5), [4, 2]);
+    }
+
+    #[test]
+    fn a_region_behind_the_window_is_one_window() {
+        let given = WindowArguments {
+            window: Some(&[2]),
+            roi_start: Some(&[3, 1]),
+            roi_end: Some(&[9]),
+            ..WindowArguments::default()
+        };
+        let windows = Windows::new(&[10, 4, 5], &given).unwrap();
+        assert_eq!((windows.len(), windows.axes.len(), windows.dimensions()), (5, 2, 1));
+        assert_eq!(indices(&windows.axes[1], 0), [1, 2, 3]);
+        assert_eq!(windows.index(4), [7]);
+    }
+
+    proptest! {
+        /// Against the plain enumeration of everything that could be a start.
+        #[test]
+        fn windows_along_an_axis_are_those_of_an_enumeration(
+            extent in 1i64..30, roi in (0i64..30, 1i64..31), stride in 1i64..5,
+            window in 1i64..6, dilation in 1i64..4,
+            offsets in prop::option::of(prop::collection::vec(-8i64..9, 1..5)),
+            exclude in prop::collection::vec(0i64..30, 0..4),
+        ) {
+            let roi = (roi.0.min(extent - 1), roi.1.min(extent));
+            prop_assume!(roi.0 < roi.1);
+            let exclude: Vec<i64> = exclude.into_iter().filter(|&index| index < extent).collect();
+            let steps: Vec<i64> =
+                offsets.clone().unwrap_or_else(|| (0..window).map(|i| i * dilation).collect());
+            let (window, dilation, bounds) = ([window], [dilation], ([roi.0], [roi.1]));
+            let given = WindowArguments {
+                window: offsets.is_none().then_some(&window),
+                dilation: offsets.is_none().then_some(&dilation),
+                stride: Some(&[stride]),
+                offsets: offsets.as_deref(),
+                roi_start: Some(&bounds.0),
+                roi_end: Some(&bounds.1),
+                exclude: &exclude,
+            };
+            let inside = |t: i64| steps.iter().all(|o| (roi.0..roi.1).contains(&(t + o)));
+            let first = (-40..70).find(|&t| inside(t));
+            let expected: Vec<i64> = first.map_or(vec![], |first| {
+                (0..70)
+                    .map(|i| first + i * stride)
+                    .take_while(|&t| inside(t))
+                    .filter(|t| steps.iter().all(|o| !exclude.contains(&(t + o))))
+                    .collect()
+            });
+            match Windows::new(&[extent as u64], &given) {
+                Err(_) => prop_assert!(expected.is_empty()),
+                Ok(windows) => {
+                    let names: Vec<i64> = (0..windows.len()).map(|s| windows.index(s)[0]).collect();
+                    prop_assert_eq!(&names, &expected);
+                    for (sample, t) in expected.iter().enumerate() {
+                        let touched: Vec<i64> =
+                            indices(&windows.axes[0], sample as u64).iter().map(|&i| i as i64).collect();
+                        prop_assert_eq!(touched, steps.iter().map(|o| t + o).collect::<Vec<_>>());
+                    }
+                }
+            }
+        }
+
+        #[test]
+        fn parts_of_a_run_are_its_indices_inside(
+            start in 0u64..20, step in 1u64..5, count in 1u64..8, from in 0u64..40, length in 0u64..20,
+        ) {
+            let run = Run { start, step, count, place: 3 };
+            let all = |run: Run| (0..run.count).map(move |i| (run.place + i, run.start + i * run.step));
+            let expected: Vec<_> = all(run).filter(|(_, i)| (from..from + length).contains(i)).collect();
+            let inside: Vec<_> = run.within(from, from + length).into_iter().flat_map(all).collect();
+            prop_assert_eq!(inside, expected);
+        }
     }
 
     #[test]
     fn what_does_not_fit_is_refused_by_name() {
-        type Case<'a> = (&'a [u64], Option<&'a [i64]>, Option<&'a [i64]>, &'a str);
-        let cases: [Case; 8] = [
-            (&[], None, None, "no dimensions"),
-            (&[10], Some(&[]), None, "window"),
-            (&[10], Some(&[0]), None, "window"),
-            (&[10], Some(&[-3]), None, "window"),
-            (&[10], Some(&[11]), None, "does not fit"),
-            (&[10], Some(&[2, 2]), None, "extents"),
-            (&[10, 4], Some(&[2, 2]), Some(&[1]), "stride"),
-            (&[10, 4], None, Some(&[0]), "stride"),
+        let none = WindowArguments::default;
+        let cases: Vec<(&[u64], WindowArguments<'_>, &[&str])> = vec![
+            (&[], none(), &["no dimensions"]),
+            (&[10], WindowArguments { window: Some(&[]), ..none() }, &["`window`"]),
+            (&[10], WindowArguments { window: Some(&[0]), ..none() }, &["`window`"]),
+            (&[10], WindowArguments { window: Some(&[-3]), ..none() }, &["`window`"]),
+            (&[10], WindowArguments { window: Some(&[11]), ..none() }, &["does not fit"]),
+            (&[10], WindowArguments { window: Some(&[2, 2]), ..none() }, &["extents"]),
+            (
+                &[10, 4],
+                WindowArguments { window: Some(&[2, 2]), stride: Some(&[1]), ..none() },
+                &["`stride`"],
+            ),
+            (&[10, 4], WindowArguments { stride: Some(&[0]), ..none() }, &["`stride`"]),
+            (&[0, 4], none(), &["does not fit"]),
+            (&[10], WindowArguments { window: Some(&[3]), dilation: Some(&[5]), ..none() }, &["11 steps"]),
+            (
+                &[10],
+                WindowArguments { window: Some(&[4]), dilation: Some(&[i64::MAX]), ..none() },
+                &["too many"],
+            ),
+            (&[10], WindowArguments { offsets: Some(&[]), ..none() }, &["`offsets`"]),
+            (&[10], WindowArguments { offsets: Some(&[0, 10]), ..none() }, &["`offsets`", "11 steps"]),
+            (&[10], WindowArguments { offsets: Some(&[i64::MIN, i64::MAX]), ..none() }, &["`offsets`"]),
+            (
+                &[10],
+                WindowArguments { offsets: Some(&[0, 1]), window: Some(&[3]), ..none() },
+                &["`offsets`", "window"],
+            ),
+            (
+                &[10],
+                WindowArguments { offsets: Some(&[0, 1]), dilation: Some(&[2]), ..none() },
+                &["`dilation`", "offsets"],
+            ),
+            (&[10], WindowArguments { roi_start: Some(&[-1]), ..none() }, &["`roi_start`", "-1"]),
+            (&[10], WindowArguments { roi_end: Some(&[11]), ..none() }, &["`roi_end`", "11"]),
+            (
+                &[10],
+                WindowArguments { roi_start: Some(&[5]), roi_end: Some(&[5]), ..none() },
+                &["`roi_start`", "roi_end"],
+            ),
+            (&[10], WindowArguments { roi_end: Some(&[5, 5]), ..none() }, &["`roi_end`"]),
+            (
+                &[10],
+                WindowArguments { window: Some(&[4]), roi_end: Some(&[3]), ..none() },
+                &["`window`", "roi_end"],
+            ),
+            (&[10], WindowArguments { exclude: &[10], ..none() }, &["`exclude`", "10"]),
+            (&[3], WindowArguments { exclude: &[0, 1, 2], ..none() }, &["`exclude`", "no sample"]),
         ];
-        for (shape, window, stride, expected) in cases {
-            let error = Windows::new(shape, window, stride).unwrap_err().to_string();
-            assert!(error.contains(expected), "{error}");
+        for (shape, given, expected) in cases {
+            let error = Windows::new(shape, &given).unwrap_err().to_string();
+            assert!(expected.iter().all(|text| error.contains(text)), "{error}: {expected:?}");
         }
-        assert!(Windows::new(&[0, 4], None, None).unwrap_err().to_string().contains("does not fit"));
     }
 }

@@ -1,0 +1,49 @@
+"""What a reader has done so far."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from typing import TYPE_CHECKING, Any
+
+from zarr_dali._plugin import library_path
+
+if TYPE_CHECKING:
+    from nvidia.dali import Pipeline
+
+
+def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
+    """Counts what the Zarr reader of a built pipeline has done so far.
+
+    Args:
+        pipeline: a pipeline that was built.
+        reader_name: the reader's `name`; not needed if the pipeline has only one reader.
+
+    Returns:
+        `samples` of an epoch, all reader shards together; `batches` that were handed over; `chunks_read`,
+        `chunks_missing`, `chunks_decoded`, `chunks_decoded_gpu` and `chunks_reused` (a batch found a chunk that was
+        there already); `bytes_read` (encoded) and `bytes_decoded`; `resident_bytes` for chunks that stay in memory, and
+        `resident_peak_bytes` of them that were ever used; `shuffle`, how samples are mixed, or None; `position`, from
+        which a reader with the argument `position` goes on.
+
+    Raises:
+        ValueError: there is no such reader, or not only one, or it is no Zarr reader.
+    """
+    readers = list(pipeline.reader_meta())
+    if reader_name is None and len(readers) != 1:
+        raise ValueError(f"reader_name is needed to tell which of the readers {sorted(readers)} is meant")
+    if reader_name is not None and reader_name not in readers:
+        raise ValueError(f"reader_name={reader_name!r} is none of the pipeline's readers {sorted(readers)}")
+    library = ctypes.CDLL(str(library_path()))
+    library.zarr_dali_stats.restype = ctypes.c_void_p
+    library.zarr_dali_free_text.argtypes = [ctypes.c_void_p]
+    # Whose metadata are asked for, of that the library tells.
+    library.zarr_dali_free_text(library.zarr_dali_stats())
+    pipeline.reader_meta(reader_name or readers[0])
+    told = library.zarr_dali_stats()
+    if told is None:
+        raise ValueError(f"{reader_name or readers[0]!r} is no Zarr reader")
+    try:
+        return json.loads(ctypes.string_at(told))
+    finally:
+        library.zarr_dali_free_text(told)

@@ -1,0 +1,111 @@
+//! A read chunk on its way, shared by all batches that need it while it is there.
+
+use super::rooms::Room;
+use crate::batch::Unit;
+use crate::error::Error;
+use crate::plan::ChunkKey;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// A read chunk: fetched and decoded once for all units that are added to it.
+pub struct Chunk {
+    /// Which one.
+    pub key: ChunkKey,
+    /// Coordinates in the grid of read chunks of its part.
+    pub read_chunk: Vec<u64>,
+    room: Option<Room>,
+    state: Mutex<State>,
+}
+
+enum State {
+    /// Not decoded yet; who waits for it.
+    Waiting(Vec<Unit>),
+    /// Decoded, for as long as this value lives.
+    Ready(Held),
+    Failed(Arc<Error>),
+}
+
+/// A decoded chunk that stays.
+#[derive(Clone)]
+pub enum Held {
+    /// The store does not have it: the fill value is meant.
+    Missing,
+    /// In host memory, in native byte order.
+    Host(Arc<[u8]>),
+    /// In its room on the GPU.
+    Device {
+        /// Whether its elements are in the other byte order.
+        swaps_bytes: bool,
+    },
+}
+
+impl Chunk {
+    /// A chunk that `unit` waits for. With a room it stays until this value is dropped.
+    pub fn new(key: ChunkKey, read_chunk: Vec<u64>, room: Option<Room>, unit: Unit) -> Arc<Self> {
+        Arc::new(Self { key, read_chunk, room, state: Mutex::new(State::Waiting(vec![unit])) })
+    }
+
+    /// Array and part.
+    pub fn place(&self) -> (usize, usize) {
+        (self.key.array, self.key.part)
+    }
+
+    /// Where it stays.
+    pub fn room(&self) -> Option<&Room> {
+        self.room.as_ref()
+    }
+
+    /// Adds a unit. Gives it back if the chunk is there and the unit can be assembled now.
+    pub fn add(&self, unit: Unit) -> Option<Unit> {
+        match &mut *self.lock() {
+            State::Waiting(units) => units.push(unit),
+            State::Ready(_) => return Some(unit),
+            State::Failed(error) => unit.batch.fail(Error::Sticky(error.clone())),
+        }
+        None
+    }
+
+    /// Takes the unit that waits for it the longest.
+    pub fn first(&self) -> Option<Unit> {
+        match &mut *self.lock() {
+            State::Waiting(units) if !units.is_empty() => Some(units.remove(0)),
+            _ => None,
+        }
+    }
+
+    /// Whether nobody needs it any more, because every batch that does has failed.
+    pub fn is_pointless(&self) -> bool {
+        matches!(&*self.lock(), State::Waiting(units) if units.iter().all(|unit| unit.batch.failed()))
+    }
+
+    /// It is decoded. Returns who waited.
+    pub fn ready(&self, held: Held) -> Vec<Unit> {
+        match std::mem::replace(&mut *self.lock(), State::Ready(held)) {
+            State::Waiting(units) => units,
+            _ => vec![],
+        }
+    }
+
+    /// What is held of it, once it is ready.
+    pub fn held(&self) -> Option<Held> {
+        match &*self.lock() {
+            State::Ready(held) => Some(held.clone()),
+            _ => None,
+        }
+    }
+
+    /// It cannot be read: so every batch fails that needs it, now or later.
+    pub fn fail(&self, error: Error) {
+        let error = match error {
+            Error::Sticky(error) => error,
+            error => Arc::new(error),
+        };
+        if let State::Waiting(units) = std::mem::replace(&mut *self.lock(), State::Failed(error.clone())) {
+            units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,167 @@
+//! Which decoded chunks stay for later batches.
+//!
+//! The order of samples is known, so the planner looks ahead and keeps what is needed again: a chunk stays until its
+//! last use in sight. Where they do not all fit, those stay that are needed first (Belady's rule), which costs the fewest
+//! chunks that are decoded twice. What is decided depends on the order alone, not on how fast anything runs.
+//!
+//! A use in a later epoch is none: a chunk is decoded once in every epoch. Arrays that are the same for every sample are
+//! in no epoch.
+
+use super::chunk::Chunk;
+use super::rooms::Rooms;
+use crate::plan::ChunkKey;
+
+use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::sync::Arc;
+
+/// A chunk in an epoch.
+type Key = (ChunkKey, u64);
+
+/// The chunks that stay, and what is known of the future.
+pub struct Residents {
+    capacity: u64,
+    chunks: HashMap<Key, Resident>,
+    /// The same by their next use.
+    by_next: BTreeSet<(u64, Key)>,
+    kept: u64,
+    /// The batches ahead that need a chunk.
+    uses: HashMap<Key, VecDeque<u64>>,
+    /// Bytes of all chunks in `uses`.
+    in_sight: u64,
+    /// The first batch that was not looked at yet.
+    ahead: u64,
+}
+
+struct Resident {
+    chunk: Arc<Chunk>,
+    bytes: u64,
+    next: u64,
+}
+
+impl Residents {
+    /// The order is looked at until so many times the capacity is in sight.
+    const SIGHT: u64 = 4;
+    /// Batches beyond the next that are looked at at least.
+    const LEAST_AHEAD: u64 = 2;
+    /// Samples that are looked at at most, where chunks are tiny.
+    const MOST_SAMPLES: u64 = 1 << 16;
+
+    /// Room for `capacity` bytes; the first batch is number `first`.
+    pub fn new(capacity: u64, first: u64) -> Self {
+        Self {
+            capacity,
+            chunks: HashMap::new(),
+            by_next: BTreeSet::new(),
+            kept: 0,
+            uses: HashMap::new(),
+            in_sight: 0,
+            ahead: first,
+        }
+    }
+
+    /// Whether anything can stay at all.
+    pub fn is_enabled(&self) -> bool {
+        self.capacity > 0
+    }
+
+    /// The next batch to be looked at, if it should be before batch `now` is planned.
+    pub fn wants(&self, now: u64, batch_size: u64) -> Option<u64> {
+        let ahead = self.ahead.saturating_sub(now);
+        let wanted = ahead <= Self::LEAST_AHEAD
+            || (self.in_sight < self.capacity.saturating_mul(Self::SIGHT)
+                && ahead.saturating_mul(batch_size) < Self::MOST_SAMPLES);
+        (self.is_enabled() && wanted).then_some(self.ahead)
+    }
+
+    /// Notes that the batch that [`Residents::wants`] named needs a chunk of so many bytes.
+    pub fn note(&mut self, key: ChunkKey, epoch: u64, bytes: u64) {
+        let uses = self.uses.entry((key, epoch)).or_insert_with(|| {
+            self.in_sight += Rooms::padded(bytes);
+            VecDeque::new()
+        });
+        if uses.back() != Some(&self.ahead) {
+            uses.push_back(self.ahead);
+        }
+    }
+
+    /// That batch is noted.
+    pub fn noted(&mut self) {
+        self.ahead += 1;
+    }
+
+    /// The chunk, if it is here.
+    pub fn find(&self, key: ChunkKey, epoch: u64) -> Option<Arc<Chunk>> {
+        self.chunks.get(&(key, epoch)).map(|resident| resident.chunk.clone())
+    }
+
+    /// Batch `now` uses the chunk; that use is behind us then. A chunk that is not needed again goes.
+    pub fn used(&mut self, key: ChunkKey, epoch: u64, now: u64, bytes: u64) {
+        let next = match self.uses.get_mut(&(key, epoch)) {
+            None => None,
+            Some(uses) => {
+                while uses.front().is_some_and(|&batch| batch <= now) {
+                    uses.pop_front();
+                }
+                uses.front().copied()
+            }
+        };
+        if next.is_none() && self.uses.remove(&(key, epoch)).is_some() {
+            self.in_sight -= Rooms::padded(bytes);
+        }
+        let Some(resident) = self.chunks.get_mut(&(key, epoch)) else { return };
+        self.by_next.remove(&(resident.next, (key, epoch)));
+        match next {
+            Some(next) => {
+                resident.next = next;
+                self.by_next.insert((next, (key, epoch)));
+            }
+            None => self.remove((key, epoch)),
+        }
+    }
+
+    /// The epoch among these for which the chunk should stay, if it should: it is needed again, and before others that
+    /// have to go for it, which they do.
+    pub fn claim(&mut self, key: ChunkKey, epochs: &[u64], now: u64, bytes: u64) -> Option<u64> {
+        let bytes = Rooms::padded(bytes);
+        let next_use = |&epoch: &u64| {
+            let uses = self.uses.get(&(key, epoch))?;
+            uses.iter().find(|&&batch| batch > now).map(|&next| (next, epoch))
+        };
+        let (next, epoch) = epochs.iter().filter_map(next_use).min()?;
+        if bytes > self.capacity {
+            return None;
+        }
+        while self.kept + bytes > self.capacity {
+            let &(furthest, victim) = self.by_next.last()?;
+            if furthest <= next {
+                return None;
+            }
+            self.by_next.remove(&(furthest, victim));
+            self.remove(victim);
+        }
+        Some(epoch)
+    }
+
+    /// Keeps a chunk for which [`Residents::claim`] agreed.
+    pub fn keep(&mut self, chunk: Arc<Chunk>, epoch: u64, now: u64, bytes: u64) {
+        let key = (chunk.key, epoch);
+        let bytes = Rooms::padded(bytes);
+        let next = self.uses.get(&key).and_then(|uses| uses.iter().find(|&&batch| batch > now));
+        let next = next.copied().unwrap_or(now);
+        self.kept += bytes;
+        self.by_next.insert((next, key));
+        self.chunks.insert(key, Resident { chunk, bytes, next });
+    }
+
+    /// Bytes of the chunks that stay.
+    pub fn kept_bytes(&self) -> u64 {
+        self.kept
+    }
+
+    /// Removes a chunk that is not in `by_next` any more.
+    fn remove(&mut self, key: Key) {
+        if let Some(resident) = self.chunks.remove(&key) {
+            self.kept -= resident.bytes;
+        }
+    }
+}

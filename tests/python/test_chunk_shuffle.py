@@ -1,0 +1,364 @@
+"""The shuffle that knows chunks: what it decodes, counted, and the order that it gives.
+
+Stores hold ten steps in a chunk. With memory for 16 groups of chunks every chunk is read and decoded exactly
+once an epoch, whatever the windows are; each sample comes once, in an order that follows from seed, epoch and
+reader shard alone. The counters are compared with what the order itself asks for: how many different chunks
+each epoch has touched up to the last batch that was prepared.
+"""
+
+import itertools
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+import pytest
+
+import reference
+import zarr_dali
+from counting import Chunks, settled_stats
+from naive import Sampling, visits
+from reading import CPU, GPU, build, on_host
+from stores import FORMATS, write_array, write_group
+
+WIDTH = 64
+"""Elements of a step: a chunk of ten steps is 2560 bytes, a multiple of what memory is handed out in."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arrays of one or several stores and the samples that are taken from them."""
+
+    sampling: Sampling
+    arrays: dict = field(default_factory=lambda: {"a": ((400, WIDTH), (10, WIDTH))})
+    """Name -> (shape, chunk extents)."""
+    parts: tuple = ()
+    """Of joined stores: how many steps each holds, and how many of them a chunk."""
+    sharded: bool = False
+    group_chunks: int = 1
+    """Chunks that samples of one group share."""
+
+    @property
+    def shape(self):
+        return next(iter(self.arrays.values()))[0]
+
+    def chunks(self):
+        """The read chunks of each array."""
+        return [
+            Chunks(
+                shape,
+                [(extent, (chunk, *chunks[1:])) for extent, chunk in self.parts] or [(shape[0], chunks)],
+            )
+            for shape, chunks in self.arrays.values()
+        ]
+
+    def group_bytes(self):
+        """Decoded bytes of the largest chunks that the samples of a group share."""
+        steps = max(chunk for _, chunk in self.parts) if self.parts else 0
+        return self.group_chunks * sum(
+            4 * (max(steps, chunks[0])) * prod(chunks[1:]) for _, chunks in self.arrays.values()
+        )
+
+
+CASES = {
+    "steps": Case(Sampling()),
+    "windows": Case(Sampling(window=(4,))),
+    "long windows": Case(Sampling(window=(13,), stride=(3,))),
+    "dilated": Case(Sampling(window=(4,), dilation=(3,))),
+    "offsets": Case(Sampling(offsets=(-6, 0, 6, 12))),
+    "excluded": Case(Sampling(window=(4,), exclude=(0, 55, 120, 121, 399))),
+    "region": Case(Sampling(window=(4,), roi_start=(33,), roi_end=(377,))),
+    "patches": Case(
+        Sampling(window=(1, 32, 32), stride=(1, 16, 16)),
+        {"a": ((40, 128, 128), (4, 64, 64))},
+        group_chunks=4,
+    ),
+    "several arrays": Case(
+        Sampling(window=(4,)),
+        {
+            "a": ((400, WIDTH), (10, WIDTH)),
+            "b": ((400, WIDTH), (5, WIDTH)),
+            "c": ((400, 2, WIDTH), (10, 1, WIDTH)),
+        },
+        group_chunks=2,
+    ),
+    "chunks that do not align": Case(
+        Sampling(), {"a": ((400, WIDTH), (10, WIDTH)), "b": ((400, WIDTH), (8, WIDTH))}, group_chunks=2
+    ),
+    "sharded": Case(Sampling(window=(4,)), sharded=True),
+    "joined": Case(Sampling(window=(4,)), parts=((130, 10), (75, 15), (195, 10))),
+}
+
+
+def store_of(case, cached_store):
+    """The case's store, or the list of its stores; values tell samples apart."""
+    key = f"shuffle-{case.arrays}-{case.parts}-{case.sharded}"
+
+    def write(folder):
+        folder.mkdir()
+        start = 0
+        for number, (extent, steps) in enumerate(case.parts or ((case.shape[0], None),)):
+            path = write_group(folder / f"part-{number}")
+            for name, (shape, chunks) in case.arrays.items():
+                whole = np.arange(prod(shape), dtype="int32").reshape(shape)
+                write_array(
+                    path,
+                    name,
+                    whole[start : start + extent],
+                    chunks=(steps or chunks[0], *chunks[1:]),
+                    shards=(5 * chunks[0], *chunks[1:]),
+                    codec="sharded-end-zstd" if case.sharded else "zstd",
+                    fill_value=-1,
+                )
+            start += extent
+
+    if case.sharded and 3 not in FORMATS:
+        pytest.skip("Zarr v2 has no sharded chunks")
+    folder = cached_store(key, write)
+    paths = sorted(str(part) for part in folder.iterdir())
+    return paths if len(paths) > 1 else paths[0]
+
+
+def build_case(backend, cached_store, case, *, groups=None, batch_size=8, seed=1, **arguments):
+    """A reader of the case, with memory for so many groups beside its batches if that is said."""
+    if groups is not None:
+        sample = sum(
+            4 * prod(len(indices) for indices in case.sampling.index(shape, case.sampling.samples(shape)[0]))
+            for shape, _ in case.arrays.values()
+        )
+        arguments[f"{'host' if backend is CPU else 'device'}_memory_budget"] = budget(
+            groups * case.group_bytes(), batch_size * sample
+        )
+    # With padding no batch holds the end of one epoch and the start of the next: epochs can be told apart.
+    given = {"random_shuffle": True, "seed": seed, "return_index": True, "pad_last_batch": True}
+    arguments = given | arguments
+    return build(
+        backend,
+        store_of(case, cached_store),
+        arrays=list(case.arrays),
+        batch_size=batch_size,
+        **case.sampling.arguments(),
+        **arguments,
+    )
+
+
+def budget(resident_bytes, batch_bytes):
+    """A budget of which half, what the reader keeps chunks in, is as large as asked."""
+    return 2 * max(resident_bytes, 16 * batch_bytes)
+
+
+def starts_of(pipe, how_many):
+    """The starts of all samples of the next batches, from `return_index`."""
+    starts = []
+    for _ in range(how_many):
+        index = on_host(pipe.run()[-1])
+        starts += [tuple(map(int, np.array(index.at(i)))) for i in range(len(index))]
+    return starts
+
+
+def chunks_to_decode(case, found, batch_size):
+    """For each number of batches: how many chunks they need, each counted once an epoch."""
+    touched = {}
+    seen, needed = set(), [0]
+    for epoch, (_, samples, repeats) in enumerate(found):
+        for place, start in enumerate([*samples, *repeats], 1):
+            if start not in touched:
+                touched[start] = [
+                    (number, chunk)
+                    for number, chunks in enumerate(case.chunks())
+                    for chunk in chunks.of(case.sampling.index(chunks.shape, start))
+                ]
+            seen |= {(epoch, chunk) for chunk in touched[start]}
+            if place % batch_size == 0:
+                needed.append(len(seen))
+    return needed
+
+
+def assert_decoded_once(backend, cached_store, case, *, epochs=3, batch_size=8, **arguments):
+    """Over several epochs each chunk is read and decoded once an epoch, and each sample comes once."""
+    samples = case.sampling.samples(case.shape)
+    pipe = build_case(backend, cached_store, case, batch_size=batch_size, **arguments)
+    reader = {key: arguments.get(key, default) for key, default in (("num_shards", 1), ("shard_id", 0))}
+    every = reference.batches_per_epoch(len(samples), reader["num_shards"], batch_size)
+    # Two epochs more, to know what the batches need that are prepared ahead.
+    order = starts_of(
+        build_case(CPU, cached_store, case, batch_size=batch_size, **arguments), every * (epochs + 2)
+    )
+    found = visits(order, len(samples), batch_size, pad_last_batch=True, **reader)
+    assert len(found) == epochs + 2
+    for _, visit, _ in found:
+        assert len(set(visit)) == len(visit)
+        assert reader["num_shards"] > 1 or sorted(visit) == samples
+    needed = chunks_to_decode(case, found, batch_size)
+    ahead = set(range(len(needed)))
+    for done in range(every, every * epochs + 1, every):
+        assert starts_of(pipe, every) == order[(done - every) * batch_size : done * batch_size]
+        stats = settled_stats(pipe)
+        assert stats["chunks_read"] == stats["chunks_decoded"]
+        # So many more batches are prepared; a chunk decoded twice would make them seem more from then on.
+        ahead &= {more for more, chunks in enumerate(needed[done:]) if chunks == stats["chunks_decoded"]}
+        assert ahead, (stats, needed[done])
+
+
+@pytest.mark.gpu_where(
+    lambda case: case["name"] in ("steps", "windows", "patches", "several arrays", "joined")
+)
+@pytest.mark.parametrize("name", CASES)
+def test_each_chunk_is_decoded_once_an_epoch(backend, cached_store, name):
+    """Shuffled, with memory for 16 groups."""
+    assert_decoded_once(backend, cached_store, CASES[name], groups=16)
+
+
+@pytest.mark.gpu_where(lambda case: case["name"] in ("windows", "patches"))
+@pytest.mark.parametrize("name", CASES)
+def test_each_chunk_is_decoded_once_in_sequence(backend, cached_store, name):
+    """Unshuffled: what overlapping windows share stays from one batch to the next."""
+    assert_decoded_once(backend, cached_store, CASES[name], groups=16, random_shuffle=False, epochs=2)
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("name", ["steps", "windows", "patches", "joined"])
+def test_shards_leave_each_others_chunks_alone(backend, cached_store, name):
+    """Three ranks share an epoch: at each border of their parts they both need what one group and the windows
+    that reach beyond it touch, and nothing else."""
+    case, count = CASES[name], 3
+    samples, seen, touched = case.sampling.samples(case.shape), [], []
+    for shard_id in range(count):
+        reader = {"num_shards": count, "shard_id": shard_id}
+        pipe = build_case(backend, cached_store, case, groups=16, batch_size=1, **reader)
+        size = len(samples) * (shard_id + 1) // count - len(samples) * shard_id // count
+        part = starts_of(pipe, size)
+        seen += part
+        of = case.chunks()[0].of
+        touched.append(set().union(*(of(case.sampling.index(case.shape, start)) for start in part)))
+        assert_decoded_once(backend, cached_store, case, groups=16, epochs=2, **reader)
+    assert sorted(seen) == samples
+    both = sum(map(len, touched)) - len(set().union(*touched))
+    assert both <= (count - 1) * 2 * case.group_chunks
+
+
+@pytest.mark.gpu_where(False)
+def test_less_memory_costs_decodes(backend, cached_store):
+    """Windows of four: the more groups fit, the fewer chunks are decoded twice; 16 are enough for none."""
+    case = CASES["windows"]
+    every, cost = reference.batches_per_epoch(len(case.sampling.samples(case.shape)), 1, 8), []
+    for groups in (1, 2, 4, 8, 16, 32):
+        pipe = build_case(backend, cached_store, case, groups=groups)
+        starts_of(pipe, every * 5)
+        cost.append(settled_stats(pipe)["chunks_decoded"] / 5 / 40)
+    assert cost[0] > 1.5
+    assert all(more >= less - 0.1 for more, less in itertools.pairwise(cost)), cost
+    assert all(one <= 1.2 for one in cost[-2:]), cost
+
+
+# --- the order ------------------------------------------------------------------------------------
+
+
+def orders(backend, cached_store, case, epochs=2, batch_size=7, **arguments):
+    """The starts of the samples in each of the first epochs."""
+    count = len(case.sampling.samples(case.shape))
+    pipe = build_case(backend, cached_store, case, batch_size=batch_size, **arguments)
+    starts = starts_of(pipe, reference.batches_per_epoch(count, 1, batch_size) * epochs)
+    return [samples for _, samples, _ in visits(starts, count, batch_size, pad_last_batch=True)]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", CASES)
+def test_order_is_the_same_on_both_backends(cached_store, name):
+    """Also with a budget, which each backend has an argument of its own for."""
+    for groups in (None, 16):
+        on_cpu, on_gpu = (
+            orders(backend, cached_store, CASES[name], epochs=1, groups=groups) for backend in (CPU, GPU)
+        )
+        assert on_cpu == on_gpu
+
+
+@pytest.mark.gpu_where(lambda case: case["name"] == "windows")
+@pytest.mark.parametrize("name", ["steps", "windows", "patches", "several arrays"])
+def test_order_depends_on_nothing_else(backend, cached_store, name):
+    """Not on threads, queues, batch sizes or on who decodes."""
+    case = CASES[name]
+    expected = orders(backend, cached_store, case)
+    for arguments in (
+        {},
+        {"num_io_threads": 1},
+        {"num_io_threads": 7, "prefetch_queue_depth": 3},
+        {"batch_size": 31},
+        {"decode": "cpu"},
+    ):
+        assert orders(backend, cached_store, case, **arguments) == expected, arguments
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("name", ["steps", "windows", "patches"])
+def test_seeds_and_epochs_differ(backend, cached_store, name):
+    """Two orders of a random kind agree in about one place; groups and samples inside them move, too."""
+    case = CASES[name]
+    found = [
+        *orders(backend, cached_store, case, epochs=3, seed=1),
+        *orders(backend, cached_store, case, epochs=3, seed=2),
+        case.sampling.samples(case.shape),
+    ]
+    for one, other in itertools.combinations(found, 2):
+        assert sum(map(tuple.__eq__, one, other)) < 0.05 * len(one)
+
+
+@pytest.mark.gpu_where(False)
+def test_initial_fill_is_the_size_of_the_buffer(backend, cached_store):
+    """Samples of so many groups are mixed: neighbours in an epoch come from as many chunks."""
+    case, mixed = CASES["steps"], []
+    for initial_fill in (1, 40, 160, 1024):
+        pipe = build_case(backend, cached_store, case, initial_fill=initial_fill)
+        groups = zarr_dali.stats(pipe)["shuffle"]["groups_in_buffer"]
+        assert abs(groups - min(initial_fill / 10, 40)) < 3
+        (order,) = orders(backend, cached_store, case, epochs=1, initial_fill=initial_fill)
+        runs = [{start // 10 for (start,) in order[at : at + 20]} for at in range(0, 400, 20)]
+        mixed.append(np.mean([len(run) for run in runs]))
+    assert mixed[0] <= 3.5
+    assert all(more > less + 2 for less, more in itertools.pairwise(mixed[:3])), mixed
+    assert mixed[-1] > 14, mixed
+
+
+@pytest.mark.gpu_where(False)
+def test_samples_without_shared_chunks_are_permuted(backend, cached_store):
+    """Chunks of one step and single steps: nothing is to be kept, and a true permutation costs nothing."""
+    case = Case(Sampling(), {"a": ((400, WIDTH), (1, WIDTH))})
+    pipe = build_case(backend, cached_store, case, initial_fill=2)
+    order = [start for (start,) in starts_of(pipe, 50)]
+    assert sorted(order) == list(range(400))
+    distances = np.abs(np.diff(order))
+    # The mean distance of two random places is a third of the length.
+    assert 400 / 3 * 0.85 < distances.mean() < 400 / 3 * 1.15
+    stats = settled_stats(pipe)
+    assert stats["chunks_reused"] == 0
+    assert stats["shuffle"] is None or stats["shuffle"]["groups"] == 400
+
+
+@pytest.mark.gpu_where(lambda case: case["shuffle"])
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_counters_add_up(backend, cached_store, shuffle):
+    """What `zarr_dali.stats` says of samples, batches, bytes and memory."""
+    case = CASES["windows"]
+    pipe = build_case(backend, cached_store, case, groups=16, random_shuffle=shuffle)
+    starts_of(pipe, 20)
+    stats = settled_stats(pipe)
+    assert stats == zarr_dali.stats(pipe, "reader")
+    # DALI runs ahead of what it was asked for.
+    assert 20 <= stats["batches"] <= 25
+    assert stats["samples"] == 397
+    assert stats["chunks_decoded"] * 10 * WIDTH * 4 == stats["bytes_decoded"]
+    assert 0 < stats["bytes_read"] < stats["bytes_decoded"]
+    assert stats["chunks_missing"] == 0
+    assert stats["chunks_decoded_gpu"] == (stats["chunks_decoded"] if backend is GPU else 0)
+    assert stats["chunks_reused"] > 0
+    assert 0 < stats["resident_peak_bytes"] <= stats["resident_bytes"]
+    assert (stats["shuffle"] is not None) == shuffle
+    if shuffle:
+        assert stats["shuffle"]["groups"] == 40
+        assert stats["shuffle"]["groups_in_buffer"] <= 16
+
+
+def test_counters_of_what_is_no_zarr_reader(cached_store):
+    """A name that no reader has is refused and said; so is a pipeline without a Zarr reader."""
+    pipe = build_case(CPU, cached_store, CASES["steps"])
+    with pytest.raises(ValueError, match=r"nobody.*reader|reader.*nobody"):
+        zarr_dali.stats(pipe, "nobody")
