@@ -8,13 +8,12 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from nvidia.dali import Pipeline, backend, fn, types
-
 from zarr_dali import _plugin, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
     import torch
+    from nvidia.dali import Pipeline
 
 READER = "reader"
 POSITION_VERSION = 2
@@ -114,6 +113,7 @@ class Loader:
             ValueError: Arguments or the store do not fit.
             RuntimeError: There is no such GPU, or this is a worker process of a torch DataLoader.
         """
+        _import_torch()
         _refuse_workers()
         _check_names(reader_arguments)
         self.batch_size = batch_size
@@ -128,8 +128,8 @@ class Loader:
             arguments = _with_selection(path, arrays, select, arguments)
         else:
             arguments["path"] = _select.as_text(path)
-        if arguments.get("dtype") is not None and not isinstance(arguments["dtype"], types.DALIDataType):
-            arguments["dtype"] = types.to_dali_type(arguments["dtype"])
+        if arguments.get("dtype") is not None:
+            arguments["dtype"] = _dali_type(arguments["dtype"])
         self.names = _output_names(arrays, arguments, names)
         self._reader = arguments | {
             "arrays": arrays or None,
@@ -288,6 +288,7 @@ class Loader:
 
     def _build(self, place: _Place, identity: Mapping[str, Any] | None = None) -> None:
         """A new pipeline that stands at a place, instead of the old one."""
+        from nvidia.dali import Pipeline, fn
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
         self._drop()
@@ -387,7 +388,16 @@ def _parts(count: int, ranks: int) -> list[int]:
     return [count * (part + 1) // ranks - count * part // ranks for part in range(ranks)]
 
 
+def _import_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError('Loader needs PyTorch, which is missing: pip install "zarr-dali[train]"') from error
+
+
 def _check_names(reader_arguments: Iterable[str]) -> None:
+    from nvidia.dali import backend
+
     schema = backend.GetSchema(_plugin.SCHEMA)
     for name in reader_arguments:
         if name in RESERVED:
@@ -451,6 +461,13 @@ def _with_selection(
         **labels,
     )
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
+
+
+def _dali_type(dtype: Any) -> Any:
+    """DALI's name of an element type of numpy, of torch or in words."""
+    from nvidia.dali import types
+
+    return dtype if isinstance(dtype, types.DALIDataType) else types.to_dali_type(dtype)
 
 
 def _plain(value: Any) -> Any:

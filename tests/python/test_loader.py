@@ -435,22 +435,24 @@ def test_pickling_is_refused(numbers):
 
 
 class InWorker(IterableDataset):
-    """Makes a loader where it is iterated."""
+    """Makes a loader where it is iterated, and hands out what comes of it."""
 
     def __init__(self, path):
         self.path = path
 
     def __iter__(self):
-        yield from zarr_dali.Loader(self.path, (), 4, device="cpu")
+        try:
+            yield epoch_of(zarr_dali.Loader(self.path, (), 4, device="cpu"))
+        except RuntimeError as error:
+            yield str(error)
 
 
 def test_workers_of_a_data_loader_are_refused(numbers):
-    for method in ("fork", "spawn"):
-        workers = DataLoader(
-            InWorker(numbers(SAMPLES)), batch_size=None, num_workers=1, multiprocessing_context=method
-        )
-        with pytest.raises(RuntimeError, match="worker process of a torch DataLoader"):
-            next(iter(workers))
+    in_worker = DataLoader(
+        InWorker(numbers(SAMPLES)), batch_size=None, num_workers=1, multiprocessing_context="fork"
+    )
+    (outcome,) = in_worker
+    assert "worker process of a torch DataLoader" in outcome
 
 
 def test_forked_child(numbers):
