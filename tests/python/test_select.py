@@ -5,6 +5,7 @@ refusals against what a reader cannot take.
 """
 
 import datetime
+import shutil
 import subprocess
 import sys
 
@@ -12,10 +13,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+import zarr
 
 import zarr_dali
 from reading import read_all
 from stores import FORMATS, write_array, write_group
+from zarr_dali._select import stores
 
 STEPS = 60
 TIMES = pd.date_range("2010-01-30", periods=STEPS, freq="6h")
@@ -59,8 +62,6 @@ def write_fields(path, times, zarr_format=None, units="hours since 1900-01-01", 
 
 
 def zarr_group(path):
-    import zarr
-
     return zarr.open_group(str(path), mode="r+")
 
 
@@ -156,6 +157,16 @@ def test_paths(newest, months):
         joined = zarr_dali.select(path, arrays=["t"], time=slice(TIMES[20], TIMES[55]))
         assert joined["path"] == (path if isinstance(path, str) else list(path))
         assert (joined["roi_start"], joined["roi_end"]) == ([20], [56])
+
+
+def test_patterns_are_sorted_as_the_reader_does(tmp_path):
+    """Numbers by value, hidden folders and files left out, an existing path is no pattern."""
+    names = ["a-", "a1", "p", "p-1a", "p-1b", "p-02", "p-2", "p-9", "p-10", "p-010x", "q1", "q[1]"]
+    for name in [*names, ".p"]:
+        (tmp_path / name).mkdir()
+    (tmp_path / "p-3").write_text("a file")
+    assert stores(f"{tmp_path}/*") == [str(tmp_path / name) for name in names]
+    assert stores([tmp_path / "q[1]", f"{tmp_path}/[!a-o]1"]) == [f"{tmp_path}/q[1]", f"{tmp_path}/q1"]
 
 
 def test_joined_stores_are_read_as_selected(backend, months):
@@ -305,8 +316,6 @@ def test_calendars(tmp_path):
 
 def test_data_are_never_read(newest, tmp_path):
     """Only metadata and coordinates: it works where no other chunk exists."""
-    import shutil
-
     path = shutil.copytree(newest, tmp_path / "hollow.zarr")
     chunks = [file for name in ("t", "q") for file in (path / name).rglob("*") if file.name != "zarr.json"]
     if max(FORMATS) == 3:
