@@ -444,7 +444,7 @@ def test_another_process(backend, weather, tmp_path, name):
     length = reference.batches_per_epoch(samples, arguments.get("num_shards", 1), BATCH_SIZE)
     turn = list(CONFIGURATIONS).index(name)
     share = POSITIONS // (5 if backend is GPU else 1) // len(CONFIGURATIONS) + 1
-    drawn = np.random.default_rng(turn).choice(4 * length, size=min(share, 4 * length), replace=False)
+    drawn = np.random.default_rng(turn).choice(max(4 * length, share), size=share, replace=False)
     checkpoints, uninterrupted = {}, []
     for position in sorted(int(at) for at in drawn):
         uninterrupted += digests(original, position - len(uninterrupted))
