@@ -337,8 +337,11 @@ def test_contradictions_are_refused(backend, store, parts, arguments):
     """A ValueError when the pipeline is built, which names both sides and their numbers."""
     with pytest.raises(ValueError) as caught:
         build(backend, store, **({"arrays": ["mask"]} | arguments))
+    # Numbers in the traceback and in the folder's name are not meant.
+    text = str(caught.value).partition("encountered:")[2].replace(str(store), "STORE")
     for part in parts:
-        assert re.search(part, str(caught.value)), f"{part!r} is not in: {caught.value}"
+        part = rf"(?<!\d){part}\b" if re.fullmatch(r"-?\d+", part) else part
+        assert re.search(part, text), f"{part!r} is not in: {text}"
 
 
 @pytest.mark.gpu_where(False)
