@@ -265,8 +265,8 @@ def test_order_is_the_same_on_both_backends(cached_store, name):
 @pytest.mark.gpu_where(lambda case: case["name"] == "windows")
 @pytest.mark.parametrize("name", ["steps", "windows", "patches", "several arrays"])
 def test_order_depends_on_nothing_else(backend, cached_store, name):
-    """Not on threads, queues, batch sizes or on who decodes."""
-    case = CASES[name]
+    """Not on threads, queues, batch sizes, on who decodes or on a budget of what is not used."""
+    case, unused = CASES[name], "device" if backend is CPU else "host"
     expected = orders(backend, cached_store, case)
     for arguments in (
         {},
@@ -274,6 +274,7 @@ def test_order_depends_on_nothing_else(backend, cached_store, name):
         {"num_io_threads": 7, "prefetch_queue_depth": 3},
         {"batch_size": 31},
         {"decode": "cpu"},
+        {f"{unused}_memory_budget": 1 << 26},
     ):
         assert orders(backend, cached_store, case, **arguments) == expected, arguments
 

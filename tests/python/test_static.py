@@ -11,6 +11,7 @@ import shutil
 
 import numpy as np
 import pytest
+from nvidia.dali import types
 
 import zarr_dali
 from counting import settled_stats
@@ -219,6 +220,7 @@ def test_decoding_and_normalising(backend, tmp_path):
         arrays=["t", "mask"],
         window=[2, 4],
         mask_and_scale=True,
+        dtype=types.FLOAT,
         mean=[100.0, 4.0],
         std=[2.0, 8.0],
     )
@@ -227,7 +229,7 @@ def test_decoding_and_normalising(backend, tmp_path):
         rows = slice(row, row + 4)
         np.testing.assert_allclose(field, (FIELD[at : at + 2, rows] - 100) / 2, rtol=1e-6)
         np.testing.assert_allclose(mask, (decoded[rows] - 4) / 8, rtol=1e-6)
-        assert mask.dtype == np.float32
+        assert field.dtype == mask.dtype == np.float32
 
 
 def test_static_array_alone(backend, world):
