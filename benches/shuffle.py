@@ -29,6 +29,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,7 @@ COST_STEPS, MIXING_STEPS = 1000, 10_000
 BUDGETS = (1, 2, 4, 8, 16, 32)
 WINDOWS = (1, 4)
 FILLS = (64, 256, 1024, 4096)
+MEMORY_GROUPS = 16
 BATCH = 32
 LAGS = (1, 100)
 QUANTILES = (0.1, 0.5, 0.9)
@@ -88,7 +90,9 @@ def zarr_pipeline(store: Path, batch_size: int = BATCH, **arguments: Any) -> Any
 def file_pipeline(folder: Path, samples: int, **arguments: Any) -> Any:
     """DALI's file reader over as many entries; only their labels, the sample numbers, matter."""
     file = folder / "file"
-    file.write_bytes(b"x")
+    # Once: other pipelines may have it mapped into memory.
+    if not file.exists():
+        file.write_bytes(b"x")
     pipe = Pipeline(batch_size=BATCH, num_threads=2, device_id=None)
     with pipe:
         reader = fn.readers.file(
@@ -156,9 +160,9 @@ class Mixing:
     lags: list[float]
     """Correlation of a sample's number with that of the sample so many draws before."""
     time: float
-    """Correlation of a sample's number with its place in the epoch."""
+    """The same with its place in the epoch; without sign, which differs from epoch to epoch."""
     epochs: float
-    """Correlation of a sample's places in one epoch and in the next."""
+    """Correlation of a sample's places in one epoch and in the next, without sign."""
 
     @classmethod
     def of(cls, orders: np.ndarray) -> Mixing:
@@ -169,33 +173,39 @@ class Mixing:
         return cls(
             np.quantile(np.abs(np.diff(orders, axis=1)), QUANTILES),
             np.quantile(chunks, QUANTILES),
-            [mean_correlation(orders[:, lag:], orders[:, :-lag]) for lag in LAGS],
-            mean_correlation(orders, np.broadcast_to(np.arange(samples), orders.shape)),
-            mean_correlation(places[1:], places[:-1]) if epochs > 1 else float("nan"),
+            [float(np.mean(correlations(orders[:, lag:], orders[:, :-lag]))) for lag in LAGS],
+            float(np.mean(np.abs(correlations(orders, [np.arange(samples)] * epochs)))),
+            float(np.mean(np.abs(correlations(places[1:], places[:-1])))),
         )
 
     def cells(self) -> list[str]:
         return [
             " / ".join(f"{distance:.0f}" for distance in self.neighbours),
             " / ".join(f"{count:.0f}" for count in self.chunks),
-            *(f"{value:+.2f}" for value in (*self.lags, self.time, self.epochs)),
+            *(f"{value:+.2f}" for value in self.lags),
+            f"{self.time:.2f}",
+            f"{self.epochs:.2f}",
         ]
 
 
-def mean_correlation(one: np.ndarray, other: np.ndarray) -> float:
-    """Pearson's, of each row with the other's, on average."""
-    return float(np.mean([np.corrcoef(a, b)[0, 1] for a, b in zip(one, other)]))
+def correlations(one: Sequence[np.ndarray], other: Sequence[np.ndarray]) -> list[float]:
+    """Pearson's, of each row with the other's."""
+    return [np.corrcoef(a, b)[0, 1] for a, b in zip(one, other)]
 
 
 def mixed_orders(folder: Path, samples: int, epochs: int) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Name, groups in the buffer, and the orders of some epochs."""
+    """Name, strands that are mixed, and the orders of some epochs."""
     store = write_store(folder / "mixing.zarr", samples)
-    for window in WINDOWS:
-        for fill in FILLS:
-            pipe = zarr_pipeline(store, initial_fill=fill, **windows_of(window))
-            groups = zarr_dali.stats(pipe, "reader")["shuffle"]["groups_in_buffer"]
-            name = f"zarr-dali, {'steps' if window == 1 else f'windows of {window}'}, `initial_fill={fill}`"
-            yield name, str(groups), epochs_of(pipe, samples - window + 1, epochs)
+    buffers: list[dict[str, int]] = [{"initial_fill": fill} for fill in FILLS]
+    # Batches are small beside this much.
+    buffers.append({"host_memory_budget": 2 * MEMORY_GROUPS * CHUNK_BYTES})
+    for window, buffer in product(WINDOWS, buffers):
+        pipe = zarr_pipeline(store, 4, **buffer, **windows_of(window))
+        strands = zarr_dali.stats(pipe, "reader")["shuffle"]["strands"]
+        fill = buffer.get("initial_fill")
+        what = f"`initial_fill={fill}`" if fill else f"memory for {MEMORY_GROUPS} groups"
+        name = f"zarr-dali, {'steps' if window == 1 else f'windows of {window}'}, {what}"
+        yield name, str(strands), epochs_of(pipe, samples - window + 1, epochs)
     for fill in FILLS:
         pipe = file_pipeline(folder, samples, random_shuffle=True, initial_fill=fill, seed=1)
         yield f"DALI's file reader, `initial_fill={fill}`", "", epochs_of(pipe, samples, epochs)
@@ -211,14 +221,14 @@ def mixing_table(folder: Path, samples: int, epochs: int) -> list[str]:
     lags = " | ".join(f"correlation, {lag} draw{'s' * (lag > 1)} before" for lag in LAGS)
     quantiles = " / ".join(f"{quantile:.0%}" for quantile in QUANTILES)
     lines = [
-        f"| order | groups in the buffer | distance of neighbours, {quantiles} | "
+        f"| order | strands | distance of neighbours, {quantiles} | "
         f"chunks in a batch of {BATCH}, {quantiles} | {lags} | correlation with time | "
         "with the place in the epoch before |",
         "|---" * (6 + len(LAGS)) + "|",
     ]
-    for name, groups, orders in mixed_orders(folder, samples, epochs):
+    for name, strands, orders in mixed_orders(folder, samples, epochs):
         assert all(len(np.unique(order)) == len(order) for order in orders), name
-        lines.append(f"| {name} | {groups} | " + " | ".join(Mixing.of(orders).cells()) + " |")
+        lines.append(f"| {name} | {strands} | " + " | ".join(Mixing.of(orders).cells()) + " |")
     return lines
 
 
@@ -247,7 +257,8 @@ def report(args: argparse.Namespace) -> str:
         "## Mixing",
         "",
         f"{args.samples} steps, {CHUNK_STEPS} to a chunk; {args.epochs} epochs. The distance of neighbours "
-        "is that of the numbers of two samples drawn one after the other.",
+        "is that of the numbers of two samples drawn one after the other; correlations are means of all "
+        "epochs, the last two of values without sign.",
         "",
         *mixing,
     ]
@@ -264,13 +275,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--samples", type=int, help=f"steps whose mixing is measured (default: {MIXING_STEPS})")
-    add("--epochs", type=int, help="epochs of each order (default: 20, quick: 2)")
+    add("--epochs", type=int, help="epochs of each order, 2 or more (default: 20, quick: 2)")
     add("--data-dir", type=Path, help="folder for the stores (default: the system's for temporary files)")
     add("--output", type=Path, help="file that the Markdown is written to as well")
     add("--quick", action="store_true", help="few samples and epochs, to see that everything runs")
     args = parser.parse_args(argv)
     args.command = list(sys.argv[1:] if argv is None else argv)
     args.epochs = args.epochs or (2 if args.quick else 20)
+    if args.epochs < 2:
+        parser.error(f"--epochs {args.epochs} is too few: epochs are compared with the one before")
     args.samples = args.samples or (1000 if args.quick else MIXING_STEPS)
     text = report(args)
     print(text, end="")

@@ -146,8 +146,8 @@ impl Reader {
         let options = Options::check(arguments)?;
         codec::register();
         let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
-        let axes = follow(&dataset)?;
-        let reference = axes.iter().position(|axes| axes[0] == Some(0)).unwrap_or(0);
+        let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
+        let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
         let windows = Windows::new(
             &dataset.arrays[reference].shape,
             &WindowArguments {
@@ -163,17 +163,10 @@ impl Reader {
         .map_err(|error| name_array(error, &dataset.arrays[reference]))?;
         let conversions: Arc<[Vec<Conversion>]> = conversions(&dataset, arguments)?.into();
         if arguments.stack {
-            check_stack(&dataset, &axes, &conversions)?;
+            check_stack(&dataset, &conversions)?;
         }
-        let geometry: Arc<[ArrayGeometry]> = dataset
-            .arrays
-            .iter()
-            .zip(axes)
-            .map(|(array, axes)| {
-                let within = |axis: &Option<usize>| axis.filter(|&axis| axis < windows.axes().len());
-                array.geometry(axes.iter().map(within).collect())
-            })
-            .collect();
+        let geometry: Arc<[ArrayGeometry]> =
+            dataset.arrays.iter().map(|array| array.geometry(windows.axes().len())).collect();
         check_shapes(&dataset, &geometry, reference, windows.axes().len())?;
         let count = dataset.arrays.len();
         let place = |(number, geometry): (usize, &ArrayGeometry)| {
@@ -252,7 +245,11 @@ impl Reader {
             fingerprint,
         });
         if !arguments.position.is_empty() {
-            reader.restore_state(arguments.position.as_bytes())?;
+            let restored = reader.restore_state(arguments.position.as_bytes());
+            restored.map_err(|error| match error {
+                Error::Checkpoint { problem } => argument("position", problem),
+                error => error,
+            })?;
         }
         Ok(reader)
     }
@@ -435,6 +432,7 @@ impl Reader {
                 [only] if d == 0 && self.windows.drops_first && geometry.follows_samples() => {
                     only.start.to_string()
                 }
+                [Run { start, count: 1, .. }] => format!("{start}:{}", start + 1),
                 [Run { start, step: 1, count, .. }] => format!("{start}:{}", start + count),
                 [run @ Run { start, step, .. }] => format!("{start}:{}:{step}", run.last() + 1),
                 several => {
@@ -471,45 +469,70 @@ impl Reader {
         }
         let state: Value = serde_json::from_slice(state)
             .map_err(|error| refused(format!("its state cannot be read ({error})")))?;
+        let Some(entries) = state.as_object() else {
+            return Err(refused(format!("its state is {state}, not an object")));
+        };
         if state["version"] != STATE_VERSION {
             return Err(refused(format!("its version is {}, not {STATE_VERSION}", state["version"])));
         }
-        if let (Some(theirs), Some(ours)) = (state["reader"].as_object(), self.told.fingerprint().as_object())
-        {
-            for (name, value) in ours {
-                let other = &theirs.get(name).cloned().unwrap_or_default();
-                let digested = match name.as_str() {
-                    "dataset" => Some("the arrays, their data types and shapes"),
-                    "windows" => Some("stride, dilation, offsets, roi_start, roi_end and exclude"),
-                    _ => None,
-                };
-                if let (true, Some(what)) = (other != value, digested) {
-                    return Err(refused(format!(
-                        "it was written for other samples: {what} have to be the same"
-                    )));
-                }
+        if let Some(unknown) = entries.keys().find(|name| !STATE_ENTRIES.contains(&name.as_str())) {
+            return Err(refused(format!("its state has \"{unknown}\", which nobody knows")));
+        }
+        let ours = self.told.fingerprint();
+        if let (Some(theirs), Some(ours)) = (entries.get("reader"), ours.as_object()) {
+            // What is only known by a digest comes last, because it says the least.
+            let (digests, words): (Vec<_>, Vec<_>) =
+                ours.iter().partition(|(name, _)| name.as_str() == "shapes" || name.as_str() == "windows");
+            for (name, value) in words {
+                let other = theirs.get(name).unwrap_or(&Value::Null);
                 if other != value {
                     return Err(refused(format!(
                         "it was written with {name}={other}, this reader has {value}"
                     )));
                 }
             }
+            for (name, value) in digests {
+                let what = match name.as_str() {
+                    "shapes" => "data types and shapes of the arrays, or the stores that are joined,",
+                    _ => "stride, dilation, offsets, roi_start, roi_end or exclude",
+                };
+                if theirs.get(name) != Some(value) {
+                    return Err(refused(format!("{what} were others when it was written")));
+                }
+            }
         }
-        let number = |name: &str, default: u64| match state.get(name) {
-            None => Ok(default),
-            Some(value) => value.as_u64().filter(|&value| value < 1 << 62).ok_or_else(|| {
+        let number = |name: &str, default: Option<u64>| match (entries.get(name), default) {
+            (None, Some(default)) => Ok(default),
+            (value, _) => value.and_then(Value::as_u64).filter(|&value| value < 1 << 62).ok_or_else(|| {
+                let value = value.unwrap_or(&Value::Null);
                 refused(format!("its state has {name}={value}, which is no number that can be used"))
             }),
         };
         let own = (self.order.shards(), self.options.batch_size);
-        let theirs = (number("num_shards", own.0)?, number("batch_size", own.1)?);
+        let theirs = (number("num_shards", Some(own.0))?, number("batch_size", Some(own.1))?);
         let mut position =
-            Position { epoch: number("epoch", 0)?, batch: number("batch", 0)?, ..Position::default() };
+            Position { epoch: number("epoch", None)?, batch: number("batch", None)?, ..Position::default() };
         let played = state.get("played").cloned().unwrap_or_else(|| json!([]));
         let played: Vec<[u64; 3]> = serde_json::from_value(played)
             .map_err(|error| refused(format!("its state has \"played\" that cannot be read ({error})")))?;
         for [shards, batch_size, batches] in played {
             position.played.push(Played { shards, batch_size, batches });
+        }
+        if !self.order.pads() && theirs != own {
+            return Err(refused(format!(
+                "it was written with {} reader shard(s) and batches of {}, this reader has {} and {}; only readers with pad_last_batch=True can change num_shards and batch_size",
+                theirs.0, theirs.1, own.0, own.1
+            )));
+        }
+        if !self.order.pads() && (!position.played.is_empty() || position.epoch > 0) {
+            let problem =
+                "its \"epoch\" and \"played\" count epochs, which only readers with pad_last_batch=True do";
+            return Err(refused(problem.into()));
+        }
+        for (name, value) in [("num_shards", theirs.0), ("batch_size", theirs.1)] {
+            if value == 0 {
+                return Err(refused(format!("its state has {name}=0")));
+            }
         }
         if theirs != own && position.batch > 0 {
             let (shards, batch_size) = theirs;
@@ -518,13 +541,7 @@ impl Reader {
         }
         let most = self.order.samples();
         if position.played.iter().any(|part| part.shards == 0 || part.shards > most || part.batch_size == 0) {
-            return Err(refused("its state counts reader shards or batches that cannot be".into()));
-        }
-        if !self.order.pads() && (theirs != own || !position.played.is_empty()) {
-            return Err(refused(format!(
-                "it was written with {} reader shard(s) and batches of {}, this reader has {} and {}; only readers with pad_last_batch=True can change that",
-                theirs.0, theirs.1, own.0, own.1
-            )));
+            return Err(refused("its \"played\" counts reader shards or batches that cannot be".into()));
         }
         let buffer = match state.get("shuffle") {
             None => None,
@@ -544,6 +561,12 @@ impl Reader {
         }
         self.order.reshuffle(self.seed as u64, buffer);
         self.order.start_at(&position);
+        if self.order.pads()
+            && position.batch > 0
+            && self.order.position(position.batch - 1).epoch != position.epoch
+        {
+            return Err(refused(format!("its state has batch={}, and the epoch is shorter", position.batch)));
+        }
         self.next = position.batch;
         self.told.next.store(self.next, Ordering::Relaxed);
         if let Some(positions) = &mut self.told.lock().positions {
@@ -554,13 +577,12 @@ impl Reader {
 
     /// What a position is only meaningful together with.
     fn fingerprint(&self) -> Value {
-        let arrays: Vec<_> = self
-            .dataset
-            .arrays
+        let arrays = &self.dataset.arrays;
+        let shapes: Vec<Value> = arrays
             .iter()
             .map(|array| {
                 let shapes: Vec<_> = array.parts.iter().map(|part| &part.shape).collect();
-                json!([array.first().name, array.first().element.name(), shapes])
+                json!([array.first().element.name(), shapes])
             })
             .collect();
         // Not for safety: it only has to differ where somebody mixes readers up.
@@ -568,9 +590,14 @@ impl Reader {
             let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
             format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
         };
+        let names = json!(arrays.iter().map(|array| array.first().name.as_str()).collect::<Vec<_>>());
+        // Words as long as they are few.
+        let names = if names.to_string().len() > 300 { digest(names.to_string()).into() } else { names };
         let window: Vec<u64> = self.windows.axes().iter().map(Axis::extent).collect();
         json!({
-            "dataset": digest(json!(arrays).to_string()),
+            "arrays": names,
+            "shapes": digest(json!(shapes).to_string()),
+            "samples": self.windows.len(),
             "window": window,
             "windows": digest(format!("{:?}", self.windows)),
             "stack": self.stacked,
@@ -893,9 +920,10 @@ impl Told {
 
 /// How a shuffle mixes.
 pub(crate) fn shuffle_to_json(shuffle: &Shuffle) -> Value {
-    let Some((groups, buffer)) = &shuffle.groups else { return json!({"strands": null}) };
+    let Some((groups, buffer)) = &shuffle.groups else { return Value::Null };
     let count = groups.count(buffer.depth);
     json!({
+        "groups_in_buffer": (buffer.strands * groups.held(*buffer)).min(count),
         "strands": buffer.strands.min(count),
         "linked": buffer.linked,
         "depth": buffer.depth,
@@ -923,6 +951,9 @@ impl Output {
 
 /// Version of the checkpoint's state.
 const STATE_VERSION: u64 = 2;
+/// What it may hold.
+const STATE_ENTRIES: [&str; 9] =
+    ["version", "epoch", "played", "batch", "num_shards", "batch_size", "seed", "reader", "shuffle"];
 
 /// Chooses the road of an array's read chunks on the backend and with the `decode` of the options.
 ///
@@ -945,55 +976,6 @@ pub(crate) fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
         (Decode::Gpu, Road::Cpu(reason)) => Err(Error::NotOnGpu { at: array.context(), reason }),
         (_, road) => Ok(road),
     }
-}
-
-/// The axis of the windows that each dimension of each array follows, if the windows covered them all: its own, or that
-/// of the dimension with its name in the arrays that samples are taken along. An array without the first dimension of
-/// those is the same for every sample.
-///
-/// # Errors
-/// Arrays that have neither that dimension nor the others in their places.
-fn follow(dataset: &Dataset) -> Result<Vec<Vec<Option<usize>>>> {
-    let arrays = &dataset.arrays;
-    for array in arrays {
-        if array.shape.is_empty() {
-            let at = array.context();
-            let problem =
-                format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
-            return Err(argument("arrays", problem));
-        }
-    }
-    let own = |array: &Joined| (0..array.shape.len()).map(Some).collect::<Vec<_>>();
-    // The array with the most dimensions has them all.
-    let most = arrays.iter().map(|array| array.shape.len()).max().unwrap_or(0);
-    let Some(reference) = arrays.iter().find(|array| array.shape.len() == most) else { return Ok(vec![]) };
-    let along = |array: &Joined| {
-        let (names, all) = (&array.first().dimension_names, &reference.first().dimension_names);
-        if let (Some(first), Some(_)) = (all.first(), names.first()) {
-            if names.contains(first) {
-                return Ok(own(array));
-            }
-            let place = |name: &String| all.iter().position(|known| known == name);
-            let mut axes: Vec<Option<usize>> = names.iter().map(place).collect();
-            axes.resize(array.shape.len(), None);
-            for (d, axis) in axes.iter().enumerate() {
-                let there = axis.map_or(array.shape[d], |axis| reference.shape[axis]);
-                if there != array.shape[d] {
-                    return Err(Error::ArraysDisagree {
-                        at: reference.context(),
-                        shape: reference.shape.clone(),
-                        other: array.first().name.clone(),
-                        other_shape: array.shape.clone(),
-                        dimensions: d + 1,
-                    });
-                }
-            }
-            return Ok(axes);
-        }
-        let lacks_first = array.shape[..] == reference.shape[1..] && array.shape[0] != reference.shape[0];
-        Ok(if lacks_first { (1..most).map(Some).collect() } else { own(array) })
-    };
-    arrays.iter().map(along).collect()
 }
 
 /// Names the array in an error about its shape.
@@ -1041,11 +1023,7 @@ fn check_shapes(
 }
 
 /// Whether all arrays can be stacked: whole arrays, since later dimensions belong to every sample.
-fn check_stack(
-    dataset: &Dataset,
-    axes: &[Vec<Option<usize>>],
-    conversions: &[Vec<Conversion>],
-) -> Result<()> {
+fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) -> Result<()> {
     let first = &dataset.arrays[0];
     for (number, other) in dataset.arrays.iter().enumerate().skip(1) {
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
@@ -1053,7 +1031,7 @@ fn check_stack(
             difference: format!("its {what} is {here}, but {there} in {}", other.context()),
             remedy: "arrays that are stacked need the same: leave one of them out, or read them without `stack`",
         };
-        if first.shape != other.shape || axes[0] != axes[number] {
+        if first.shape != other.shape || first.axes != other.axes {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
         }
         let (here, there) = (conversions[0][0].output(), conversions[number][0].output());

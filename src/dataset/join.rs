@@ -20,16 +20,22 @@ pub struct Joined {
     pub starts: Vec<u64>,
     /// Extents of the whole.
     pub shape: Vec<u64>,
+    /// For each dimension the dimension that it is in the arrays that samples are taken along.
+    pub axes: Vec<Option<usize>>,
     /// One DALI letter per dimension, or empty, also where the parts have different ones.
     pub layout: String,
 }
 
 impl Joined {
-    /// Joins arrays in their order.
+    /// Joins arrays in their order. Of arrays that are the same for every sample the first stands for all.
     ///
     /// # Errors
     /// Names the first array that does not fit to the first one.
-    pub(super) fn new(parts: Vec<ArrayInfo>) -> Result<Self> {
+    pub(super) fn new(mut parts: Vec<ArrayInfo>, axes: Vec<Option<usize>>) -> Result<Self> {
+        if axes.first() != Some(&Some(0)) {
+            parts[1..].iter().try_for_each(|other| check_same(&parts[0], other))?;
+            parts.truncate(1);
+        }
         let first = &parts[0];
         parts[1..].iter().try_for_each(|other| check_fit(first, other))?;
         let mut shape = first.shape.clone();
@@ -43,7 +49,7 @@ impl Joined {
         }
         let agree = parts.iter().all(|part| part.layout == parts[0].layout);
         let layout = if agree { parts[0].layout.clone() } else { String::new() };
-        Ok(Self { parts, starts, shape, layout })
+        Ok(Self { parts, starts, shape, axes, layout })
     }
 
     /// The first part: what all of them agree in can be read off it.
@@ -69,8 +75,8 @@ impl Joined {
         if names.is_empty() { stores } else { format!("{stores}/{names}") }
     }
 
-    /// What planning needs to know, with the axis of the windows that each dimension follows.
-    pub fn geometry(&self, axes: Vec<Option<usize>>) -> ArrayGeometry {
+    /// What planning needs to know, if windows have so many axes.
+    pub fn geometry(&self, axes: usize) -> ArrayGeometry {
         let part = |(part, &start): (&ArrayInfo, &u64)| PartGeometry {
             start,
             read_chunk_shape: part.read_chunk_shape().to_vec(),
@@ -78,19 +84,33 @@ impl Joined {
         };
         ArrayGeometry {
             shape: self.shape.clone(),
-            axes,
+            axes: self.axes.iter().map(|axis| axis.filter(|&axis| axis < axes)).collect(),
             parts: self.parts.iter().zip(&self.starts).map(part).collect(),
         }
     }
 }
 
-/// Whether two arrays can be parts of one.
-fn check_fit(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
-    let unlike = |what: &str, here: String, there: String| Error::Unlike {
+/// Whether an array that is the same for every sample is that in two stores, as far as metadata tell.
+fn check_same(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
+    match first.shape == other.shape {
+        true => Ok(()),
+        false => {
+            Err(unlike(first, other, "shape", format!("{:?}", first.shape), format!("{:?}", other.shape)))
+        }
+    }
+}
+
+fn unlike(first: &ArrayInfo, other: &ArrayInfo, what: &str, here: String, there: String) -> Error {
+    Error::Unlike {
         at: first.context(),
         difference: format!("its {what} is {here}, but {there} in {}", other.context()),
         remedy: "stores that are joined need the same: leave one of them out, or give each a reader of its own",
-    };
+    }
+}
+
+/// Whether two arrays can be parts of one.
+fn check_fit(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
+    let unlike = |what: &str, here, there| unlike(first, other, what, here, there);
     if first.shape.is_empty() || first.shape.get(1..) != other.shape.get(1..) {
         let what = "shape beyond the first dimension";
         return Err(unlike(what, format!("{:?}", first.shape), format!("{:?}", other.shape)));

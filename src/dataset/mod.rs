@@ -4,6 +4,7 @@ mod cf;
 mod chain;
 mod declared;
 mod element;
+mod follow;
 mod join;
 mod json;
 mod layout;
@@ -162,13 +163,18 @@ impl Dataset {
     /// not fit together.
     pub fn open(paths: &[String], names: &[String]) -> Result<Self> {
         let stores = paths::expand(paths)?;
+        let mut axes = None;
         let mut parts: Vec<Vec<ArrayInfo>> = vec![];
         for store in &stores {
             let arrays = open::OpenStore::new(store)?.arrays(names)?;
+            if axes.is_none() {
+                axes = Some(follow::follow(&arrays)?);
+            }
             parts.resize_with(arrays.len(), Vec::new);
             parts.iter_mut().zip(arrays).for_each(|(parts, array)| parts.push(array));
         }
-        Ok(Self { arrays: parts.into_iter().map(Joined::new).collect::<Result<_>>()? })
+        let joined = parts.into_iter().zip(axes.unwrap_or_default());
+        Ok(Self { arrays: joined.map(|(parts, axes)| Joined::new(parts, axes)).collect::<Result<_>>()? })
     }
 
     /// Names of all arrays in the first of the stores that `paths` mean, sorted; one empty name if it is an array itself.

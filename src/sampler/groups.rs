@@ -126,14 +126,19 @@ impl Groups {
             .unwrap_or(self.axes.len());
         let span = self.span(depth);
         let linked = span > 1 && fitting(depth) >= Self::LEAST_STRANDS * span;
-        // Without links a strand holds what the windows of its group touch, with links all between them too.
-        let held = if linked { span } else { self.axes[depth - 1].most };
+        let held = self.held(Buffer { depth, strands: 0, linked });
         let asked = (u128::from(samples) * u128::from(self.count(depth))).div_ceil(self.samples().into());
         let groups = fitting(depth).min(u64::try_from(asked).unwrap_or(u64::MAX)).max(1);
         let strands = (groups / held).max(1);
         // The chain is a ring: its first and its last strand have to meet as the others do.
         let odd = if linked && strands > 1 { strands % 2 } else { 0 };
         Buffer { depth, strands: strands - odd, linked }
+    }
+
+    /// The most groups that a strand holds: with links all from the first that a window touches to the last, without
+    /// those that it touches.
+    pub fn held(&self, buffer: Buffer) -> u64 {
+        if buffer.linked { self.span(buffer.depth) } else { self.axes[buffer.depth - 1].most }
     }
 
     /// Fewer places than this would mix too little; then groups become smaller, or links are given up.

@@ -196,6 +196,10 @@ impl Windows {
                     false => format!("the region {}..{} of roi_start and roi_end", bounds.0, bounds.1),
                 };
                 let steps = span.map_or_else(|| "too many".into(), |span| span.to_string());
+                let values = match dilation[d] {
+                    1 => values,
+                    _ => format!("{values} with dilation={dilation:?}"),
+                };
                 let problem = format!(
                     "{values} does not fit into {place}: {steps} steps are asked for in dimension {d}, which has {inside}"
                 );

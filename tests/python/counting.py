@@ -5,14 +5,18 @@ from math import prod
 
 import zarr_dali
 
-SETTLED_SECONDS = 0.15
-"""A reader whose counters stood still for so long has read as far ahead as it may."""
+SETTLED_SECONDS, PATIENCE_SECONDS = 0.15, 10
+"""A reader whose counters stood still for so long has read as far ahead as it may, unless a chunk is on its
+way; the machine may be busy with something else, but not for ever."""
 
 
 def settled_stats(pipe):
     """The counters of the reader "reader" once it has stopped reading ahead."""
     stats, since = zarr_dali.stats(pipe, "reader"), time.monotonic()
-    while time.monotonic() - since < SETTLED_SECONDS:
+    end = since + PATIENCE_SECONDS
+    while time.monotonic() < (
+        end if stats["chunks_read"] > stats["chunks_decoded"] else since + SETTLED_SECONDS
+    ):
         time.sleep(0.01)
         now = zarr_dali.stats(pipe, "reader")
         if now != stats:

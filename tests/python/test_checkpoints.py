@@ -322,7 +322,7 @@ def write_weather(path, steps=STEPS):
     write_array(path, "number", np.arange(steps), chunks=(10,), dimension_names=names[:1])
     field = rng.random((steps, 6, 8), "float32")
     write_array(path, "field", field, chunks=(4, 3, 4), dimension_names=names)
-    write_array(path, "other", field, chunks=(4, 3, 4), dimension_names=names)
+    write_array(path, "wind", field, chunks=(4, 3, 4), dimension_names=names)
     write_array(path, "flux", rng.random((steps, 6)), chunks=(7, 6), dimension_names=names[:2])
     write_array(path, "mask", rng.random((6, 8)) < 0.5, chunks=(6, 5), dimension_names=names[1:])
 
@@ -381,7 +381,7 @@ CONFIGURATIONS = {
     ),
     "stack": (
         {
-            "arrays": ["field", "other"],
+            "arrays": ["field", "wind"],
             "stack": True,
             "window": [2],
             "num_shards": 3,
@@ -444,7 +444,7 @@ def test_another_process(backend, weather, tmp_path, name):
     length = reference.batches_per_epoch(samples, arguments.get("num_shards", 1), BATCH_SIZE)
     turn = list(CONFIGURATIONS).index(name)
     share = POSITIONS // (5 if backend is GPU else 1) // len(CONFIGURATIONS) + 1
-    drawn = np.random.default_rng(turn).choice(4 * length, size=min(share, 4 * length), replace=False)
+    drawn = np.random.default_rng(turn).choice(max(4 * length, share), size=share, replace=False)
     checkpoints, uninterrupted = {}, []
     for position in sorted(int(at) for at in drawn):
         uninterrupted += digests(original, position - len(uninterrupted))
@@ -475,22 +475,20 @@ def test_another_process(backend, weather, tmp_path, name):
 # --- what is refused ------------------------------------------------------------------------------
 
 REFUSALS = {
-    "another array": ({"arrays": ["other"]}, r"array|other"),
-    "one array more": ({"arrays": ["field", "other"]}, r"array|other"),
+    "another array": ({"arrays": ["wind"]}, r"field|wind"),
     "stack": ({"arrays": ["field"], "stack": True}, r"stack"),
     "another window": ({"window": [3]}, r"window"),
     "another stride": ({"stride": [2]}, r"stride"),
     "dilation": ({"dilation": [3]}, r"dilation"),
-    "offsets": ({"window": None, "offsets": [0, 2]}, r"offsets|window"),
+    "offsets": ({"window": None, "dilation": None, "offsets": [0, 3]}, r"offsets|window"),
     "roi_start": ({"roi_start": [5]}, r"roi_start"),
     "roi_end": ({"roi_end": [80]}, r"roi_end"),
     "exclude": ({"exclude": [13]}, r"exclude"),
     "no shuffle": ({"random_shuffle": False}, r"random_shuffle"),
-    "initial_fill": ({"initial_fill": 50}, r"initial_fill"),
     "stick_to_shard": ({"stick_to_shard": True}, r"stick_to_shard"),
     "padding": ({"pad_last_batch": True}, r"pad_last_batch"),
-    "batch size without padding": ({"batch_size": 5}, r"batch_size"),
-    "shards without padding": ({"num_shards": 2}, r"num_shards"),
+    "batch size without padding": ({"batch_size": 5}, r"batch.*7.*5.*pad_last_batch"),
+    "shards without padding": ({"num_shards": 2}, r"\b1 .*shard.*\b2\b.*pad_last_batch"),
 }
 REFUSED_BASE = {
     "arrays": ["field"],
@@ -544,10 +542,11 @@ def test_other_version_is_refused(backend, weather, checkpoint, version):
 
 @pytest.mark.gpu_where(False)
 def test_state_that_is_damaged_is_refused(backend, weather, checkpoint):
-    """Not JSON, or JSON of something else: an error that names the checkpoint, no crash."""
+    """Not JSON, or JSON of something else: an error that names the checkpoint, no crash and no start anew."""
     for old, new in (
         (b'"version"', b'"virsion"'),
         (b'{"version"', b'["version"'),
+        (b'"seed":3', b'"seed":x'),
         (b'"epoch":', b'"epoch"-'),
         (b'"batch":', b'"batsh":'),
     ):
@@ -572,12 +571,14 @@ def names_of(pipe, path, how_many):
         {"lazy_init": True},
         {"decode": "cpu"},
         {"seed": 4},
+        {"initial_fill": 20},
+        {"host_memory_budget": 1 << 24},
         {},
     ],
     ids=lambda change: next(iter(change), "copied"),
 )
 def test_what_may_change(backend, weather, checkpoint, tmp_path, change):
-    """How a store is read, and where it lies, has no part in the order; nor has a seed given anew."""
+    """How a store is read and where it lies do not matter; seed and buffer are the checkpoint's."""
     settings = CHECKPOINTED | {"checkpoint": checkpoint}
     path = weather if change else shutil.copytree(weather, tmp_path / "copy.zarr")
     expected = build(backend, weather, pipeline=settings, **REFUSED_BASE)
@@ -695,9 +696,10 @@ def test_other_number_of_shards(backend, weather, name, chain):
         read += read_segment(pipes, epoch, first_epoch, batches, batch_size, stick)
         epoch.advance(batches, num_shards, batch_size)
         checkpoint, *others = (pipe.checkpoint() for pipe in pipes)
-        state = state_of(checkpoint)
-        assert len(state[0]) < MOST_BYTES
-        assert all(state_of(other) == state for other in others)
+        text, state = state_of(checkpoint)
+        assert len(text) < MOST_BYTES
+        # Of readers in order without a seed the seeds differ, and mean nothing.
+        assert all(state_of(other)[1] | {"seed": state["seed"]} == state for other in others)
     num_shards, batch_size = last
     pipes = restored(num_shards, batch_size, checkpoint)
     read += read_segment(pipes, epoch, first_epoch, epoch.length(num_shards, batch_size), batch_size, stick)
@@ -742,9 +744,13 @@ def test_rest_of_an_epoch_in_order(backend, weather):
 
 
 def test_position_is_what_a_checkpoint_holds(backend, weather):
-    """`stats` and the checkpoint tell the same position, and the argument starts there, seed included."""
+    """`stats` and the checkpoint tell the same position, and the argument starts there, seed included.
+
+    `stats` tells what the reader handed to DALI: with a queue of one that is what the user has.
+    """
     arguments = {"arrays": ["number"], "batch_size": 4, "num_shards": 3, "pad_last_batch": True}
-    original = build(backend, weather, pipeline=CHECKPOINTED, random_shuffle=True, **arguments)
+    settings = CHECKPOINTED | {"prefetch_queue_depth": 1}
+    original = build(backend, weather, pipeline=settings, random_shuffle=True, **arguments)
     numbers_of(original, 11)
     position = zarr_dali.stats(original)["position"]
     assert position == state_of(original.checkpoint())[1]
@@ -764,6 +770,29 @@ def test_position_of_an_epoch(backend, weather, pad):
     assert numbers_of(pipe, 9) == reference.batches(STEPS, 4, skipped + 9, **reader)[skipped:]
 
 
+@pytest.mark.gpu_where(lambda case: not case["stick"])
+@pytest.mark.parametrize("stick", [False, True], ids=["move", "stick"])
+@pytest.mark.parametrize("pad", [False, True], ids=["run-on", "padded"])
+def test_checkpoint_behind_a_position(backend, weather, pad, stick):
+    """The epoch that `position` names is not forgotten: a checkpoint taken later restores to its order."""
+    arguments = {
+        "arrays": ["number"],
+        "batch_size": 4,
+        "num_shards": 3,
+        "shard_id": 1,
+        "stick_to_shard": stick,
+        "pad_last_batch": pad,
+        **SHUFFLED,
+    }
+    position = json.dumps({"version": 2, "epoch": 5, "batch": 2})
+    original = build(backend, weather, pipeline=CHECKPOINTED, position=position, **arguments)
+    for batches in (1, 7, 30):
+        numbers_of(original, batches)
+        settings = CHECKPOINTED | {"checkpoint": original.checkpoint()}
+        restored = build(backend, weather, pipeline=settings, **arguments)
+        assert numbers_of(restored, 10) == numbers_of(original, 10)
+
+
 POSITION = {"version": 2, "epoch": 1, "batch": 2}
 
 
@@ -771,22 +800,20 @@ POSITION = {"version": 2, "epoch": 1, "batch": 2}
 @pytest.mark.parametrize(
     "position, words",
     [
-        ("", "JSON"),
         ("{", "JSON"),
         ("[1]", "object"),
         ({"epoch": 1, "batch": 0}, "version"),
         (POSITION | {"version": 3}, "version.*3.*2"),
         ({"version": 2, "batch": 0}, "epoch"),
+        ({"version": 2, "epoch": 0}, "batch"),
         (POSITION | {"epoch": -1}, "epoch"),
         (POSITION | {"batch": -1}, "batch"),
         (POSITION | {"batch": 1.5}, "batch"),
-        (POSITION | {"batch": 10**6}, "batch"),
         (POSITION | {"num_shards": 0}, "num_shards"),
         (POSITION | {"batch_size": 0}, "batch_size"),
         (POSITION | {"played": [[2, 4]]}, "played"),
         (POSITION | {"played": [[0, 4, 1]]}, "played"),
         (POSITION | {"reader": {"arrays": []}}, "reader|arrays"),
-        (POSITION | {"bach": 3}, "bach"),
     ],
     ids=lambda value: json.dumps(value).replace(" ", "") if isinstance(value, dict) else value,
 )

@@ -161,13 +161,13 @@ def test_no_thread_is_left(backend, store):
 
 @pytest.fixture(scope="module")
 def slow_store(tmp_path_factory):
-    """64 chunks that take a CPU about a tenth of a second each: bz2, one block after the other."""
+    """128 chunks that take a CPU about a twentieth of a second each: bz2, one block after the other."""
     path = tmp_path_factory.mktemp("slow") / "slow.zarr"
-    values = np.random.default_rng(3).integers(0, 250, 1 << 20, dtype="uint8")
-    write_array(path, "", np.stack([values] * 2), chunks=(1, 1 << 20), codec="bz2", zarr_format=2)
+    values = np.random.default_rng(3).integers(0, 250, 1 << 19, dtype="uint8")
+    write_array(path, "", np.stack([values] * 2), chunks=(1, 1 << 19), codec="bz2", zarr_format=2)
     metadata = path / ".zarray"
-    metadata.write_text(metadata.read_text().replace("2,", "64,", 1))
-    for step in range(2, 64):
+    metadata.write_text(metadata.read_text().replace("2,", "128,", 1))
+    for step in range(2, 128):
         os.link(path / "0.0", path / f"{step}.0")
     return path
 
@@ -225,7 +225,7 @@ ITERATOR = """
 
 
 @pytest.mark.parametrize("script", [LOOP, ITERATOR], ids=["pipeline", "iterator"])
-@pytest.mark.parametrize("batch_size", [1, 60])
+@pytest.mark.parametrize("batch_size", [1, 120])
 def test_interrupt(slow_store, batch_size, script):
     """Ctrl-C in a loop over batches that are long in coming: one chunk or many seconds' worth of them."""
     assert interrupted(script, slow_store, batch_size, wait=0.5) < PROMPT_S
@@ -251,7 +251,7 @@ def test_interrupt_of_a_build(slow_store, tmp_path):
 
 
 @pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("batch_size", [1, 4, 60])
+@pytest.mark.parametrize("batch_size", [1, 4, 120])
 def test_destroyed_in_the_middle(backend, slow_store, batch_size):
     """With many seconds' worth of chunks on the way, a pipeline goes within a second."""
     pipe = build(backend, slow_store, batch_size=batch_size, num_io_threads=2, prefetch_queue_depth=8)

@@ -11,6 +11,7 @@ import shutil
 
 import numpy as np
 import pytest
+from nvidia.dali import types
 
 import zarr_dali
 from counting import settled_stats
@@ -210,7 +211,7 @@ def test_decoding_and_normalising(backend, tmp_path):
     write_group(tmp_path)
     packed = np.arange(80, dtype="int16").reshape(8, 10) - 7
     path = write_array(tmp_path, "mask", packed, chunks=(3, 4), dimension_names=(LAT, LON))
-    attributes = {"scale_factor": 0.5, "add_offset": 2.0, "_FillValue": 11}
+    attributes = {"scale_factor": 0.5, "_FillValue": 11}
     edit_metadata(path / "zarr.json", lambda metadata: metadata.update(attributes=attributes))
     write_array(tmp_path, "t", FIELD, chunks=(2, 8, 10), dimension_names=(TIME, LAT, LON))
     fields, masks = read_all(
@@ -219,15 +220,16 @@ def test_decoding_and_normalising(backend, tmp_path):
         arrays=["t", "mask"],
         window=[2, 4],
         mask_and_scale=True,
+        dtype=types.FLOAT,
         mean=[100.0, 4.0],
         std=[2.0, 8.0],
     )
-    decoded = np.where(packed == 11, np.float32(np.nan), packed * np.float32(0.5) + np.float32(2))
+    decoded = np.where(packed == 11, np.float32(np.nan), packed * np.float32(0.5))
     for (at, row), field, mask in zip(Sampling(window=(2, 4)).samples(SHAPE), fields, masks, strict=True):
         rows = slice(row, row + 4)
         np.testing.assert_allclose(field, (FIELD[at : at + 2, rows] - 100) / 2, rtol=1e-6)
         np.testing.assert_allclose(mask, (decoded[rows] - 4) / 8, rtol=1e-6)
-        assert mask.dtype == np.float32
+        assert field.dtype == mask.dtype == np.float32
 
 
 def test_static_array_alone(backend, world):
