@@ -91,7 +91,7 @@ def _import_xarray() -> None:
     except ModuleNotFoundError as error:
         raise ImportError(
             f"selecting by label needs xarray and zarr, and {error.name} is missing: "
-            'pip install "zarr-dali[select]"'
+            'pip install "zarr-dali[labels]"'
         ) from error
 
 

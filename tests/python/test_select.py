@@ -335,4 +335,4 @@ def test_without_xarray(newest):
         "except ImportError as error: print(error)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(newest)], capture_output=True, text=True)
-    assert "xarray" in done.stdout and "zarr-dali[select]" in done.stdout, done.stderr
+    assert "xarray" in done.stdout and "zarr-dali[labels]" in done.stdout, done.stderr
