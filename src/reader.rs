@@ -468,7 +468,7 @@ impl Reader {
             return Err(refused("the reader has started already".into()));
         }
         let state: Value = serde_json::from_slice(state)
-            .map_err(|error| refused(format!("its state cannot be read ({error})")))?;
+            .map_err(|error| refused(format!("its state is no JSON ({error})")))?;
         let Some(entries) = state.as_object() else {
             return Err(refused(format!("its state is {state}, not an object")));
         };
@@ -479,26 +479,23 @@ impl Reader {
             return Err(refused(format!("its state has \"{unknown}\", which nobody knows")));
         }
         let ours = self.told.fingerprint();
-        if let (Some(theirs), Some(ours)) = (entries.get("reader"), ours.as_object()) {
+        if let Some(theirs) = entries.get("reader") {
             // What is only known by a digest comes last, because it says the least.
-            let (digests, words): (Vec<_>, Vec<_>) =
-                ours.iter().partition(|(name, _)| name.as_str() == "shapes" || name.as_str() == "windows");
-            for (name, value) in words {
-                let other = theirs.get(name).unwrap_or(&Value::Null);
-                if other != value {
-                    return Err(refused(format!(
-                        "it was written with {name}={other}, this reader has {value}"
-                    )));
-                }
+            let said = ["arrays", "stack", "stick_to_shard", "pad_last_batch", "random_shuffle", "window"];
+            let differs = |name: &str| theirs[name] != ours[name];
+            if let Some(name) = said.into_iter().find(|name| differs(name)) {
+                let (theirs, ours) = (&theirs[name], &ours[name]);
+                return Err(refused(format!("it was written with {name}={theirs}, this reader has {ours}")));
             }
-            for (name, value) in digests {
-                let what = match name.as_str() {
-                    "shapes" => "data types and shapes of the arrays, or the stores that are joined,",
-                    _ => "stride, dilation, offsets, roi_start, roi_end or exclude",
-                };
-                if theirs.get(name) != Some(value) {
-                    return Err(refused(format!("{what} were others when it was written")));
-                }
+            if differs("samples") || differs("windows") {
+                return Err(refused(format!(
+                    "it was written for {} samples, this reader has {}: stride, dilation, offsets, roi_start, roi_end, exclude or the extents of the arrays were others",
+                    theirs["samples"], ours["samples"]
+                )));
+            }
+            if differs("shapes") {
+                let what = "data types or shapes of the arrays, or the stores that are joined,";
+                return Err(refused(format!("{what} were others when it was written")));
             }
         }
         let number = |name: &str, default: Option<u64>| match (entries.get(name), default) {
@@ -1066,13 +1063,17 @@ impl Sharing {
             let chunks = numbers.iter().flat_map(|&number| &geometry[number].parts[parts.clone()]);
             chunks.map(|part| part.read_chunk_shape[d]).max().unwrap_or(1)
         };
+        let extents = |d: usize, parts: std::ops::Range<usize>| {
+            let chunks = numbers.iter().flat_map(|&number| &geometry[number].parts[parts.clone()]);
+            chunks.map(|part| part.read_chunk_shape[d]).collect::<Vec<u64>>()
+        };
         let grids: Vec<Grid> = (0..windows.dimensions())
             .map(|d| match (d, numbers.first()) {
                 (0, Some(&number)) => {
                     let starts = geometry[number].parts.iter().map(|part| part.start);
-                    Grid::new(starts.enumerate().map(|(part, start)| (start, largest(0, part..part + 1))))
+                    Grid::new(starts.enumerate().map(|(part, start)| (start, extents(0, part..part + 1))))
                 }
-                _ => Grid::new([(0, largest(d, 0..parts))]),
+                _ => Grid::new([(0, extents(d, 0..parts))]),
             })
             .collect();
         let countable = windows.axes().iter().all(|axis| axis.count() <= Self::MOST_WINDOWS);

@@ -4,8 +4,9 @@ Importing this package loads the plugin: afterwards `nvidia.dali.fn.readers.zarr
 `nvidia.dali.fn.zarr_reader`, as do the operator classes in `nvidia.dali.ops` and in dynamic mode. Importing
 needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipeline needs them.
 
-`info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the reader,
-`Loader` gives batches of torch tensors without a pipeline to write, and `stats` counts what a reader has done.
+`info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
+reader, `Loader` gives batches of torch tensors without a pipeline to write, and `stats` counts what a reader
+has done.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.

@@ -20,11 +20,13 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         reader_name: the reader's `name`; not needed if the pipeline has only one reader.
 
     Returns:
-        `samples` of an epoch, all reader shards together; `batches` that were handed over; `chunks_read`,
-        `chunks_missing`, `chunks_decoded`, `chunks_decoded_gpu` and `chunks_reused` (a batch found a chunk that was
-        there already); `bytes_read` (encoded) and `bytes_decoded`; `resident_bytes` for chunks that stay in memory, and
-        `resident_peak_bytes` of them that were ever used; `shuffle`, how samples are mixed, or None; `position`, from
-        which a reader with the argument `position` goes on.
+        `samples` of an epoch, all reader shards together; `batches` that DALI has taken, which are ahead of
+        those that the user has by the pipeline's own queue; `chunks_read`, `chunks_missing`, `chunks_decoded`,
+        `chunks_decoded_gpu` and `chunks_reused` (a batch found a chunk that was there already); `bytes_read`
+        (encoded) and `bytes_decoded`; `resident_bytes` for chunks that stay in memory, and
+        `resident_peak_bytes` of them that were ever used; `shuffle`, how samples are mixed, or None where no
+        chunk belongs to several; `position` behind the last of `batches`, from which a reader with the
+        argument `position` goes on.
 
     Raises:
         ValueError: there is no such reader, or not only one, or it is no Zarr reader.

@@ -24,31 +24,54 @@ use std::ops::Range;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
-/// The borders of chunks along one dimension: those of the array whose chunks are the largest.
+/// The borders of chunks along one dimension. Its cells are the largest chunks.
 #[derive(Clone, Debug)]
 pub struct Grid {
-    /// Where each part starts, the extent of its chunks, and the number of its first cell.
-    parts: Vec<(u64, u64, u64)>,
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+struct Part {
+    start: u64,
+    /// Number of its first cell.
+    first: u64,
+    /// Extent of a cell.
+    cell: u64,
+    /// Extents of chunks that are no divisors of it: they lie across the borders of cells.
+    across: Vec<u64>,
 }
 
 impl Grid {
-    /// A grid of parts, each with its start and the extent of its chunks.
-    pub fn new(parts: impl IntoIterator<Item = (u64, u64)>) -> Self {
-        let mut grid: Vec<(u64, u64, u64)> = vec![];
-        for (start, chunk) in parts {
-            let first = match grid.last() {
-                Some(&(before, extent, cell)) => cell + (start - before).div_ceil(extent),
-                None => 0,
-            };
-            grid.push((start, chunk, first));
+    /// A grid of parts, each with its start and the extents of the chunks of different arrays.
+    pub fn new(parts: impl IntoIterator<Item = (u64, Vec<u64>)>) -> Self {
+        let mut grid: Vec<Part> = vec![];
+        for (start, mut extents) in parts {
+            let first =
+                grid.last().map_or(0, |before| before.first + (start - before.start).div_ceil(before.cell));
+            let cell = extents.iter().copied().max().unwrap_or(1);
+            extents.retain(|&extent| !cell.is_multiple_of(extent));
+            grid.push(Part { start, first, cell, across: extents });
         }
         Self { parts: grid }
     }
 
+    fn part(&self, index: u64) -> usize {
+        self.parts.partition_point(|part| part.start <= index).saturating_sub(1)
+    }
+
     fn cell(&self, index: u64) -> u64 {
-        let part = self.parts.partition_point(|&(start, ..)| start <= index).saturating_sub(1);
-        let (start, chunk, first) = self.parts[part];
-        first + index.saturating_sub(start) / chunk
+        let part = &self.parts[self.part(index)];
+        part.first + index.saturating_sub(part.start) / part.cell
+    }
+
+    /// The last cell in which any chunk lies that has the index.
+    fn reach(&self, index: u64) -> u64 {
+        let number = self.part(index);
+        let part = &self.parts[number];
+        let inside = index.saturating_sub(part.start);
+        let last = part.across.iter().map(|extent| inside / extent * extent + extent - 1).max();
+        let end = self.parts.get(number + 1).map_or(u64::MAX, |next| next.start - 1 - part.start);
+        part.first + last.unwrap_or(inside).max(inside).min(end) / part.cell
     }
 }
 
@@ -86,11 +109,12 @@ impl Groups {
         let cells = |(axis, grid): (&super::Axis, &Grid)| {
             let touched: Vec<(u64, u64)> = (0..axis.count())
                 .map(|window| axis.start(window))
-                .map(|start| (grid.cell(start), grid.cell(start + axis.span() - 1)))
+                .map(|start| (grid.cell(start), grid.reach(start + axis.span() - 1)))
                 .collect();
             let starts = (0..touched.len()).filter(|&w| w == 0 || touched[w].0 != touched[w - 1].0);
             let borders = starts.chain([touched.len()]).map(|window| window as u64).collect();
-            let cells = |run: super::Run| (grid.cell(run.last()) - grid.cell(run.start) + 1).min(run.count);
+            let cells =
+                |run: super::Run| (grid.reach(run.last()) - grid.cell(run.start) + 1).min(2 * run.count);
             let most = (0..axis.count()).map(|window| axis.runs(window).map(cells).sum()).max().unwrap_or(1);
             Cells { touched, borders, most }
         };
@@ -125,7 +149,7 @@ impl Groups {
             .find(|&depth| fitting(depth) >= Self::LEAST_STRANDS * self.span(depth))
             .unwrap_or(self.axes.len());
         let span = self.span(depth);
-        let linked = span > 1 && fitting(depth) >= Self::LEAST_STRANDS * span;
+        let linked = span > 1 && fitting(depth) >= Self::LEAST_LINKED_STRANDS * span;
         let held = self.held(Buffer { depth, strands: 0, linked });
         let asked = (u128::from(samples) * u128::from(self.count(depth))).div_ceil(self.samples().into());
         let groups = fitting(depth).min(u64::try_from(asked).unwrap_or(u64::MAX)).max(1);
@@ -141,8 +165,10 @@ impl Groups {
         if buffer.linked { self.span(buffer.depth) } else { self.axes[buffer.depth - 1].most }
     }
 
-    /// Fewer places than this would mix too little; then groups become smaller, or links are given up.
+    /// Fewer places than this mix little; groups become smaller then.
     const LEAST_STRANDS: u64 = 4;
+    /// Fewer than this go through a visit from one end to the other; links are given up then.
+    const LEAST_LINKED_STRANDS: u64 = 2;
 
     /// The sample at a position of the list in which reader shards are cut: sorted by chunks in all dimensions.
     fn sample(&self, position: u64) -> u64 {
@@ -294,7 +320,7 @@ mod tests {
 
     fn along_one(steps: u64, window: i64, chunk: u64) -> Groups {
         let given = WindowArguments { window: Some(&[window]), ..WindowArguments::default() };
-        Groups::new(&Windows::new(&[steps], &given).unwrap(), &[Grid::new([(0, chunk)])])
+        Groups::new(&Windows::new(&[steps], &given).unwrap(), &[Grid::new([(0, vec![chunk])])])
     }
 
     /// How many groups are held at most, if a group is held from its first use to its last.
@@ -329,7 +355,8 @@ mod tests {
         assert_eq!(single.buffer(&[100], 16, 1024), Buffer { depth: 1, strands: 1, linked: false });
         let overlapping = along_one(1000, 4, 10);
         assert_eq!(overlapping.buffer(&[1], 16, 1024), Buffer { depth: 1, strands: 8, linked: true });
-        assert_eq!(overlapping.buffer(&[1], 7, 1024), Buffer { depth: 1, strands: 3, linked: false });
+        assert_eq!(overlapping.buffer(&[1], 7, 1024), Buffer { depth: 1, strands: 2, linked: true });
+        assert_eq!(overlapping.buffer(&[1], 3, 1024), Buffer { depth: 1, strands: 1, linked: false });
         assert_eq!(overlapping.buffer(&[1], 16, 1), Buffer { depth: 1, strands: 1, linked: true });
     }
 
@@ -338,7 +365,7 @@ mod tests {
         let given =
             WindowArguments { window: Some(&[2, 4]), stride: Some(&[1, 2]), ..WindowArguments::default() };
         let windows = Windows::new(&[21, 40], &given).unwrap();
-        Groups::new(&windows, &[Grid::new([(0, 4)]), Grid::new([(0, 8)])])
+        Groups::new(&windows, &[Grid::new([(0, vec![4])]), Grid::new([(0, vec![8])])])
     }
 
     #[test]
@@ -382,8 +409,12 @@ mod tests {
 
     #[test]
     fn grids_of_joined_parts_have_borders_of_their_own() {
-        let grid = Grid::new([(0, 4), (10, 3)]);
+        let grid = Grid::new([(0, vec![4, 2]), (10, vec![3])]);
         let cells: Vec<u64> = (0..17).map(|index| grid.cell(index)).collect();
         assert_eq!(cells, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4, 5]);
+        // Chunks of 3 beside those of 4 reach into the next cell, but not into the next part.
+        let grid = Grid::new([(0, vec![4, 3]), (10, vec![3])]);
+        let reach: Vec<u64> = (0..12).map(|index| grid.reach(index)).collect();
+        assert_eq!(reach, [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3]);
     }
 }

@@ -92,10 +92,6 @@ class Sampling:
     def source_info(self, place, shape, start):
         """The text that names a sample: `place[a:b, ...]`, `a:b:step` where elements are apart."""
         index = [_range_of(indices) for indices in self.index(shape, start)]
-        for d in range(1 if self.offsets is not None else 0, len(start)):
-            if self.dilation is not None and self.dilation[d] > 1 and self.window[d] == 1:
-                # The dilation is told where there is but one element, too.
-                index[d] += f":{self.dilation[d]}"
         if self.drops_first:
             index[0] = str(start[0])
         return f"{place}[{', '.join(index)}]"

@@ -527,7 +527,9 @@ def test_other_reader_is_refused(backend, weather, checkpoint, case):
 def test_other_store_is_refused(backend, weather, checkpoint, tmp_path):
     """A store that grew is another data set: its samples have other numbers."""
     write_weather(tmp_path, STEPS + 1)
-    assert_restore_refused(backend, tmp_path, checkpoint, rf"\b({STEPS}|{STEPS + 1})\b", **REFUSED_BASE)
+    assert_restore_refused(
+        backend, tmp_path, checkpoint, rf"\b{STEPS - 2}\b.*\b{STEPS - 1}\b", **REFUSED_BASE
+    )
 
 
 @pytest.mark.gpu_where(False)
@@ -784,7 +786,7 @@ def test_checkpoint_behind_a_position(backend, weather, pad, stick):
         "pad_last_batch": pad,
         **SHUFFLED,
     }
-    position = json.dumps({"version": 2, "epoch": 5, "batch": 2})
+    position = json.dumps({"version": 2, "epoch": 5 if pad else 0, "batch": 2})
     original = build(backend, weather, pipeline=CHECKPOINTED, position=position, **arguments)
     for batches in (1, 7, 30):
         numbers_of(original, batches)
