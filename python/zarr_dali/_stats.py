@@ -20,8 +20,8 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         reader_name: the reader's `name`; not needed if the pipeline has only one reader.
 
     Returns:
-        `samples` of an epoch, all reader shards together; `batches` that DALI has taken, which are ahead of
-        those that the user has by the pipeline's own queue; `chunks_read`, `chunks_missing`, `chunks_decoded`,
+        `samples` of an epoch, all reader shards together; `batches` that DALI has taken, ahead of those that
+        the user has by the pipeline's own queue; `chunks_read`, `chunks_missing`, `chunks_decoded`,
         `chunks_decoded_gpu` and `chunks_reused` (a batch found a chunk that was there already); `bytes_read`
         (encoded) and `bytes_decoded`; `resident_bytes` for chunks that stay in memory, and
         `resident_peak_bytes` of them that were ever used; `shuffle`, how samples are mixed, or None where no

@@ -227,7 +227,7 @@ ITERATOR = """
 @pytest.mark.parametrize("script", [LOOP, ITERATOR], ids=["pipeline", "iterator"])
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_interrupt(slow_store, batch_size, script):
-    """Ctrl-C in a loop over batches that are long in coming. DALI waits for a whole batch before Python sees it."""
+    """Ctrl-C in a loop over slow batches. DALI waits for a whole batch before Python sees the signal."""
     assert interrupted(script, slow_store, batch_size, wait=0.5) < PROMPT_S
 
 
@@ -253,7 +253,7 @@ def test_interrupt_of_a_build(slow_store, tmp_path):
 @pytest.mark.gpu_where(False)
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_destroyed_in_the_middle(backend, slow_store, batch_size):
-    """With many seconds' worth of chunks on the way a pipeline goes as soon as DALI has the batch it waits for."""
+    """With many seconds' worth of chunks on the way, it goes as soon as DALI has the batch it waits for."""
     pipe = build(backend, slow_store, batch_size=batch_size, num_io_threads=2, prefetch_queue_depth=8)
     pipe.schedule_run()
     time.sleep(0.3)

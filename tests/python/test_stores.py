@@ -498,7 +498,7 @@ def test_lists_that_cannot_be_read(backend, years):
 def test_arrays_without_dimensions_cannot_be_joined(backend, tmp_path):
     for name in "ab":
         write_array(tmp_path / name, "", np.zeros((), "float32"), chunks=())
-    refused(backend, f"{tmp_path}/*", "shape")
+    refused(backend, f"{tmp_path}/*", "no dimensions")
 
 
 # --- stacked arrays -------------------------------------------------------------------------------
@@ -588,5 +588,5 @@ def test_checkpoint_of_a_stack(backend, tmp_path):
     state = build(backend, tmp_path, stack=True, **arguments).checkpoint()
     arguments["pipeline"] |= {"checkpoint": state}
     build(backend, tmp_path, stack=True, **arguments)
-    with pytest.raises(RuntimeError, match='"stack"'):
+    with pytest.raises(RuntimeError, match="stack"):
         build(backend, tmp_path, **arguments)
