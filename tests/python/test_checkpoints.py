@@ -839,11 +839,8 @@ def test_positions_of_others_need_padding(backend, weather, change):
 
 @pytest.mark.gpu
 def test_positions_of_the_other_backend(weather):
-    """A run goes on from CPU to GPU and back."""
-    arguments = {"arrays": ["number"], "batch_size": 4, "num_shards": 2, **SHUFFLED}
-    for here, there in ((CPU, GPU), (GPU, CPU)):
-        original = build(here, weather, pipeline=CHECKPOINTED, **arguments)
-        numbers_of(original, 5)
-        settings = CHECKPOINTED | {"checkpoint": original.checkpoint()}
-        restored = build(there, weather, pipeline=settings, **arguments)
-        assert numbers_of(restored, 40) == numbers_of(original, 40)
+    """A run goes on from CPU to GPU. Checkpoints of DALI name nodes of one backend, positions do not."""
+    arguments = {"arrays": ["number"], "batch_size": 4, "num_shards": 2, "pad_last_batch": True, **SHUFFLED}
+    position = json.dumps({"version": 2, "epoch": 1, "batch": 3})
+    here, there = (build(backend, weather, position=position, **arguments) for backend in (CPU, GPU))
+    assert numbers_of(here, 40) == numbers_of(there, 40)

@@ -70,7 +70,10 @@ def run(backend, path, code):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Exception ignored" not in done.stderr, done.stderr
     lines = [tuple(line.split(" ", 2)) for line in done.stdout.splitlines()]
-    assert ("child", "left") in lines and ("child", "ended", "0") in lines, done.stdout + done.stderr
+    # Behind the last line of a child DALI frees the parent's GPU memory, which ends the process by itself.
+    ends = ["0"] if backend.device == "cpu" else ["0", "6"]
+    assert ("child", "left") in lines, done.stdout + done.stderr
+    assert any(("child", "ended", end) in lines for end in ends), done.stdout + done.stderr
     return lines
 
 
