@@ -174,8 +174,8 @@ impl Options {
 
     /// One part in so many of a memory budget is for decoded chunks that stay for later batches.
     pub const RESIDENT_SHARE: u64 = 2;
-    /// Bytes for them if no budget was given. A constant, because the order of samples depends on it, and that should be
-    /// the same on every machine.
+    /// Bytes of chunks that a shuffle draws from if no budget was given. A constant, because the order of samples depends
+    /// on it, and that should be the same on every machine.
     pub const RESIDENT_BYTES: u64 = 2 << 30;
 
     /// Bytes of decoded chunks that a shuffle may draw from.

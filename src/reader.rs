@@ -65,7 +65,8 @@ pub struct Reader {
     seed: i64,
     stacked: bool,
     options: Options,
-    /// Bytes of decoded chunks that may stay for later batches.
+    /// Bytes of decoded chunks that may stay for later batches: all that can be of use, and once budgets are known what
+    /// they leave for it.
     resident_bytes: u64,
     /// Whether samples are given out with their indices.
     indexed: bool,
@@ -146,6 +147,12 @@ impl Reader {
         let options = Options::check(arguments)?;
         codec::register();
         let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
+        if let Some(scalar) = dataset.arrays.iter().find(|array| array.shape.is_empty()) {
+            let at = scalar.context();
+            let problem =
+                format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
+            return Err(argument("arrays", problem));
+        }
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
         let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
         let windows = Windows::new(
@@ -192,7 +199,8 @@ impl Reader {
             );
             return Err(argument("random_shuffle", problem));
         }
-        let sharing = Sharing::new(&dataset, &geometry, &windows);
+        let in_order = (!arguments.random_shuffle).then_some(options.batch_size);
+        let sharing = Sharing::new(&dataset, &geometry, &windows, in_order);
         let shuffle = arguments.random_shuffle.then(|| {
             let bytes = options.shuffle_bytes().saturating_sub(sharing.always_bytes);
             // The rest is for chunks that are fetched ahead.
@@ -215,7 +223,7 @@ impl Reader {
             },
         )?;
         let mut reader = Self {
-            resident_bytes: sharing.useful_bytes.min(options.shuffle_bytes()),
+            resident_bytes: sharing.useful_bytes,
             indexed: arguments.return_index,
             told: Arc::default(),
             process: std::process::id(),
@@ -661,7 +669,8 @@ impl Reader {
                 what: format!("{least} batch(es) of {batch} bytes in flight"),
             });
         }
-        self.resident_bytes = self.resident_bytes.min(budget / 2).min(budget - batch * least);
+        self.resident_bytes = self.resident_bytes.min(budget / Options::RESIDENT_SHARE);
+        self.resident_bytes = self.resident_bytes.min(budget - batch * least);
         Ok(((budget - self.resident_bytes) / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
     }
 
@@ -723,7 +732,8 @@ impl Reader {
                 what: format!("{least_depth} batch(es) of {batch} bytes and one chunk while it is decoded"),
             });
         }
-        self.resident_bytes = self.resident_bytes.min(budget / 2).min(budget - least);
+        self.resident_bytes = self.resident_bytes.min(budget / Options::RESIDENT_SHARE);
+        self.resident_bytes = self.resident_bytes.min(budget - least);
         let budget = budget - self.resident_bytes;
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
 
@@ -1055,7 +1065,8 @@ impl Sharing {
     /// Windows along a dimension whose places are listed; 24 bytes each.
     const MOST_WINDOWS: u64 = 1 << 26;
 
-    fn new(dataset: &Dataset, geometry: &[ArrayGeometry], windows: &Windows) -> Self {
+    /// `in_order`: the batch size, if samples are not shuffled.
+    fn new(dataset: &Dataset, geometry: &[ArrayGeometry], windows: &Windows, in_order: Option<u64>) -> Self {
         let follows = |number: &usize| geometry[*number].follows_samples();
         let numbers: Vec<usize> = (0..geometry.len()).filter(follows).collect();
         let parts = numbers.first().map_or(0, |&number| geometry[number].parts.len());
@@ -1106,7 +1117,14 @@ impl Sharing {
         let always = (0..geometry.len()).filter(|number| !follows(number));
         let always_bytes = always.map(|number| bytes(number, 0)).fold(0, u64::saturating_add);
         let shares = groups.as_ref().is_none_or(Groups::share);
-        let shared_bytes = if shares { all_of(0) } else { 0 };
+        let shared_bytes = match (shares, in_order, &groups) {
+            (false, ..) => 0,
+            // In order along one dimension only neighbouring batches share chunks.
+            (true, Some(batch_size), Some(groups)) if windows.dimensions() == 1 => {
+                all_of(0).min(all_of(1).saturating_mul(2 * groups.reach(batch_size)))
+            }
+            (true, ..) => all_of(0),
+        };
         Self {
             group_bytes: (1..=windows.dimensions()).map(all_of).collect(),
             groups: groups.filter(|_| shares).map(Arc::new),

@@ -2,20 +2,13 @@
 
 use super::ArrayInfo;
 use crate::error::{Error, Result};
-use crate::options::argument;
 
 /// For each dimension of each array of a store the dimension that it is in the arrays that samples are taken along: its
 /// own place, or that of its name. An array without the first dimension of those is the same for every sample.
 ///
 /// # Errors
-/// Arrays without dimensions, and dimensions of one name with different extents.
+/// Dimensions of one name with different extents.
 pub(super) fn follow(arrays: &[ArrayInfo]) -> Result<Vec<Vec<Option<usize>>>> {
-    if let Some(scalar) = arrays.iter().find(|array| array.shape.is_empty()) {
-        let at = scalar.context();
-        let problem =
-            format!("{at} has no dimensions, so there is nothing to take samples along; leave it out");
-        return Err(argument("arrays", problem));
-    }
     // The array with the most dimensions has them all.
     let most = arrays.iter().map(|array| array.shape.len()).max().unwrap_or(0);
     let Some(reference) = arrays.iter().find(|array| array.shape.len() == most) else { return Ok(vec![]) };
@@ -23,6 +16,9 @@ pub(super) fn follow(arrays: &[ArrayInfo]) -> Result<Vec<Vec<Option<usize>>>> {
 }
 
 fn along(array: &ArrayInfo, reference: &ArrayInfo) -> Result<Vec<Option<usize>>> {
+    if array.shape.is_empty() {
+        return Ok(vec![]);
+    }
     let own = || (0..array.shape.len()).map(Some).collect();
     let (names, all) = (&array.dimension_names, &reference.dimension_names);
     let (Some(first), false) = (all.first(), names.is_empty()) else {

@@ -126,6 +126,13 @@ impl Groups {
         self.axes.iter().any(|cells| cells.touched.windows(2).any(|pair| pair[0].1 >= pair[1].0))
     }
 
+    /// The most groups in a row that so many neighbouring windows of the first dimension touch.
+    pub fn reach(&self, windows: u64) -> u64 {
+        let touched = &self.axes[0].touched;
+        let last = |first: usize| touched.len().min(first.saturating_add(windows as usize)) - 1;
+        (0..touched.len()).map(|first| touched[last(first)].1 - touched[first].0 + 1).max().unwrap_or(1)
+    }
+
     /// How many groups there are if so many dimensions cut them.
     pub fn count(&self, depth: usize) -> u64 {
         self.axes[..depth].iter().map(|cells| cells.borders.len() as u64 - 1).product()
