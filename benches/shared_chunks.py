@@ -73,7 +73,7 @@ def main() -> None:
     print("| samples | order | memory | GB/s | decodes of a chunk in an epoch |\n|---|---|---|---|---|")
     for window in (None, [4]):
         for shuffle in (False, True):
-            for budget in (None, 4 << 30, 2 << 30, 1 << 30):
+            for budget in (None, 8 << 30, 4 << 30):
                 arguments = {"window": window, "random_shuffle": shuffle} | (
                     {least: budget} if budget else {}
                 )
