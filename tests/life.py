@@ -41,7 +41,7 @@ MIB = 1 << 20
 SLACK_BYTES = {"resident_bytes": MIB, "device_bytes": 32 * MIB}
 """Memory may differ by so much: stacks of the moment, and DALI's pool of GPU memory grows in blocks."""
 GPU_SLACK_BYTES = 3 * MIB
-"""On a GPU resident memory may: 600 pipelines of DALI's `fn.random.uniform` take 0.9 MiB (H200, 2026-11-21)."""
+"""On a GPU resident memory may: 600 pipelines of DALI's `fn.random.uniform` take 0.9 MiB (H200)."""
 PATIENCE_S = 5
 """So long threads and files may take to go after their pipeline went."""
 STEPS = 200
@@ -111,7 +111,8 @@ class Part:
                 grown.append(f"{self.name}: {what} grew from {then} to {now}")
         for what, slack_bytes in SLACK_BYTES.items():
             figures = [getattr(held, what) for held in flat]
-            if None in figures:
+            # Tests that run side by side share the GPU.
+            if None in figures or (what == "device_bytes" and "PYTEST_XDIST_WORKER" in os.environ):
                 continue
             if what == "resident_bytes" and flat[0].device_bytes is not None:
                 slack_bytes = GPU_SLACK_BYTES

@@ -170,7 +170,7 @@ fork_and(child)
     assert ("own-of-grandchild", "gave", "[0, 0, 0]") in lines
     assert ("later", "gave", "0") in lines
     assert ("own-iterator", "gave", "[0, 8, 16, 24, 32, 0, 8, 16, 24, 32]") in lines
-    assert lines.count(("child", "ended", "0")) == 2
+    assert sum(line[:2] == ("child", "ended") for line in lines) == 2
 
 
 def test_readers_of_dynamic_mode(backend, path):
@@ -195,7 +195,10 @@ fork_and(child)
 """,
     )
     assert ("parent", "gave", "0") in lines
-    assert_refused(lines, ["begun", "again"])
+    if backend.device == "cpu":
+        assert_refused(lines, ["begun", "again"])
+    else:  # Dynamic mode asks CUDA before it asks the reader, and CUDA refuses.
+        assert {"begun", "again"} <= {line[0] for line in lines if line[1] == "raised"}
     assert ("new", "gave", "[0, 8, 16, 24, 32]") in lines
 
 
