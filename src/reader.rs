@@ -692,14 +692,19 @@ impl Reader {
         Ok(Device { zstd, shares, allocation: gpu.stream()?, gpu })
     }
 
+    /// Boxes that a batch can have in a chunk.
+    fn boxes_of_chunk(&self) -> u64 {
+        // Offsets that are no regular sequence make several boxes of one sample.
+        let runs = self.windows.axes()[0].runs(0).count() as u64;
+        self.options.batch_size.saturating_mul(runs)
+    }
+
     /// Arena bytes that a read chunk of each part of each array needs at most.
     ///
     /// # Errors
     /// What nvCOMP says, if it is asked.
     pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
-        // Offsets that are no regular sequence make several boxes of one sample.
-        let runs = self.windows.axes()[0].runs(0).count() as u64;
-        let boxes = self.options.batch_size.saturating_mul(runs);
+        let boxes = self.boxes_of_chunk();
         self.parts().map(|(array, road)| lane::unit_bytes(zstd, array, road, boxes)).collect()
     }
 
@@ -774,7 +779,8 @@ impl Reader {
                 let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
                 running.pinned = Some(pinned.clone());
                 self.start_lanes(device, &mut running)?;
-                Target::Lanes { pinned, queue: running.fetched.clone() }
+                let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
+                Target::Lanes { pinned, queue: running.fetched.clone(), most_boxes }
             }
         };
         let workers = Arc::new(Workers {

@@ -65,12 +65,17 @@ impl Chunk {
         None
     }
 
-    /// Takes the unit that waits for it the longest.
-    pub fn first(&self) -> Option<Unit> {
-        match &mut *self.lock() {
-            State::Waiting(units) if !units.is_empty() => Some(units.remove(0)),
-            _ => None,
-        }
+    /// Takes the unit that waits for it the longest, and those behind it as long as all together have at most so many
+    /// boxes.
+    pub fn take(&self, most_boxes: usize) -> Vec<Unit> {
+        let State::Waiting(units) = &mut *self.lock() else { return vec![] };
+        let mut boxes = 0;
+        let fitting = units.iter().take_while(|unit| {
+            boxes += unit.boxes.len();
+            boxes <= most_boxes
+        });
+        let count = fitting.count();
+        units.drain(..count.max(1).min(units.len())).collect()
     }
 
     /// Whether nobody needs it any more, because every batch that does has failed.

@@ -309,7 +309,13 @@ impl Lane {
     fn take(&self) -> Option<Vec<Fetched>> {
         let zstd = self.lanes.nvcomp.as_deref();
         let mut sizes = Sizes::default();
+        let mut kind = None;
         self.lanes.queue.pop_group(|fetched| {
+            // Chunks that only have to be copied do not wait for others to be decoded.
+            let held = matches!(fetched.payload, Payload::Held);
+            if *kind.get_or_insert(held) != held {
+                return false;
+            }
             let more = sizes.with(fetched, self.lanes.conversion(fetched));
             // An error of nvCOMP's comes back when the group is laid out, where it can be reported.
             let scratch = more.scratch(zstd).unwrap_or(0);
@@ -600,7 +606,7 @@ impl Lane {
         };
         if fetched.chunk.room().is_some() {
             let later = fetched.chunk.ready(held).into_iter();
-            self.lanes.queue.push(later.map(|unit| Fetched::held(fetched.chunk.clone(), unit)));
+            self.lanes.queue.push_front(later.map(|unit| Fetched::held(fetched.chunk.clone(), unit)));
         }
     }
 }

@@ -109,7 +109,7 @@ impl Planner {
         };
         for job in jobs.drain(..) {
             match job {
-                Job::Assemble(chunk, unit) => fetched.push([Fetched::held(chunk, unit)]),
+                Job::Assemble(chunk, unit) => fetched.push_front([Fetched::held(chunk, unit)].into_iter()),
                 read @ Job::Read(_) => self.jobs.push([read]),
             }
         }

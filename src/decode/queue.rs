@@ -38,6 +38,17 @@ impl<T> Queue<T> {
         }
     }
 
+    /// Adds items in front of all others, in their order. They are dropped if the queue is closed.
+    pub fn push_front(&self, items: impl DoubleEndedIterator<Item = T>) {
+        let mut state = self.lock();
+        if state.closed {
+            return;
+        }
+        items.rev().for_each(|item| state.items.push_front(item));
+        drop(state);
+        self.changed.notify_all();
+    }
+
     /// Takes the first item, waiting for one. `None` once the queue is closed.
     pub fn pop(&self) -> Option<T> {
         let mut state = self.lock();

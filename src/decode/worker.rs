@@ -53,6 +53,8 @@ pub enum Target {
         pinned: Arc<PinnedPool>,
         /// The lanes' queue.
         queue: Arc<Queue<Fetched>>,
+        /// Boxes of a chunk that one group of a lane assembles at most, unless a single unit has more.
+        most_boxes: usize,
     },
 }
 
@@ -85,10 +87,10 @@ impl Workers {
         }
         let done = match &self.target {
             Target::Host => self.decode_and_assemble(&chunk, scratch),
-            Target::Lanes { pinned, queue } => match self.fetch(&chunk, pinned, scratch) {
+            Target::Lanes { pinned, queue, most_boxes } => match self.fetch(&chunk, pinned, scratch) {
                 Ok(Some((payload, at, identity, by_gpu))) => {
-                    // Those that came later are assembled once the chunk is in its room.
-                    let units = chunk.first().into_iter().collect();
+                    // Those that come later are assembled once the chunk is in its room.
+                    let units = chunk.take(*most_boxes);
                     queue.push([Fetched { chunk, units, payload, at, identity, by_gpu }]);
                     return;
                 }
@@ -135,8 +137,11 @@ impl Workers {
             for unit in chunk.ready(held) {
                 self.assemble_held(chunk, &unit);
             }
-        } else if let Some(unit) = chunk.first() {
-            self.assemble(chunk, &unit, decoded.as_deref());
+        } else {
+            // Without a room nobody else was added.
+            for unit in chunk.take(usize::MAX) {
+                self.assemble(chunk, &unit, decoded.as_deref());
+            }
         }
         Ok(())
     }
