@@ -165,3 +165,51 @@ impl Residents {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::Batch;
+
+    /// Plans batches that each need one chunk; the chunks that had to be decoded, by batch.
+    fn decoded(capacity: u64, batches: &[(u128, u64)]) -> Vec<usize> {
+        let mut residents = Residents::new(capacity * 256, 0);
+        let mut decoded = vec![];
+        for (now, &(number, epoch)) in batches.iter().enumerate() {
+            while let Some(ahead) = residents.wants(now as u64, 1) {
+                if let Some(&(number, epoch)) = batches.get(ahead as usize) {
+                    residents.note(ChunkKey { array: 0, part: 0, number }, epoch, 100);
+                }
+                residents.noted();
+            }
+            let key = ChunkKey { array: 0, part: 0, number };
+            if residents.find(key, epoch).is_none() {
+                decoded.push(now);
+                if let Some(epoch) = residents.claim(key, &[epoch], now as u64, 100) {
+                    let batch = Batch::new(now as u64, vec![], vec![], None);
+                    let chunk = Chunk::new(key, vec![], None, batch.unit(0, vec![]));
+                    residents.keep(chunk, epoch, now as u64, 100);
+                }
+            }
+            residents.used(key, epoch, now as u64, 100);
+            assert!(residents.kept_bytes() <= capacity * 256);
+        }
+        assert_eq!((residents.kept_bytes(), residents.uses.len(), residents.in_sight), (0, 0, 0));
+        decoded
+    }
+
+    #[test]
+    fn chunks_stay_until_their_last_use_and_those_needed_first_where_memory_is_short() {
+        let in_epoch = |numbers: &[u128]| numbers.iter().map(|&number| (number, 0)).collect::<Vec<_>>();
+        let batches = in_epoch(&[1, 2, 3, 1, 2, 2, 1]);
+        assert_eq!(decoded(2, &batches), [0, 1, 2]);
+        // 2 is needed later than 1, so it does not stay in its place; nor does 1 once 2 is needed sooner.
+        assert_eq!(decoded(1, &batches), [0, 1, 2, 4, 6]);
+        assert_eq!(decoded(0, &batches), [0, 1, 2, 3, 4, 5, 6]);
+    }
+
+    #[test]
+    fn nothing_stays_for_another_epoch() {
+        assert_eq!(decoded(4, &[(1, 0), (1, 0), (1, 1), (1, 1)]), [0, 2]);
+    }
+}
