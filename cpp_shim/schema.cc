@@ -29,7 +29,7 @@ DALI_SCHEMA(readers__Zarr)
 
 A sample is a window over the leading dimensions of an array, or, without `window`, one step
 ``array[i]`` of its first dimension. Along each of these dimensions there are
-``(extent - window) // stride + 1`` windows; samples are numbered row by row, the last of these
+``(extent - span) // stride + 1`` windows of ``span = (window - 1) * dilation + 1`` indices; samples are numbered row by row, the last of these
 dimensions fastest.
 
 All samples of an output have the same shape. The element type is the array's: bool, signed or
@@ -138,7 +138,7 @@ that a sample has the shape ``window + array.shape[len(window):]``. If not given
         R"code(Steps between the starts of neighbouring samples, in elements.
 
 One value, at least 1, for each extent of `window`; one value if `window` is not given. By default 1
-in the first dimension and the window's own extent, so that samples do not overlap, in the
+in the first dimension and as many as the window spans, so that samples do not overlap, in the
 others.)code",
         nullptr)
     .AddOptionalArg<std::vector<int64_t>>(
