@@ -1076,14 +1076,11 @@ impl Sharing {
         let follows = |number: &usize| geometry[*number].follows_samples();
         let numbers: Vec<usize> = (0..geometry.len()).filter(follows).collect();
         let parts = numbers.first().map_or(0, |&number| geometry[number].parts.len());
-        let largest = |d: usize, parts: std::ops::Range<usize>| {
-            let chunks = numbers.iter().flat_map(|&number| &geometry[number].parts[parts.clone()]);
-            chunks.map(|part| part.read_chunk_shape[d]).max().unwrap_or(1)
-        };
         let extents = |d: usize, parts: std::ops::Range<usize>| {
             let chunks = numbers.iter().flat_map(|&number| &geometry[number].parts[parts.clone()]);
             chunks.map(|part| part.read_chunk_shape[d]).collect::<Vec<u64>>()
         };
+        let largest = |d: usize| extents(d, 0..parts).into_iter().max().unwrap_or(1);
         let grids: Vec<Grid> = (0..windows.dimensions())
             .map(|d| match (d, numbers.first()) {
                 (0, Some(&number)) => {
@@ -1104,7 +1101,7 @@ impl Sharing {
                 let chunk = &array.parts[part].read_chunk_shape;
                 let along = |d: usize| {
                     let extent = match array.axes[d] {
-                        Some(axis) if axis < cut => largest(axis, 0..parts),
+                        Some(axis) if axis < cut => largest(axis),
                         Some(axis) => {
                             let axis = &windows.axes()[axis];
                             axis.start(axis.count() - 1) + axis.span() - axis.start(0)

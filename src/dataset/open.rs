@@ -204,6 +204,7 @@ impl<'a> OpenStore<'a> {
         let (codec, mut chunk_strides) =
             ReadCodec::new(chain, read_shape, stored_type, array.fill_value().clone()).map_err(unusable)?;
 
+        let dimension_names = names(&array);
         // From here on the parts of complex numbers are a last dimension.
         let mut shape = array.shape().to_vec();
         let mut chunk_shape = stored_chunk_shape;
@@ -229,8 +230,8 @@ impl<'a> OpenStore<'a> {
             components,
             fill_value: fill_value.as_ne_bytes().to_vec(),
             fill_is_cf,
-            layout: layout(&names(&array), components),
-            dimension_names: names(&array),
+            layout: layout(&dimension_names, components),
+            dimension_names,
             shape,
             chunk_shape,
             chunk_strides,

@@ -53,7 +53,9 @@ impl Planner {
         let mut used = vec![];
         for ChunkTask { output, chunk: key, read_chunk, boxes } in tasks {
             let (bytes, epochs) = (self.chunk_bytes[key.array][key.part], self.epochs(key.array, &epochs));
-            used.extend(epochs.iter().map(|&epoch| (key, epoch, bytes)));
+            if self.residents.is_enabled() {
+                used.extend(epochs.iter().map(|&epoch| (key, epoch, bytes)));
+            }
             let unit = batch.unit(output, boxes);
             if let Some(chunk) = epochs.iter().find_map(|&epoch| self.residents.find(key, epoch)) {
                 self.counters.chunks_reused.add(1);
@@ -75,10 +77,8 @@ impl Planner {
             jobs.push(Job::Read(chunk));
         }
         self.push(&mut jobs);
-        if self.residents.is_enabled() {
-            for (key, epoch, bytes) in used {
-                self.residents.used(key, epoch, batch.number, bytes);
-            }
+        for (key, epoch, bytes) in used {
+            self.residents.used(key, epoch, batch.number, bytes);
         }
     }
 
