@@ -220,32 +220,21 @@ impl Workers {
         scratch: &'a mut Vec<u8>,
         at: &Context,
     ) -> Result<Cow<'a, [u8]>> {
-        let decoded = decode(array, blob, range, scratch, at)?;
+        let bytes = (range.end - range.start) as usize;
+        if scratch.len() < bytes {
+            scratch.resize(bytes, 0);
+        }
+        let encoded = &mut scratch[..bytes];
+        read(blob, range, encoded, at)?;
+        if array.codec.is_plain() {
+            check_plain_size(bytes as u64, array.read_chunk_bytes(), at)?;
+        }
+        let decoded = codec::decode_on_cpu(array, Cow::Borrowed(encoded))
+            .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })?;
         self.counters.chunks_decoded.add(1);
         self.counters.bytes_decoded.add(decoded.len() as u64);
         Ok(decoded)
     }
-}
-
-/// Reads and decodes a read chunk on this thread, into native byte order.
-fn decode<'a>(
-    array: &ArrayInfo,
-    blob: &dyn Blob,
-    range: &Range<u64>,
-    scratch: &'a mut Vec<u8>,
-    at: &Context,
-) -> Result<Cow<'a, [u8]>> {
-    let bytes = (range.end - range.start) as usize;
-    if scratch.len() < bytes {
-        scratch.resize(bytes, 0);
-    }
-    let encoded = &mut scratch[..bytes];
-    read(blob, range, encoded, at)?;
-    if array.codec.is_plain() {
-        check_plain_size(bytes as u64, array.read_chunk_bytes(), at)?;
-    }
-    codec::decode_on_cpu(array, Cow::Borrowed(encoded))
-        .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })
 }
 
 fn read(blob: &dyn Blob, range: &Range<u64>, into: &mut [u8], at: &Context) -> Result<()> {
