@@ -96,6 +96,9 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.prefetch_queue_depth = spec.GetArgument<int64_t>("prefetch_queue_depth");
   args.missing_chunks = spec.GetArgument<std::string>("missing_chunks");
   args.decode = spec.GetArgument<std::string>("decode");
+  args.io = spec.GetArgument<std::string>("io");
+  args.num_decode_threads = spec.GetArgument<int64_t>("num_decode_threads");
+  args.cache_bytes = spec.GetArgument<int64_t>("cache_bytes");
   args.num_io_threads = spec.GetArgument<int64_t>("num_io_threads");
   args.device_memory_budget = spec.GetArgument<int64_t>("device_memory_budget");
   args.host_memory_budget = spec.GetArgument<int64_t>("host_memory_budget");

@@ -4,9 +4,10 @@ use crate::assemble::OutputMemory;
 use crate::error::{Error, Result};
 use crate::plan::CopyBox;
 use crate::sampler::Drawn;
+use crate::stats::Counters;
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
 
@@ -20,6 +21,7 @@ pub struct Batch {
     pub outputs: Vec<OutputMemory>,
     /// GPU backend: when the outputs may be written, in the order of the allocating stream.
     pub writable: Option<CudaEvent>,
+    progress: Arc<Progress>,
     state: Mutex<State>,
     changed: Condvar,
 }
@@ -27,7 +29,80 @@ pub struct Batch {
 struct State {
     /// Units that were not finished yet, and one for the planner while it adds units.
     missing: usize,
+    /// What the unit went through that was finished last.
+    last: Times,
     error: Option<Arc<Error>>,
+}
+
+/// When a unit had what it waited for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    /// Its chunk's bytes were read.
+    pub fetched: Option<Instant>,
+    /// They were decoded.
+    pub decoded: Option<Instant>,
+    /// By the GPU.
+    pub by_gpu: bool,
+}
+
+/// How many batches are on their way and how many of them are complete: what the consumer has in store.
+#[derive(Debug, Default)]
+pub struct Progress {
+    state: Mutex<Fill>,
+    counters: Arc<Counters>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Fill {
+    submitted: u64,
+    ready: u64,
+    /// Since when all that were submitted are complete.
+    idle_since: Option<Instant>,
+}
+
+impl Progress {
+    /// Nothing is on its way. Times are counted there.
+    pub fn new(counters: Arc<Counters>) -> Arc<Self> {
+        Arc::new(Self { state: Mutex::default(), counters })
+    }
+
+    /// Complete batches that were not handed over yet, and all that were submitted.
+    pub fn fill(&self) -> (u64, u64) {
+        let state = self.lock();
+        (state.ready, state.submitted)
+    }
+
+    fn submitted(&self) {
+        let mut state = self.lock();
+        state.submitted += 1;
+        self.busy(&mut state);
+    }
+
+    fn finished(&self) {
+        let mut state = self.lock();
+        state.ready += 1;
+        if state.ready == state.submitted {
+            state.idle_since = Some(Instant::now());
+        }
+    }
+
+    fn taken(&self) {
+        let mut state = self.lock();
+        state.submitted = state.submitted.saturating_sub(1);
+        state.ready = state.ready.saturating_sub(1);
+        self.busy(&mut state);
+    }
+
+    /// The consumer is here again, so nobody waits for it any more.
+    fn busy(&self, state: &mut Fill) {
+        if let Some(since) = state.idle_since.take() {
+            self.counters.us_waiting_consumer.add(since.elapsed().as_micros() as u64);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Fill> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Batch {
@@ -37,20 +112,22 @@ impl Batch {
         samples: Vec<Drawn>,
         outputs: Vec<OutputMemory>,
         writable: Option<CudaEvent>,
+        progress: Arc<Progress>,
     ) -> Arc<Self> {
-        let state = Mutex::new(State { missing: 1, error: None });
-        Arc::new(Self { samples, number, outputs, writable, state, changed: Condvar::new() })
+        progress.submitted();
+        let state = Mutex::new(State { missing: 1, last: Times::default(), error: None });
+        Arc::new(Self { samples, number, outputs, writable, progress, state, changed: Condvar::new() })
     }
 
     /// Adds a unit.
     pub fn unit(self: &Arc<Self>, output: usize, boxes: Vec<CopyBox>) -> Unit {
         self.lock().missing += 1;
-        Unit { batch: self.clone(), output, boxes }
+        Unit { batch: self.clone(), output, boxes, times: Times::default() }
     }
 
     /// Ends the planner's part: there are no further units.
     pub fn planned(&self) {
-        self.end_part();
+        self.end_part(Times::default());
     }
 
     /// Keeps the first error.
@@ -63,12 +140,19 @@ impl Batch {
         self.lock().error.is_some()
     }
 
-    /// Waits until every unit is finished, looking every second whether they still can be.
+    /// Whether every unit is finished.
+    pub fn is_ready(&self) -> bool {
+        self.lock().missing == 0
+    }
+
+    /// Waits until every unit is finished, looking every second whether they still can be. Counts for what it waited.
     ///
     /// # Errors
     /// The first error of any unit, or what `hopeless` says.
     pub fn wait(&self, hopeless: impl Fn() -> Option<Error>) -> Result<(), Arc<Error>> {
+        let since = Instant::now();
         let mut state = self.lock();
+        let waits = state.missing > 0;
         while state.missing > 0 {
             let (locked, waited) = self
                 .changed
@@ -81,14 +165,23 @@ impl Batch {
                 return Err(Arc::new(error));
             }
         }
-        state.error.clone().map_or(Ok(()), Err)
+        let (last, error) = (state.last, state.error.clone());
+        drop(state);
+        if waits {
+            last.count_wait(since, Instant::now(), &self.progress.counters);
+        }
+        self.progress.taken();
+        error.map_or(Ok(()), Err)
     }
 
-    fn end_part(&self) {
+    fn end_part(&self, times: Times) {
         let mut state = self.lock();
         state.missing -= 1;
         if state.missing == 0 {
+            state.last = times;
             self.changed.notify_all();
+            drop(state);
+            self.progress.finished();
         }
     }
 
@@ -105,10 +198,76 @@ pub struct Unit {
     pub output: usize,
     /// Where they go.
     pub boxes: Vec<CopyBox>,
+    /// What it went through so far.
+    pub times: Times,
 }
 
 impl Drop for Unit {
     fn drop(&mut self) {
-        self.batch.end_part();
+        self.batch.end_part(self.times);
+    }
+}
+
+impl Times {
+    /// Counts the time between two instants by what this unit, the last of its batch, was waiting for.
+    fn count_wait(&self, since: Instant, until: Instant, counters: &Counters) {
+        let mut from = since;
+        let mut part = |end: Instant| {
+            let part = end.saturating_duration_since(from);
+            from = from.max(end);
+            part.as_micros() as u64
+        };
+        // Who has no such time never needed it.
+        let fetched = self.fetched.map_or(0, &mut part);
+        let decoded = self.decoded.map_or(0, &mut part);
+        let rest = part(until);
+        counters.us_waiting_fetch.add(fetched);
+        match self.by_gpu {
+            true => counters.us_waiting_gpu.add(decoded),
+            false => counters.us_waiting_cpu.add(decoded),
+        }
+        counters.us_waiting_gather.add(rest);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_is_counted_by_what_the_last_unit_waited_for() {
+        let start = Instant::now();
+        let at = |ms| start + Duration::from_millis(ms);
+        let counted = |times: Times, since, until| {
+            let counters = Counters::default();
+            times.count_wait(at(since), at(until), &counters);
+            [
+                counters.us_waiting_fetch.get(),
+                counters.us_waiting_cpu.get(),
+                counters.us_waiting_gpu.get(),
+                counters.us_waiting_gather.get(),
+            ]
+            .map(|us| us / 1000)
+        };
+        let times = Times { fetched: Some(at(10)), decoded: Some(at(30)), by_gpu: true };
+        assert_eq!(counted(times, 0, 35), [10, 0, 20, 5]);
+        assert_eq!(counted(Times { by_gpu: false, ..times }, 15, 30), [0, 15, 0, 0]);
+        assert_eq!(counted(times, 40, 45), [0, 0, 0, 5]);
+        assert_eq!(counted(Times::default(), 0, 7), [0, 0, 0, 7]);
+    }
+
+    #[test]
+    fn the_fill_counts_complete_batches_that_nobody_took() {
+        let progress = Progress::new(Arc::default());
+        let batches: Vec<_> =
+            (0..3).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
+        let unit = batches[1].unit(0, vec![]);
+        batches.iter().for_each(|batch| batch.planned());
+        assert_eq!(progress.fill(), (2, 3));
+        batches[0].wait(|| None).unwrap();
+        assert_eq!(progress.fill(), (1, 2));
+        assert!(!batches[1].is_ready());
+        drop(unit);
+        assert_eq!(progress.fill(), (2, 2));
     }
 }

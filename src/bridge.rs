@@ -63,8 +63,14 @@ mod ffi {
         missing_chunks: String,
         /// `auto`, `gpu` or `cpu`.
         decode: String,
-        /// Threads that read and, on the CPU road, decode; 0: chosen from the machine.
+        /// `auto`, `posix` or `gds`.
+        io: String,
+        /// 0: chosen from the machine.
         num_io_threads: i64,
+        /// 0: chosen from the machine.
+        num_decode_threads: i64,
+        /// Bytes; 0: none.
+        cache_bytes: i64,
         /// Bytes; 0: chosen from the machine.
         device_memory_budget: i64,
         /// Bytes; 0: chosen from the machine.
@@ -201,7 +207,10 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             prefetch_queue_depth: args.prefetch_queue_depth,
             missing_chunks: args.missing_chunks.clone(),
             decode: args.decode.clone(),
+            io: args.io.clone(),
             num_io_threads: args.num_io_threads,
+            num_decode_threads: args.num_decode_threads,
+            cache_bytes: args.cache_bytes,
             device_memory_budget: args.device_memory_budget,
             host_memory_budget: args.host_memory_budget,
             batch_size: args.batch_size,

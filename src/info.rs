@@ -66,7 +66,10 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             prefetch_queue_depth,
             missing_chunks,
             decode,
+            io,
             num_io_threads,
+            num_decode_threads,
+            cache_bytes,
             device_memory_budget,
             host_memory_budget,
             batch_size,
@@ -209,7 +212,17 @@ impl Describer {
                 decoded(&batch_chunks) as f64 / (sample_stored * batch.len() as u64) as f64,
         });
         let chosen = match &self.budget {
-            None => reader.host_depth().map(|depth| json!({"depth": depth})).map_err(|e| e.to_string()),
+            None => {
+                let depth = reader.host_depth().map_err(|error| error.to_string());
+                depth.map(|depth| {
+                    json!({
+                        "depth": depth,
+                        "budget_bytes": self.options.host_memory_bytes,
+                        "resident_bytes": reader.resident_bytes(),
+                        "decode_threads": self.options.decode_threads,
+                    })
+                })
+            }
             Some(budget) => {
                 reading["gpu_memory"] = gpu_memory(&reader, &batch_chunks)?;
                 budget.as_ref().map_err(Error::to_string).and_then(|&budget| {
@@ -218,7 +231,12 @@ impl Describer {
                         "depth": shares.depth,
                         "lanes": shares.lanes,
                         "arena_bytes": shares.arena_bytes,
+                        "landing_bytes": shares.landing_bytes,
+                        "resident_bytes": reader.resident_bytes(),
                         "budget_bytes": budget,
+                        "pinned_bytes": self.options.host_memory_bytes,
+                        "io_threads": self.options.io_threads,
+                        "decode_threads": reader.decoders(),
                     }))
                 })
             }

@@ -22,6 +22,17 @@ pub enum Decode {
     Cpu,
 }
 
+/// How bytes are read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Io {
+    /// cuFile where it reads to the GPU directly, `pread` elsewhere.
+    Auto,
+    /// Through the page cache, with `pread`.
+    Posix,
+    /// With cuFile; where it cannot be used, that is an error.
+    Gds,
+}
+
 /// The operator's arguments as the user gave them, unchecked.
 #[derive(Clone, Debug)]
 pub struct Arguments {
@@ -78,8 +89,14 @@ pub struct Arguments {
     pub missing_chunks: String,
     /// `auto`, `gpu` or `cpu`.
     pub decode: String,
-    /// Threads that read and decode on the CPU; 0: automatic.
+    /// `auto`, `posix` or `gds`.
+    pub io: String,
+    /// Threads that read; 0: automatic.
     pub num_io_threads: i64,
+    /// Threads that decode on the CPU; 0: automatic.
+    pub num_decode_threads: i64,
+    /// Bytes of decoded chunks that are kept from epoch to epoch.
+    pub cache_bytes: i64,
     /// Bytes of GPU memory for batches in flight and decoding; 0: automatic.
     pub device_memory_budget: i64,
     /// Bytes of host memory for encoded chunks in flight; 0: automatic.
@@ -120,7 +137,10 @@ impl Arguments {
             prefetch_queue_depth: 1,
             missing_chunks: "fill".into(),
             decode: "auto".into(),
+            io: "auto".into(),
             num_io_threads: 0,
+            num_decode_threads: 0,
+            cache_bytes: 0,
             device_memory_budget: 0,
             host_memory_budget: 0,
             batch_size: 1,
@@ -148,9 +168,16 @@ pub struct Options {
     /// The least number of batches in flight; 1 or more. Default 1, as in DALI's readers; the reader runs
     /// further ahead as far as the memory budgets allow.
     pub min_depth: u64,
-    /// Threads that read and decode on the CPU; 1 or more. Default: the cores this process may use, at most
+    /// How bytes are read. Default: auto.
+    pub io: Io,
+    /// Threads that read for the GPU backend; 1 or more. Default: the cores this process may use, at most
     /// [`Options::MAX_AUTO_THREADS`].
-    pub threads: usize,
+    pub io_threads: usize,
+    /// Threads that decode on the CPU, of the CPU backend those that read and decode; 1 or more. Default: the same; on the CPU
+    /// backend `io_threads`.
+    pub decode_threads: usize,
+    /// Decoded chunks that are kept from epoch to epoch, in bytes. Part of the memory budget. Default: none.
+    pub cache_bytes: u64,
     /// GPU memory in bytes for outputs in flight, encoded and decoded chunks and nvCOMP's scratch.
     /// Default: [`Options::DEVICE_SHARE`] of the memory that is free when the reader starts.
     pub device_memory_bytes: Option<u64>,
@@ -214,10 +241,28 @@ impl Options {
             let problem = "\"gpu\" needs the GPU backend; give device=\"gpu\", or decode=\"auto\"";
             return Err(argument("decode", problem.into()));
         }
-        let threads = match at_least("num_io_threads", arguments.num_io_threads, 0)? {
-            0 => automatic_threads(),
-            given => usize::try_from(given).unwrap_or(usize::MAX).min(1024),
+        let io = match arguments.io.as_str() {
+            "auto" => Io::Auto,
+            "posix" => Io::Posix,
+            "gds" if device.is_some() => Io::Gds,
+            "gds" => {
+                let problem = "\"gds\" reads to a GPU; give device=\"gpu\", or io=\"auto\"";
+                return Err(argument("io", problem.into()));
+            }
+            other => {
+                let problem = format!("\"{other}\" is none of \"auto\", \"posix\" and \"gds\"");
+                return Err(argument("io", problem));
+            }
         };
+        let threads = |name, given, automatic: usize| {
+            Ok(match at_least(name, given, 0)? {
+                0 => automatic,
+                given => usize::try_from(given).unwrap_or(usize::MAX).min(1024),
+            })
+        };
+        let io_threads = threads("num_io_threads", arguments.num_io_threads, automatic_threads())?;
+        let decoding = if device.is_some() { automatic_threads() } else { io_threads };
+        let decode_threads = threads("num_decode_threads", arguments.num_decode_threads, decoding)?;
         let given = match device {
             None => arguments.host_memory_budget,
             Some(_) => arguments.device_memory_budget,
@@ -241,7 +286,10 @@ impl Options {
                 .map(|given| given / Self::RESIDENT_SHARE),
             device,
             min_depth: at_least("prefetch_queue_depth", arguments.prefetch_queue_depth, 1)?,
-            threads,
+            io,
+            io_threads,
+            decode_threads,
+            cache_bytes: at_least("cache_bytes", arguments.cache_bytes, 0)?,
             device_memory_bytes,
             host_memory_bytes,
         })
@@ -292,7 +340,8 @@ mod tests {
     #[test]
     fn automatic_values_are_usable() {
         let options = Options::check(&Arguments::new("x")).unwrap();
-        assert!((1..=Options::MAX_AUTO_THREADS).contains(&options.threads));
+        assert!((1..=Options::MAX_AUTO_THREADS).contains(&options.io_threads));
+        assert_eq!(options.io_threads, options.decode_threads);
         assert!(options.host_memory_bytes > 0 && options.host_memory_bytes <= Options::MAX_AUTO_HOST_BYTES);
         assert_eq!(options.device, None);
     }
@@ -300,11 +349,15 @@ mod tests {
     #[test]
     fn every_bad_value_names_its_argument() {
         type Change = fn(&mut Arguments);
-        let cases: [(&str, Change); 7] = [
+        let cases: [(&str, Change); 11] = [
             ("missing_chunks", |a| a.missing_chunks = "skip".into()),
             ("decode", |a| a.decode = "tpu".into()),
             ("decode", |a| a.decode = "gpu".into()),
+            ("io", |a| a.io = "uring".into()),
+            ("io", |a| a.io = "gds".into()),
             ("num_io_threads", |a| a.num_io_threads = -1),
+            ("num_decode_threads", |a| a.num_decode_threads = -1),
+            ("cache_bytes", |a| a.cache_bytes = -1),
             ("prefetch_queue_depth", |a| a.prefetch_queue_depth = 0),
             ("device_memory_budget", |a| a.device_memory_budget = -5),
             ("batch_size", |a| a.batch_size = 0),

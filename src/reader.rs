@@ -1,28 +1,30 @@
 //! Runs the road on its own threads and keeps the queue of batches.
 //!
 //! ```text
-//! submit --> planner --> chunks --> workers --> (CPU backend) outputs
-//!               |           |
-//!               |           +---> (GPU backend) fetched chunks --> lanes --> outputs
-//!               '-- units whose chunk is there already -------------^
+//! submit --> planner --> jobs --> decoders --> (CPU backend) outputs
+//!               |          |          '-------------.
+//!               |          '----> feeders --> (GPU backend) landed chunks --> lanes --> outputs
+//!               '-- units whose chunk is there already ----------------------^
 //! next_batch <-- the oldest submitted batch, once its last unit is finished
 //! ```
 //!
 //! A unit is what one batch needs of one read chunk. Chunks of all submitted batches are in flight at once, each once
 //! for all batches that need it as long as there is room for it to stay; batches are handed over in order. Memory is
-//! bounded by what was submitted (outputs), by the pinned pool (encoded chunks), by the lanes' arenas (decoding) and by
-//! the rooms (decoded chunks that stay).
+//! bounded by what was submitted (outputs), by the pinned pool (bytes on their way to the GPU), by where chunks land there,
+//! by the lanes' arenas (decoding) and by the rooms (decoded chunks that stay).
 
 use crate::assemble::{Conversion, OutputMemory, conversions, device};
-use crate::batch::Batch;
-use crate::codec::{self, Road};
+use crate::batch::{Batch, Progress};
+use crate::codec::{self, GpuChain, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
+use crate::decode::jobs::{Jobs, Kind};
 use crate::decode::lane::{self, Lane, Lanes, Pulse};
 use crate::decode::nvcomp::Zstd;
 use crate::decode::planner::Planner;
 use crate::decode::residents::Residents;
 use crate::decode::rooms::Rooms;
-use crate::decode::worker::{Job, Target, Workers, largest_pinned_bytes};
+use crate::decode::sender::Sender;
+use crate::decode::worker::{Hands, Target, Workers, largest_landing_bytes, largest_pinned_bytes};
 use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::{Locator, Posix};
@@ -40,6 +42,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use cudarc::driver::{CudaStream, result};
 use serde_json::{Value, json};
@@ -68,6 +71,8 @@ pub struct Reader {
     /// Bytes of decoded chunks that may stay for later batches: all that can be of use, and once budgets are known what
     /// they leave for it.
     resident_bytes: u64,
+    /// Decoded bytes of all chunks that samples touch.
+    all_bytes: u64,
     /// Whether samples are given out with their indices.
     indexed: bool,
     told: Arc<Told>,
@@ -106,6 +111,8 @@ pub(crate) struct Shares {
     pub lanes: u64,
     /// Memory of each lane.
     pub arena_bytes: u64,
+    /// Where chunks land.
+    pub landing_bytes: u64,
     largest_pinned_bytes: u64,
 }
 
@@ -120,6 +127,8 @@ impl Reader {
     const SHUFFLE_SHARE: (u64, u64) = (3, 4);
     /// A shuffled order is a list; of so many samples it takes 8 GiB.
     const MOST_SHUFFLED: u64 = 1 << 30;
+    /// So many chunks land for each that lanes work on, so that these find some when they are done.
+    const LANDED_AHEAD: u64 = 2;
     /// More chunks of a batch than this are not planned to know their number beforehand.
     const MAX_COUNTED_CHUNKS: u64 = 1 << 20;
 
@@ -224,6 +233,7 @@ impl Reader {
         )?;
         let mut reader = Self {
             resident_bytes: sharing.useful_bytes,
+            all_bytes: sharing.all_bytes,
             indexed: arguments.return_index,
             told: Arc::default(),
             process: std::process::id(),
@@ -369,10 +379,10 @@ impl Reader {
                 Some(event)
             }
         };
-        let batch = Batch::new(self.next, samples, outputs, writable);
-        self.submitted.push_back(batch.clone());
-        self.next += 1;
         if let Some(running) = &self.running {
+            let batch = Batch::new(self.next, samples, outputs, writable, running.progress.clone());
+            self.submitted.push_back(batch.clone());
+            self.next += 1;
             running.plan(batch);
         }
         Ok(())
@@ -407,6 +417,7 @@ impl Reader {
             return Err(Error::Panic { place: "the operator".into(), message });
         };
         let running = &self.running;
+        running.iter().for_each(|running| running.jobs.wanted(!batch.is_ready()));
         let hopeless = || running.as_ref().and_then(Running::stuck);
         // The indices are on the allocation stream, in front of the event.
         let indexed = batch.writable.as_ref().filter(|_| self.indexed);
@@ -661,16 +672,18 @@ impl Reader {
     pub(crate) fn host_depth(&mut self) -> Result<u64> {
         let (budget, batch) = (self.options.host_memory_bytes, self.batch_bytes());
         let least = self.options.min_depth;
-        if batch.saturating_mul(least) > budget {
+        let cache = self.options.cache_bytes;
+        let needed = batch.saturating_mul(least).saturating_add(cache);
+        if needed > budget {
+            let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
             return Err(Error::Budget {
                 name: "host_memory_budget",
                 budget_bytes: budget,
-                needed_bytes: batch.saturating_mul(least),
-                what: format!("{least} batch(es) of {batch} bytes in flight"),
+                needed_bytes: needed,
+                what: format!("{least} batch(es) of {batch} bytes in flight{cached}"),
             });
         }
-        self.resident_bytes = self.resident_bytes.min(budget / Options::RESIDENT_SHARE);
-        self.resident_bytes = self.resident_bytes.min(budget - batch * least);
+        self.settle_residents(budget, batch * least);
         Ok(((budget - self.resident_bytes) / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
     }
 
@@ -705,7 +718,7 @@ impl Reader {
     /// What nvCOMP says, if it is asked.
     pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
         let boxes = self.boxes_of_chunk();
-        self.parts().map(|(array, road)| lane::unit_bytes(zstd, array, road, boxes)).collect()
+        self.parts().map(|(_, road)| lane::unit_bytes(zstd, road, boxes)).collect()
     }
 
     /// Shares a budget out: outputs of `depth` batches, and an arena for each lane.
@@ -726,30 +739,79 @@ impl Reader {
             });
         }
 
+        let landings: Vec<u64> =
+            self.parts().map(|(array, road)| largest_landing_bytes(array, road)).collect();
+        let largest_landing = landings.iter().copied().max().unwrap_or(0);
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
-        let least = batch.saturating_mul(least_depth).saturating_add(largest_unit);
-        if least > budget {
+        let largest_chunk = largest_unit.saturating_add(largest_landing);
+        let least = batch.saturating_mul(least_depth).saturating_add(largest_chunk);
+        let cache = self.options.cache_bytes;
+        if least.saturating_add(cache) > budget {
+            let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
             return Err(Error::Budget {
                 name: "device_memory_budget",
                 budget_bytes: budget,
-                needed_bytes: least,
-                what: format!("{least_depth} batch(es) of {batch} bytes and one chunk while it is decoded"),
+                needed_bytes: least.saturating_add(cache),
+                what: format!(
+                    "{least_depth} batch(es) of {batch} bytes and one chunk while it is decoded{cached}"
+                ),
             });
         }
-        self.resident_bytes = self.resident_bytes.min(budget / Options::RESIDENT_SHARE);
-        self.resident_bytes = self.resident_bytes.min(budget - least);
+        self.settle_residents(budget, least);
         let budget = budget - self.resident_bytes;
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
         let first = self.first_batch();
         let chunks = self.chunks_of(&first);
-        let batch_arena: u64 = chunks.iter().flatten().zip(&units).map(|(chunks, unit)| chunks * unit).sum();
-        let useful = batch_arena.saturating_mul(depth);
-        let arenas = (budget - batch * depth).min(useful).max(largest_unit);
+        let useful = |sizes: &[u64]| {
+            let of_batch: u64 = chunks.iter().flatten().zip(sizes).map(|(chunks, size)| chunks * size).sum();
+            of_batch.saturating_mul(depth)
+        };
+        let rest = budget - batch * depth;
+        let parts = largest_unit + Self::LANDED_AHEAD * largest_landing;
+        let arenas = (u128::from(rest) * u128::from(largest_unit) / u128::from(parts.max(1))) as u64;
+        let arenas = arenas.min(useful(&units)).max(largest_unit);
+        let landing = (rest - arenas).min(useful(&landings)).max(largest_landing);
         let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
-        Ok(Shares { depth, lanes, arena_bytes: arenas / lanes, largest_pinned_bytes: largest_pinned })
+        Ok(Shares {
+            depth,
+            lanes,
+            arena_bytes: arenas / lanes,
+            landing_bytes: landing,
+            largest_pinned_bytes: largest_pinned,
+        })
+    }
+
+    /// Limits what stays to its share of a budget of which so much is needed for other things.
+    fn settle_residents(&mut self, budget: u64, least: u64) {
+        let cache = self.options.cache_bytes;
+        let shared = self.resident_bytes.min(budget / Options::RESIDENT_SHARE);
+        self.resident_bytes =
+            shared.saturating_add(cache).min(budget - least).min(self.all_bytes.max(shared));
+    }
+
+    /// Bytes of decoded chunks that may stay for later batches.
+    pub(crate) fn resident_bytes(&self) -> u64 {
+        self.resident_bytes
+    }
+
+    /// Who can decode the chunks on a road.
+    fn kind(&self, road: &Road) -> Kind {
+        match (road, self.options.device) {
+            (Road::Cpu(_), _) | (_, None) => Kind::Cpu,
+            (Road::Gpu(chain), _) if chain.plain().is_some() => Kind::Plain,
+            _ => Kind::Either,
+        }
+    }
+
+    /// How many threads decode on the CPU.
+    pub(crate) fn decoders(&self) -> usize {
+        let kinds = || self.roads.iter().flatten().map(|road| self.kind(road));
+        let by_cpu =
+            |kind| kind == Kind::Cpu || (kind == Kind::Either && self.options.decode == Decode::Auto);
+        if kinds().any(by_cpu) { self.options.decode_threads } else { 0 }
     }
 
     /// Says once per process which road each array takes.
@@ -765,45 +827,61 @@ impl Reader {
     }
 
     fn start(&self) -> Result<Running> {
-        let mut running = Running::default();
+        let decoders = self.decoders();
+        let progress = Progress::new(self.told.counters.clone());
+        let kind = |(road, part): (&Road, &ArrayInfo)| (self.kind(road), part.read_chunk_bytes());
+        let kinds = self.roads.iter().zip(&self.dataset.arrays);
+        let kinds = kinds.map(|(roads, array)| roads.iter().zip(&array.parts).map(kind).collect()).collect();
+        let mut running = Running {
+            jobs: Jobs::new(kinds, decoders, progress.clone()),
+            progress,
+            fetched: Arc::default(),
+            planner: None,
+            pinned: None,
+            threads: vec![],
+            lanes: vec![],
+            landing: None,
+            rooms: None,
+            memory: vec![],
+        };
         let mut base = 0;
+        let mut senders: Vec<Sender> = vec![];
         let target = match &self.device {
             None => Target::Host,
             Some(device) => {
-                if self.resident_bytes > 0 {
-                    let memory = DeviceMemory::new(&device.gpu, self.resident_bytes)?;
-                    base = memory.address();
-                    running.resident = Some(memory);
-                }
+                base = running.allocate(device, self.resident_bytes)?;
+                let landing = device.shares.landing_bytes;
+                let landing = Rooms::new(running.allocate(device, landing)?, landing);
+                running.landing = Some(landing.clone());
                 let largest = device.shares.largest_pinned_bytes;
                 let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
                 running.pinned = Some(pinned.clone());
+                for _ in 0..self.options.io_threads + decoders {
+                    senders.push(Sender::new(&device.gpu, &pinned)?);
+                }
                 self.start_lanes(device, &mut running)?;
                 let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
-                Target::Lanes { pinned, queue: running.fetched.clone(), most_boxes }
+                Target::Lanes { landing, queue: running.fetched.clone(), most_boxes }
             }
         };
+        let chain = |part: &ArrayInfo| match codec::road(part) {
+            Road::Gpu(chain) => Some(chain),
+            Road::Cpu(_) => None,
+        };
+        let chains = self.dataset.arrays.iter().map(|array| array.parts.iter().map(chain).collect());
         let workers = Arc::new(Workers {
             dataset: self.dataset.clone(),
             roads: self.roads.clone(),
+            chains: chains.collect::<Vec<Vec<Option<GpuChain>>>>(),
             conversions: self.conversions.clone(),
             locator: Locator::new(Arc::new(Posix)),
             missing_chunks: self.options.missing_chunks,
             target,
             counters: self.told.counters.clone(),
         });
-        for _ in 0..self.options.threads {
-            let (workers, jobs) = (workers.clone(), running.jobs.clone());
-            running.spawn("zarr worker", move || {
-                let mut scratch = vec![];
-                while let Some(job) = jobs.pop() {
-                    let chunk = job.chunk().clone();
-                    let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut scratch)));
-                    if let Err(payload) = worked {
-                        chunk.fail(Error::panic("a worker", &*payload));
-                    }
-                }
-            })?;
+        let feeders = if self.device.is_some() { self.options.io_threads } else { 0 };
+        for number in 0..feeders + decoders {
+            running.start_worker(workers.clone(), senders.pop(), number >= feeders)?;
         }
         let rooms = Rooms::new(base, self.resident_bytes);
         running.rooms = Some(rooms.clone());
@@ -816,7 +894,8 @@ impl Reader {
             chunk_bytes: self.dataset.arrays.iter().map(chunk_bytes).collect(),
             batch_size: self.options.batch_size,
             order: self.order.clone(),
-            residents: Residents::new(self.resident_bytes, self.next),
+            residents: Residents::new(self.resident_bytes, self.next, self.options.cache_bytes > 0),
+            caches: self.options.cache_bytes > 0,
             rooms,
             jobs: running.jobs.clone(),
             fetched: self.device.is_some().then(|| running.fetched.clone()),
@@ -844,6 +923,7 @@ impl Reader {
             known: Arc::default(),
             conversions: self.conversions.clone(),
             queue: running.fetched.clone(),
+            jobs: running.jobs.clone(),
             counters: self.told.counters.clone(),
         });
         for _ in 0..device.shares.lanes {
@@ -1063,8 +1143,10 @@ struct Sharing {
     group_bytes: Vec<u64>,
     /// Decoded bytes of the arrays that are the same for every sample.
     always_bytes: u64,
-    /// The most decoded bytes for which there can be any use.
+    /// The most decoded bytes for which there can be any use within an epoch.
     useful_bytes: u64,
+    /// Those of all chunks.
+    all_bytes: u64,
 }
 
 impl Sharing {
@@ -1133,25 +1215,63 @@ impl Sharing {
             groups: groups.filter(|_| shares).map(Arc::new),
             always_bytes,
             useful_bytes: always_bytes.saturating_add(shared_bytes),
+            all_bytes: always_bytes.saturating_add(all_of(0)),
         }
     }
 }
 
 /// The threads of a reader. Dropping it stops and joins them; nothing writes to outputs afterwards.
-#[derive(Default)]
 struct Running {
     planner: Option<mpsc::Sender<Arc<Batch>>>,
-    jobs: Arc<Queue<Job>>,
+    progress: Arc<Progress>,
+    jobs: Arc<Jobs>,
     fetched: Arc<Queue<Fetched>>,
     pinned: Option<Arc<PinnedPool>>,
     threads: Vec<JoinHandle<()>>,
     lanes: Vec<(Arc<Pulse>, JoinHandle<()>)>,
+    landing: Option<Arc<Rooms>>,
     rooms: Option<Arc<Rooms>>,
-    /// What the rooms are in.
-    resident: Option<DeviceMemory>,
+    /// What the last two are in.
+    memory: Vec<DeviceMemory>,
 }
 
 impl Running {
+    /// Device memory for as long as the threads live. Returns its address.
+    fn allocate(&mut self, device: &Device, bytes: u64) -> Result<u64> {
+        if bytes == 0 {
+            return Ok(0);
+        }
+        let memory = DeviceMemory::new(&device.gpu, bytes)?;
+        let address = memory.address();
+        self.memory.push(memory);
+        Ok(address)
+    }
+
+    /// Starts a thread that reads, or one that reads and decodes.
+    fn start_worker(&mut self, workers: Arc<Workers>, sender: Option<Sender>, decodes: bool) -> Result<()> {
+        let jobs = self.jobs.clone();
+        let is_beside_training = sender.is_some();
+        let name = if decodes { "zarr decoder" } else { "zarr reader" };
+        self.spawn(name, move || {
+            if decodes && is_beside_training {
+                run_when_idle();
+            }
+            let mut hands = Hands::new(decodes, sender);
+            loop {
+                let job = if decodes { jobs.decode(|| hands.rest()) } else { jobs.feed(|| hands.rest()) };
+                let Some(job) = job else { break };
+                let (chunk, since) = (job.chunk().clone(), Instant::now());
+                let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
+                if let Err(payload) = worked {
+                    chunk.fail(Error::panic("a worker", &*payload));
+                }
+                if decodes {
+                    jobs.decoded(chunk.key.array, chunk.key.part, since);
+                }
+            }
+        })
+    }
+
     fn plan(&self, batch: Arc<Batch>) {
         // The planner only ends with this value.
         let _ = self.planner.as_ref().map(|planner| planner.send(batch));
@@ -1168,6 +1288,15 @@ impl Running {
     }
 }
 
+/// Lowers the priority of the calling thread, so that it takes cores only from those that have nothing more urgent to do.
+fn run_when_idle() {
+    /// Such a thread gets a tenth of a core that a usual one wants as well.
+    const NICENESS: i32 = 10;
+    // SAFETY: changes nothing but the priority of this thread, which on Linux is what 0 means. If that is not allowed,
+    // nothing changes.
+    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
+}
+
 fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
     let thread = std::thread::Builder::new().name(name.into()).spawn(work);
     thread.map_err(|source| Error::Thread { source })
@@ -1176,7 +1305,7 @@ fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<
 impl Drop for Running {
     fn drop(&mut self) {
         self.planner = None;
-        if let Some(rooms) = &self.rooms {
+        for rooms in [&self.rooms, &self.landing].into_iter().flatten() {
             rooms.close();
         }
         self.jobs.close();
@@ -1186,7 +1315,7 @@ impl Drop for Running {
         }
         // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
         if self.stuck().is_some() {
-            std::mem::forget(self.resident.take());
+            std::mem::forget(std::mem::take(&mut self.memory));
         }
         let lanes =
             self.lanes.drain(..).filter(|(pulse, _)| pulse.stuck().is_none()).map(|(_, thread)| thread);

@@ -42,12 +42,22 @@ class GpuMemory:
 
 @dataclass(frozen=True)
 class Chosen:
-    """How far a reader would run ahead. The last three are for the GPU backend."""
+    """How far a reader would run ahead, and with what. What is None does not belong to the backend."""
 
     depth: int
     """Batches in flight."""
     budget_bytes: int | None = None
-    """GPU memory that it would use."""
+    """GPU memory that it would use at most, or host memory on the CPU backend."""
+    resident_bytes: int | None = None
+    """The part of it for decoded chunks that stay for later batches."""
+    landing_bytes: int | None = None
+    """The part of it for encoded chunks."""
+    pinned_bytes: int | None = None
+    """Pinned host memory that it would use at most."""
+    io_threads: int | None = None
+    """Threads that read."""
+    decode_threads: int | None = None
+    """Threads that decode on the CPU."""
     lanes: int | None = None
     """Groups of chunks that are decoded side by side."""
     arena_bytes: int | None = None

@@ -11,7 +11,11 @@ pub fn encoded_bound(decoded: u64) -> u64 {
     decoded + decoded / 255 + 16 + PREFIX_BYTES as u64
 }
 
-fn block(encoded: &[u8], decoded: u64) -> Result<&[u8], String> {
+/// The block behind the prefix.
+///
+/// # Errors
+/// What cannot be right about the prefix, in words.
+pub fn block(encoded: &[u8], decoded: u64) -> Result<&[u8], String> {
     let (prefix, block) = encoded
         .split_first_chunk::<PREFIX_BYTES>()
         .ok_or_else(|| format!("{} bytes are too few for an LZ4 chunk", encoded.len()))?;

@@ -4,6 +4,7 @@ pub mod blosc;
 mod checksum;
 mod cpu;
 mod delta;
+mod direct;
 mod gzip;
 mod lz4;
 mod shuffle;
@@ -13,6 +14,7 @@ mod zlib;
 pub mod zstd;
 
 pub use cpu::{decode_on_cpu, register};
+pub use direct::Unpacker;
 pub use work::{Verdict, Work};
 
 use crate::dataset::ArrayInfo;
@@ -209,6 +211,20 @@ impl GpuChain {
         Ok(result)
     }
 
+    /// Whether the host has to see all encoded bytes of a chunk before the GPU does.
+    pub fn is_verified_by_host(&self) -> bool {
+        !self.outer.is_empty()
+    }
+
+    /// Whether nothing happens to the bytes of a chunk: they are its elements.
+    pub fn is_copy(&self) -> bool {
+        self.compression.is_none()
+            && self.outer.is_empty()
+            && self.inner.is_empty()
+            && self.delta_element_bytes.is_none()
+            && !self.swaps_bytes
+    }
+
     /// Whether decoding needs nvCOMP.
     pub fn needs_nvcomp(&self) -> bool {
         matches!(self.compression, Some(Compression::Zstd | Compression::Blosc { zstd: true }))
@@ -280,6 +296,24 @@ impl GpuChain {
                 }
             }
         }
+        self.finish(&mut work);
+        let start = part.as_ptr() as usize - encoded.as_ptr() as usize;
+        Ok(Prepared::Gpu(start..start + part.len(), work))
+    }
+
+    /// What the GPU has to do where nothing in the encoded bytes has to be looked at for it: there is no compression, and
+    /// no checksum that the host verifies.
+    pub fn plain(&self) -> Option<Work> {
+        if self.compression.is_some() || !self.outer.is_empty() {
+            return None;
+        }
+        let mut work = Work { swaps_bytes: self.swaps_bytes, bytes: self.area_bytes(), ..Work::default() };
+        self.finish(&mut work);
+        Some(work)
+    }
+
+    /// Adds what follows the compression.
+    fn finish(&self, work: &mut Work) {
         let mut range = 0..work.bytes;
         for inner in &self.inner {
             match inner {
@@ -303,8 +337,6 @@ impl GpuChain {
         if let Some(element_bytes) = self.delta_element_bytes {
             work.passes.push(Pass::UndoDelta { element_bytes });
         }
-        let start = part.as_ptr() as usize - encoded.as_ptr() as usize;
-        Ok(Prepared::Gpu(start..start + part.len(), work))
     }
 }
 

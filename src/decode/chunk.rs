@@ -78,6 +78,14 @@ impl Chunk {
         units.drain(..count.max(1).min(units.len())).collect()
     }
 
+    /// What `look` says of the unit that waits for it, if there is only one.
+    pub fn only_unit<T>(&self, look: impl FnOnce(&Unit) -> Option<T>) -> Option<T> {
+        match &*self.lock() {
+            State::Waiting(units) if units.len() == 1 => look(&units[0]),
+            _ => None,
+        }
+    }
+
     /// Whether nobody needs it any more, because every batch that does has failed.
     pub fn is_pointless(&self) -> bool {
         matches!(&*self.lock(), State::Waiting(units) if units.iter().all(|unit| unit.batch.failed()))

@@ -1,11 +1,14 @@
 //! The GPU side: a lane is a thread with a stream and a piece of device memory, and takes groups of fetched units.
 //!
 //! ```text
-//! host    pinned chunk, pinned chunk, ...                    staging (streams, passes, regions)
-//!            | copy                                              | copy
-//! arena   [encoded chunks][areas][scratch]                   [staging]
-//!            '- decoders -^ '- checks, unshuffling -> gather -> outputs of the batches
+//! host                                                           staging (streams, passes, regions)
+//!                                                                     | copy
+//! device  landed chunks    arena [areas          ][scratch]      [staging]
+//!            '- decoders ------^ '- checks, unshuffling -> gather -> outputs of the batches
 //! ```
+//!
+//! What the last step writes goes straight to where the chunk stays or, if that is one contiguous place that takes it as it is,
+//! to the output.
 //!
 //! A group is whatever waits when a lane becomes free, as far as it fits into the lane's arena; its units may belong
 //! to several batches. A decoder takes about as long for one chunk as for hundreds, so groups grow by themselves as the
@@ -13,10 +16,12 @@
 
 use super::Queue;
 use super::chunk::{Chunk, Held};
+use super::jobs::Jobs;
 use super::known::{Identity, Known};
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
-use crate::assemble::Conversion;
+use super::rooms::Room;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
+use crate::assemble::{Conversion, whole_chunk};
 use crate::batch::Unit;
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
@@ -24,19 +29,18 @@ use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, Kernels, PinnedBuffer, PinnedMemory,
-    PinnedPool, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
+    CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, Kernels, PinnedMemory, ShuffledOnDevice,
+    StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 use crate::stats::Counters;
 
-use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use nvcomp_sys::nvcompStatus_t;
 
-/// A chunk whose bytes are in pinned memory, or on the GPU already.
+/// A chunk whose bytes are on the GPU, or on their way there.
 pub struct Fetched {
     /// The chunk.
     pub chunk: Arc<Chunk>,
@@ -50,13 +54,19 @@ pub struct Fetched {
     pub identity: Option<Identity>,
     /// Whether it is the GPU that decodes it.
     pub by_gpu: bool,
+    /// When it was read.
+    pub arrived: Option<Instant>,
 }
 
 impl Fetched {
+    /// A chunk for which nobody waits yet.
+    pub fn new(chunk: Arc<Chunk>, payload: Payload, at: Context) -> Self {
+        Self { chunk, units: vec![], payload, at, identity: None, by_gpu: false, arrived: None }
+    }
+
     /// A chunk that is in its room, for a further unit.
     pub fn held(chunk: Arc<Chunk>, unit: Unit) -> Self {
-        let (payload, at) = (Payload::Held, Context::default());
-        Self { chunk, units: vec![unit], payload, at, identity: None, by_gpu: false }
+        Self { units: vec![unit], ..Self::new(chunk, Payload::Held, Context::default()) }
     }
 }
 
@@ -66,32 +76,26 @@ pub enum Payload {
     Missing,
     /// Nothing: the decoded chunk is in its room.
     Held,
-    /// A read chunk whose bytes are on the GPU already.
-    Copied {
-        /// Whether its elements are in the other byte order.
-        swaps_bytes: bool,
-    },
-    /// A read chunk.
-    Chunk {
-        /// Its bytes, decoded or not.
-        buffer: PinnedBuffer,
-        /// The part of them that the GPU needs.
-        part: Range<usize>,
-        /// What the GPU does with it.
-        work: Work,
-    },
+    /// Its bytes.
+    Landed(Landed),
 }
 
-impl Payload {
-    /// A read chunk that is decoded already, copied to pinned memory. `None` once the pool is closed.
-    ///
-    /// # Errors
-    /// What the driver says when further pinned memory cannot be had.
-    pub fn decoded(pinned: &Arc<PinnedPool>, bytes: &[u8]) -> Result<Option<Self>> {
-        let Some(mut buffer) = pinned.take(bytes.len())? else { return Ok(None) };
-        buffer.bytes_mut().copy_from_slice(bytes);
-        Ok(Some(Self::Chunk { buffer, part: 0..bytes.len(), work: Work::none(bytes.len() as u64) }))
-    }
+/// Bytes of a chunk on the GPU.
+pub struct Landed {
+    /// Where they are.
+    pub address: u64,
+    /// What they are in, if that is not where the chunk stays.
+    pub room: Option<Room>,
+    /// What is to be done with them.
+    pub work: Work,
+    /// When they are there.
+    pub arrived: Arc<CudaEvent>,
+}
+
+/// How far behind an aligned address the bytes of a chunk begin on which this work is to be done in place, so that its elements
+/// are aligned.
+pub fn misalignment(work: &Work) -> u64 {
+    (ELEMENT_ALIGNMENT - work.elements.start % ELEMENT_ALIGNMENT) % ELEMENT_ALIGNMENT
 }
 
 /// What all lanes of a reader share.
@@ -110,6 +114,8 @@ pub struct Lanes {
     pub conversions: Arc<[Vec<Conversion>]>,
     /// Work.
     pub queue: Arc<Queue<Fetched>>,
+    /// Who decides what the GPU takes.
+    pub jobs: Arc<Jobs>,
     /// What is counted.
     pub counters: Arc<Counters>,
 }
@@ -134,7 +140,7 @@ const PASS_BYTES: u64 = 48;
 /// What aligning the parts of a whole arena may cost.
 const ARENA_SLACK: u64 = 16 << 10;
 /// A chunk's elements start at a multiple of this, so that they are gathered with wide accesses.
-const ELEMENT_ALIGNMENT: u64 = 16;
+pub const ELEMENT_ALIGNMENT: u64 = 16;
 
 fn aligned(bytes: u64) -> u64 {
     bytes.next_multiple_of(DeviceMemory::ALIGNMENT)
@@ -149,15 +155,14 @@ fn area_bytes(bytes: u64) -> u64 {
     aligned(bytes + ELEMENT_ALIGNMENT)
 }
 
-/// Arena bytes that a unit of an array needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
+/// Arena bytes that a unit on a road needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
 /// Without nvCOMP the bound for zstd's scratch memory stands alone.
 ///
 /// # Errors
 /// What nvCOMP says.
-pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u64) -> Result<u64> {
-    let decoded = array.read_chunk_bytes();
+pub fn unit_bytes(zstd: Option<&Zstd>, road: &Road, boxes: u64) -> Result<u64> {
     let regions = boxes * size_of::<Region>() as u64 + size_of::<ConversionOnDevice>() as u64;
-    let least = area_bytes(decoded) + UNIT_BYTES + regions + ARENA_SLACK;
+    let least = UNIT_BYTES + regions + ARENA_SLACK;
     let Road::Gpu(chain) = road else { return Ok(least) };
     let most = chain.most();
     let scratch = match most.zstd_blocks {
@@ -169,7 +174,6 @@ pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u6
         }
     };
     Ok(least
-        + aligned(most.encoded_bytes)
         + area_bytes(most.area_bytes) * most.areas
         + aligned(scratch)
         + most.streams * (STREAM_BYTES + FRAME_BYTES + PASS_BYTES)
@@ -180,7 +184,6 @@ pub fn unit_bytes(zstd: Option<&Zstd>, array: &ArrayInfo, road: &Road, boxes: u6
 /// Sizes of the parts of an arena.
 #[derive(Clone, Copy, Default)]
 struct Sizes {
-    encoded: u64,
     areas: u64,
     staging: u64,
     zstd: Frames,
@@ -188,8 +191,8 @@ struct Sizes {
 
 impl Sizes {
     fn with(mut self, fetched: &Fetched, conversion: &Conversion) -> Self {
-        if let Payload::Chunk { part, work, .. } = &fetched.payload {
-            self = self.with_work(part.len() as u64, work);
+        if let Payload::Landed(Landed { work, .. }) = &fetched.payload {
+            self = self.with_work(work, target(fetched, conversion).is_some());
         }
         self.staging += UNIT_BYTES;
         for unit in &fetched.units {
@@ -198,12 +201,11 @@ impl Sizes {
         self
     }
 
-    /// With a chunk of `bytes` encoded bytes.
-    fn with_work(mut self, bytes: u64, work: &Work) -> Self {
-        self.areas += area_bytes(work.bytes) * work.areas();
-        if !work.streams.is_empty() {
-            self.encoded += aligned(bytes);
-        }
+    /// With a chunk whose last area is elsewhere or not.
+    fn with_work(mut self, work: &Work, has_target: bool) -> Self {
+        // Bytes that are not decoded are an area themselves.
+        let areas = work.areas() - u64::from(work.streams.is_empty());
+        self.areas += area_bytes(work.bytes) * areas.saturating_sub(u64::from(has_target));
         for stream in &work.streams {
             if let Decoder::Zstd(_) = stream.decoder {
                 self.zstd = self.zstd.with(stream.to.end - stream.to.start);
@@ -220,7 +222,7 @@ impl Sizes {
     }
 
     fn arena_bytes(&self, scratch: u64) -> u64 {
-        self.encoded + self.areas + self.staging + aligned(scratch) + ARENA_SLACK
+        self.areas + self.staging + aligned(scratch) + ARENA_SLACK
     }
 }
 
@@ -262,7 +264,7 @@ pub struct Lane {
     stream: Arc<CudaStream>,
     arena: DeviceMemory,
     staging: Option<PinnedMemory>,
-    copied: CudaEvent,
+    decoded: CudaEvent,
     done: CudaEvent,
 }
 
@@ -277,7 +279,7 @@ impl Lane {
             stream: lanes.gpu.stream()?,
             arena: DeviceMemory::new(&lanes.gpu, arena_bytes)?,
             staging: None,
-            copied: lanes.gpu.event()?,
+            decoded: lanes.gpu.event()?,
             done: lanes.gpu.event()?,
             lanes,
         })
@@ -339,17 +341,14 @@ impl Lane {
                 return Err(error);
             }
         };
-        let copied = self.copied.synchronize();
-        if copied.is_ok() {
-            // Long before the group is decoded, its pinned memory can take the next chunks.
-            for fetched in group.iter_mut() {
-                if let Payload::Chunk { work, .. } = &fetched.payload {
-                    fetched.payload = Payload::Copied { swaps_bytes: work.swaps_bytes };
-                }
-            }
-        }
-        let done = self.done.synchronize();
-        copied.and(done).map_err(Error::cuda("decoding a group of chunks"))?;
+        self.done.synchronize().map_err(Error::cuda("decoding a group of chunks"))?;
+        // The rest of the time was gathering.
+        let gathering = self.decoded.elapsed_ms(&self.done).unwrap_or(0.0);
+        let decoded = Instant::now().checked_sub(Duration::from_secs_f32(gathering.max(0.0) / 1e3));
+        let by_gpu = group.iter_mut().filter(|fetched| fetched.by_gpu);
+        by_gpu.flat_map(|fetched| &mut fetched.units).for_each(|unit| unit.times.decoded = decoded);
+        let arrived = group.iter().filter(|fetched| fetched.by_gpu).filter_map(|fetched| fetched.arrived);
+        arrived.min().into_iter().for_each(|first| self.lanes.jobs.decoded_on_gpu(first));
         self.report(group, &results);
         Ok(())
     }
@@ -371,14 +370,13 @@ impl Lane {
         }
 
         // The parts of the arena, one behind the other.
-        let encoded = self.arena.address();
-        let areas = encoded + sizes.encoded;
+        let areas = self.arena.address();
         let scratch = areas + sizes.areas;
         // At the end of the arena, so that the scratch memory has all that is left. The arena may be of any size.
         let end = self.arena.address() + self.arena.bytes();
         let staging = aligned_down(end - sizes.staging - ARENA_SLACK / 2);
 
-        let mut plan = Plan { encoded, areas, ..Plan::default() };
+        let mut plan = Plan { areas, ..Plan::default() };
         let mut builder = Staging { bytes: vec![], device: staging };
         let statuses = builder.put(&vec![0 as StreamStatus; group.len()]);
         let mut regions = Regions::default();
@@ -386,28 +384,37 @@ impl Lane {
         for (number, fetched) in group.iter().enumerate() {
             let array = self.array(fetched);
             let fill = Source::Fill(array.fill_element().unwrap_or_default());
+            let conversion = lanes.conversion(fetched);
+            let target = target(fetched, conversion);
             let source = match &fetched.payload {
-                Payload::Missing | Payload::Copied { .. } => fill,
+                Payload::Missing => fill,
                 Payload::Held => match (fetched.chunk.held(), fetched.chunk.room()) {
                     (Some(Held::Device { swaps_bytes }), Some(room)) => {
                         Source::Decoded { address: room.address(), swaps_bytes }
                     }
                     _ => fill,
                 },
-                Payload::Chunk { buffer, part, work } => {
+                Payload::Landed(landed) => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
                     let known = fetched.identity.is_some_and(|identity| lanes.known.contains(identity));
-                    let (to, address) = plan.chunk(number, status, part.len() as u64, work, known);
-                    self.copy(to, &buffer.bytes()[part.clone()])?;
-                    if let Some(room) = fetched.chunk.room() {
-                        staying.push((room.address(), address, array.read_chunk_bytes()));
+                    self.stream
+                        .wait(&landed.arrived)
+                        .map_err(Error::cuda("waiting for a chunk to arrive"))?;
+                    let to = target.map(|target| target.address());
+                    let address = plan.chunk(number, status, landed.address, &landed.work, known, to);
+                    match (fetched.chunk.room(), target) {
+                        (_, Some(Target::Output(_))) => continue,
+                        (Some(room), _) if room.address() != address => {
+                            staying.push((room.address(), address, array.read_chunk_bytes()));
+                        }
+                        _ => {}
                     }
-                    Source::Decoded { address, swaps_bytes: work.swaps_bytes }
+                    Source::Decoded { address, swaps_bytes: landed.work.swaps_bytes }
                 }
             };
             for unit in &fetched.units {
                 let output = unit.batch.outputs[unit.output].address;
-                regions.add(source, &unit.boxes, lanes.conversion(fetched), output);
+                regions.add(source, &unit.boxes, conversion, output);
             }
         }
 
@@ -450,7 +457,14 @@ impl Lane {
         // Right behind the regions, whose size is a multiple of the arrays' alignment.
         builder.put(&regions.conversions());
         self.upload(&builder.bytes, staging)?;
-        self.copied.record(&self.stream).map_err(Error::cuda("recording an event"))?;
+        let mut waited_for: Vec<*const crate::batch::Batch> = vec![];
+        for unit in group.iter().flat_map(|fetched| &fetched.units) {
+            let batch = Arc::as_ptr(&unit.batch);
+            if let (Some(writable), false) = (&unit.batch.writable, waited_for.contains(&batch)) {
+                self.stream.wait(writable).map_err(Error::cuda("waiting for output memory"))?;
+                waited_for.push(batch);
+            }
+        }
 
         let kernels = &lanes.kernels;
         for (kernel, (list, count)) in StreamKernel::ALL.into_iter().zip(streams) {
@@ -472,16 +486,9 @@ impl Lane {
         }
         // SAFETY: as above.
         unsafe { kernels.undo_delta(&self.stream, deltas.0, deltas.1)? };
-        let mut waited_for: Vec<*const crate::batch::Batch> = vec![];
-        for unit in group.iter().flat_map(|fetched| &fetched.units) {
-            let batch = Arc::as_ptr(&unit.batch);
-            if let (Some(writable), false) = (&unit.batch.writable, waited_for.contains(&batch)) {
-                self.stream.wait(writable).map_err(Error::cuda("waiting for output memory"))?;
-                waited_for.push(batch);
-            }
-        }
-        // SAFETY: the regions were put into this lane's arena by the copy above; their sources lie in the arena, their
-        // destinations in outputs that stay until their units are finished, which is after `process` waited.
+        self.decoded.record(&self.stream).map_err(Error::cuda("recording an event"))?;
+        // SAFETY: the regions were put into this lane's arena by the copy above; their sources lie in the arena, where chunks
+        // landed or where they stay, their destinations in outputs that stay until their units are finished, which is after `process` waited.
         unsafe { kernels.gather(&self.stream, region_list, regions.list().len(), regions.tiles())? };
         for (room, from, bytes) in staying {
             // SAFETY: the decoded chunk lies in the arena, its room has its size and belongs to the chunk alone.
@@ -493,14 +500,6 @@ impl Lane {
             self.download(statuses, group.len(), &frames, plan.frames.frames, builder.bytes.len())?;
         self.done.record(&self.stream).map_err(Error::cuda("recording an event"))?;
         Ok(results)
-    }
-
-    /// Enqueues a copy from pinned memory.
-    fn copy(&self, to: u64, bytes: &[u8]) -> Result<()> {
-        // SAFETY: the source is pinned memory of the group, which `process` keeps until the stream has passed; the
-        // destination lies within the arena, as `enqueue` has checked for the sum of all parts.
-        unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) }
-            .map_err(Error::cuda("copying a chunk to the GPU"))
     }
 
     /// Copies the work list to the device, through pinned memory of this lane. Keeps room behind it for what comes back.
@@ -516,7 +515,7 @@ impl Lane {
             std::ptr::copy_nonoverlapping(bytes.as_ptr(), staging.address(), bytes.len());
             std::slice::from_raw_parts(staging.address(), bytes.len())
         };
-        // SAFETY: as in `copy`; the staging memory stays until the lane's next group.
+        // SAFETY: the work list fits there, as `enqueue` has checked; the staging memory stays until the lane's next group.
         unsafe { result::memcpy_htod_async(to, staged, self.stream.cu_stream()) }
             .map_err(Error::cuda("copying the work list to the GPU"))
     }
@@ -593,22 +592,52 @@ impl Lane {
     fn finish(&self, fetched: &Fetched) {
         let held = match &fetched.payload {
             Payload::Missing => Held::Missing,
-            Payload::Copied { swaps_bytes } => {
+            Payload::Landed(landed) => {
                 if fetched.by_gpu {
-                    let counters = &self.lanes.counters;
-                    counters.chunks_decoded.add(1);
-                    counters.chunks_decoded_gpu.add(1);
-                    counters.bytes_decoded.add(self.array(fetched).read_chunk_bytes());
+                    self.lanes.counters.decoded(self.array(fetched).read_chunk_bytes(), true);
                 }
-                Held::Device { swaps_bytes: *swaps_bytes }
+                Held::Device { swaps_bytes: landed.work.swaps_bytes }
             }
-            Payload::Held | Payload::Chunk { .. } => return,
+            Payload::Held => return,
         };
         if fetched.chunk.room().is_some() {
             let later = fetched.chunk.ready(held).into_iter();
             self.lanes.queue.push_front(later.map(|unit| Fetched::held(fetched.chunk.clone(), unit)));
         }
     }
+}
+
+/// Where the last step of decoding a chunk writes, if not to the arena.
+#[derive(Clone, Copy)]
+enum Target {
+    /// To where it stays.
+    Room(u64),
+    /// To the output of the only unit.
+    Output(u64),
+}
+
+impl Target {
+    fn address(self) -> u64 {
+        match self {
+            Self::Room(address) | Self::Output(address) => address,
+        }
+    }
+}
+
+fn target(fetched: &Fetched, conversion: &Conversion) -> Option<Target> {
+    let Payload::Landed(Landed { work, .. }) = &fetched.payload else { return None };
+    let in_place = work.streams.is_empty() && work.areas() == 1;
+    if in_place || work.elements != (0..work.bytes) {
+        return None;
+    }
+    if let Some(room) = fetched.chunk.room() {
+        return Some(Target::Room(room.address()));
+    }
+    let [unit] = &fetched.units[..] else { return None };
+    let output = unit.batch.outputs[unit.output];
+    let address = whole_chunk(&unit.boxes, conversion, work.bytes, output)?;
+    // Differences are added up in place, which may as well be there. Decoders need no other alignment.
+    (!work.swaps_bytes && address.is_multiple_of(ELEMENT_ALIGNMENT)).then_some(Target::Output(address))
 }
 
 /// An error of a chunk.
@@ -627,8 +656,6 @@ fn fail_all(group: &[Fetched], error: Error) {
 /// What the kernels of a group do, in device addresses.
 #[derive(Default)]
 struct Plan {
-    /// Where the next encoded chunk goes.
-    encoded: u64,
     /// Where the next area begins.
     areas: u64,
     streams: [Vec<StreamOnDevice>; StreamKernel::ALL.len()],
@@ -678,19 +705,26 @@ struct FrameOfUnit {
 }
 
 impl Plan {
-    /// Plans the work on a chunk of `bytes` bytes. Returns where these have to be copied to and where its elements will be.
-    /// Frames of chunks that are `known` to be valid are not checked.
-    fn chunk(&mut self, unit: usize, status: u64, bytes: u64, work: &Work, known: bool) -> (u64, u64) {
-        let mut area = self.area(work);
-        let to = if work.streams.is_empty() {
-            area
-        } else {
-            let to = self.encoded;
-            self.encoded += aligned(bytes);
-            to
+    /// Plans the work on a chunk that landed at `landed`. Returns where its elements will be: in its last area, which is at
+    /// `target` if that is given. Frames of chunks that are `known` to be valid are not checked.
+    fn chunk(
+        &mut self,
+        unit: usize,
+        status: u64,
+        landed: u64,
+        work: &Work,
+        known: bool,
+        target: Option<u64>,
+    ) -> u64 {
+        // Bytes that are not decoded are the first area themselves.
+        let mut areas_left = work.areas() - u64::from(work.streams.is_empty());
+        let mut next_area = |plan: &mut Self| {
+            areas_left -= 1;
+            target.filter(|_| areas_left == 0).unwrap_or_else(|| plan.area(work))
         };
+        let mut area = if work.streams.is_empty() { landed } else { next_area(self) };
         for stream in &work.streams {
-            let (from, from_bytes) = (to + stream.from.start, stream.from.end - stream.from.start);
+            let (from, from_bytes) = (landed + stream.from.start, stream.from.end - stream.from.start);
             let (to, to_bytes) = (area + stream.to.start, stream.to.end - stream.to.start);
             let kernel = match &stream.decoder {
                 Decoder::Stored => StreamKernel::Stored,
@@ -743,7 +777,7 @@ impl Plan {
                     });
                 }
                 Pass::Unshuffle { bits, start, end, element_bytes, block_bytes } => {
-                    let next = self.area(work);
+                    let next = next_area(self);
                     let level_list = &mut self.levels[level];
                     let shuffled = ShuffledOnDevice {
                         from: area + start,
@@ -768,13 +802,12 @@ impl Plan {
                 }),
             }
         }
-        (to, area + work.elements.start)
+        area + work.elements.start
     }
 
     /// The start of a new area, such that the elements are aligned should they end up in it.
     fn area(&mut self, work: &Work) -> u64 {
-        let misaligned = work.elements.start % ELEMENT_ALIGNMENT;
-        let area = self.areas + (ELEMENT_ALIGNMENT - misaligned) % ELEMENT_ALIGNMENT;
+        let area = self.areas + misalignment(work);
         self.areas += area_bytes(work.bytes);
         area
     }
@@ -850,6 +883,7 @@ mod tests {
     use super::*;
     use crate::codec::work::Stream;
     use proptest::prelude::*;
+    use std::ops::Range;
 
     /// Work with streams and passes of all kinds; whether it makes sense does not matter here.
     fn work() -> impl Strategy<Value = Work> {
@@ -887,24 +921,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn chunks_of_a_group_have_their_own_places_and_fit(works in prop::collection::vec((work(), 90u64..1000), 1..8)) {
-            let start = Plan { encoded: 1 << 20, areas: 1 << 30, ..Plan::default() };
-            let mut plan = Plan { encoded: start.encoded, areas: start.areas, ..Plan::default() };
+        fn chunks_of_a_group_have_their_own_places_and_fit(works in prop::collection::vec((work(), any::<bool>()), 1..8)) {
+            const LANDED: u64 = 1 << 20;
+            const TARGET: u64 = 1 << 10;
+            let start = 1 << 30;
+            let mut plan = Plan { areas: start, ..Plan::default() };
             let mut sizes = Sizes::default();
             let mut taken: Vec<Range<u64>> = vec![];
-            for (unit, (work, bytes)) in works.iter().enumerate() {
-                sizes = sizes.with_work(*bytes, work);
-                let (encoded, areas) = (plan.encoded, plan.areas);
-                let (to, elements) = plan.chunk(unit, 0, *bytes, work, unit % 3 == 0);
-                prop_assert_eq!(elements % ELEMENT_ALIGNMENT, 0);
-                prop_assert!(elements >= areas && elements + work.elements.end - work.elements.start <= plan.areas);
-                let copied = to..to + if work.streams.is_empty() { work.bytes } else { *bytes };
-                let room = if work.streams.is_empty() { areas..plan.areas } else { encoded..plan.encoded };
-                prop_assert!(copied.start >= room.start && copied.end <= room.end);
+            for (unit, (work, has_target)) in works.iter().enumerate() {
+                sizes = sizes.with_work(work, *has_target);
+                let areas = plan.areas;
+                let target = has_target.then_some(TARGET);
+                let elements = plan.chunk(unit, 0, LANDED, work, unit % 3 == 0, target);
+                let in_place = work.streams.is_empty() && work.areas() == 1;
+                match (in_place, has_target) {
+                    (true, _) => prop_assert_eq!(elements, LANDED + work.elements.start),
+                    (_, true) => prop_assert_eq!(elements, TARGET + work.elements.start),
+                    (_, false) => {
+                        prop_assert_eq!(elements % ELEMENT_ALIGNMENT, 0);
+                        prop_assert!(elements >= areas && elements + work.elements.end - work.elements.start <= plan.areas);
+                    }
+                }
                 taken.push(areas..plan.areas);
             }
             prop_assert!(taken.windows(2).all(|pair| pair[0].end <= pair[1].start));
-            prop_assert_eq!((plan.encoded - start.encoded, plan.areas - start.areas), (sizes.encoded, sizes.areas));
+            prop_assert_eq!(plan.areas - start, sizes.areas);
             let known_frames = std::mem::take(&mut plan.known_frames);
             plan.frames.append(known_frames);
             prop_assert_eq!(plan.frames.frames.len() as u64, sizes.zstd.count);

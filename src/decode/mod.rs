@@ -2,13 +2,16 @@
 //! the GPU, queues between them.
 
 pub mod chunk;
+pub mod jobs;
 pub mod known;
 pub mod lane;
 pub mod nvcomp;
 pub mod planner;
+mod policy;
 mod queue;
 pub mod residents;
 pub mod rooms;
+pub mod sender;
 pub mod worker;
 
 pub use queue::Queue;

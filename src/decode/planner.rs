@@ -2,6 +2,7 @@
 
 use super::Queue;
 use super::chunk::Chunk;
+use super::jobs::Jobs;
 use super::lane::Fetched;
 use super::residents::Residents;
 use super::rooms::Rooms;
@@ -29,10 +30,12 @@ pub struct Planner {
     pub order: Order,
     /// What stays.
     pub residents: Residents,
+    /// Whether chunks stay from epoch to epoch.
+    pub caches: bool,
     /// Where it stays.
     pub rooms: Arc<Rooms>,
     /// Where work goes.
-    pub jobs: Arc<Queue<Job>>,
+    pub jobs: Arc<Jobs>,
     /// GPU backend: where units go whose chunks are on the GPU already.
     pub fetched: Option<Arc<Queue<Fetched>>>,
     /// What is counted.
@@ -51,6 +54,7 @@ impl Planner {
         epochs.dedup();
         let mut jobs = vec![];
         let mut used = vec![];
+        let now = epochs.last().copied().unwrap_or_default();
         for ChunkTask { output, chunk: key, read_chunk, boxes } in tasks {
             let (bytes, epochs) = (self.chunk_bytes[key.array][key.part], self.epochs(key.array, &epochs));
             if self.residents.is_enabled() {
@@ -59,6 +63,9 @@ impl Planner {
             let unit = batch.unit(output, boxes);
             if let Some(chunk) = epochs.iter().find_map(|&epoch| self.residents.find(key, epoch)) {
                 self.counters.chunks_reused.add(1);
+                if self.caches && self.residents.touch(key, 0, now) {
+                    self.counters.cache_hits.add(1);
+                }
                 if let Some(unit) = chunk.add(unit) {
                     jobs.push(Job::Assemble(chunk, unit));
                 }
@@ -73,6 +80,9 @@ impl Planner {
             let chunk = Chunk::new(key, read_chunk, room, unit);
             if let (Some(epoch), true) = (epoch, stays) {
                 self.residents.keep(chunk.clone(), epoch, batch.number, bytes);
+                if self.caches {
+                    self.residents.touch(key, epoch, now);
+                }
             }
             jobs.push(Job::Read(chunk));
         }
@@ -84,17 +94,19 @@ impl Planner {
 
     /// The epochs that uses of an array are counted in: none if it is the same for every sample.
     fn epochs<'a>(&self, array: usize, epochs: &'a [u64]) -> &'a [u64] {
-        match self.geometry[array].follows_samples() {
-            true => epochs,
-            false => &[0],
-        }
+        if self.counts_epochs(array) { epochs } else { &[0] }
+    }
+
+    fn counts_epochs(&self, array: usize) -> bool {
+        self.geometry[array].follows_samples() && !self.caches
     }
 
     /// Notes which chunks a later batch needs.
     fn look_at(&mut self, ahead: u64) {
         for drawn in self.order.batch(ahead) {
             touched_chunks(&self.windows, &self.geometry, drawn.sample, |key| {
-                let epoch = if self.geometry[key.array].follows_samples() { drawn.epoch } else { 0 };
+                let epoch =
+                    if self.geometry[key.array].follows_samples() && !self.caches { drawn.epoch } else { 0 };
                 self.residents.note(key, epoch, self.chunk_bytes[key.array][key.part]);
             });
         }

@@ -5,7 +5,7 @@
 //! chunks that are decoded twice. What is decided depends on the order alone, not on how fast anything runs.
 //!
 //! A use in a later epoch is none: a chunk is decoded once in every epoch. Arrays that are the same for every sample are
-//! in no epoch.
+//! in no epoch, and where the user asked for a cache nothing is.
 
 use super::chunk::Chunk;
 use super::rooms::Rooms;
@@ -20,6 +20,8 @@ type Key = (ChunkKey, u64);
 /// The chunks that stay, and what is known of the future.
 pub struct Residents {
     capacity: u64,
+    /// How far the order is looked at, in bytes of chunks and in samples.
+    sight: (u64, u64),
     chunks: HashMap<Key, Resident>,
     /// The same by their next use.
     by_next: BTreeSet<(u64, Key)>,
@@ -34,6 +36,8 @@ pub struct Residents {
 
 struct Resident {
     chunk: Arc<Chunk>,
+    /// The epoch of its last use.
+    epoch: Option<u64>,
     bytes: u64,
     next: u64,
 }
@@ -45,11 +49,18 @@ impl Residents {
     const LEAST_AHEAD: u64 = 2;
     /// Samples that are looked at at most, where chunks are tiny.
     const MOST_SAMPLES: u64 = 1 << 16;
+    /// The same where chunks are kept from epoch to epoch: of longer ones the end is not seen from the start.
+    const MOST_CACHED_SAMPLES: u64 = 1 << 18;
 
-    /// Room for `capacity` bytes; the first batch is number `first`.
-    pub fn new(capacity: u64, first: u64) -> Self {
+    /// Room for `capacity` bytes; the first batch is number `first`. `caches`: from epoch to epoch.
+    pub fn new(capacity: u64, first: u64, caches: bool) -> Self {
+        let sight = match caches {
+            false => (capacity.saturating_mul(Self::SIGHT), Self::MOST_SAMPLES),
+            true => (u64::MAX, Self::MOST_CACHED_SAMPLES),
+        };
         Self {
             capacity,
+            sight,
             chunks: HashMap::new(),
             by_next: BTreeSet::new(),
             kept: 0,
@@ -68,8 +79,7 @@ impl Residents {
     pub fn wants(&self, now: u64, batch_size: u64) -> Option<u64> {
         let ahead = self.ahead.saturating_sub(now);
         let wanted = ahead <= Self::LEAST_AHEAD
-            || (self.in_sight < self.capacity.saturating_mul(Self::SIGHT)
-                && ahead.saturating_mul(batch_size) < Self::MOST_SAMPLES);
+            || (self.in_sight < self.sight.0 && ahead.saturating_mul(batch_size) < self.sight.1);
         (self.is_enabled() && wanted).then_some(self.ahead)
     }
 
@@ -92,6 +102,12 @@ impl Residents {
     /// The chunk, if it is here.
     pub fn find(&self, key: ChunkKey, epoch: u64) -> Option<Arc<Chunk>> {
         self.chunks.get(&(key, epoch)).map(|resident| resident.chunk.clone())
+    }
+
+    /// The chunk, if it is here, is used in `epoch`. Whether it was used in another before.
+    pub fn touch(&mut self, key: ChunkKey, tag: u64, epoch: u64) -> bool {
+        let Some(resident) = self.chunks.get_mut(&(key, tag)) else { return false };
+        resident.epoch.replace(epoch).is_some_and(|last| last != epoch)
     }
 
     /// Batch `now` uses the chunk; that use is behind us then. A chunk that is not needed again goes.
@@ -150,7 +166,7 @@ impl Residents {
         let next = next.copied().unwrap_or(now);
         self.kept += bytes;
         self.by_next.insert((next, key));
-        self.chunks.insert(key, Resident { chunk, bytes, next });
+        self.chunks.insert(key, Resident { chunk, epoch: None, bytes, next });
     }
 
     /// Bytes of the chunks that stay.
@@ -169,11 +185,11 @@ impl Residents {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Batch;
+    use crate::batch::{Batch, Progress};
 
     /// Plans batches that each need one chunk; the chunks that had to be decoded, by batch.
     fn decoded(capacity: u64, batches: &[(u128, u64)]) -> Vec<usize> {
-        let mut residents = Residents::new(capacity * 256, 0);
+        let mut residents = Residents::new(capacity * 256, 0, false);
         let mut decoded = vec![];
         for (now, &(number, epoch)) in batches.iter().enumerate() {
             while let Some(ahead) = residents.wants(now as u64, 1) {
@@ -186,7 +202,7 @@ mod tests {
             if residents.find(key, epoch).is_none() {
                 decoded.push(now);
                 if let Some(epoch) = residents.claim(key, &[epoch], now as u64, 100) {
-                    let batch = Batch::new(now as u64, vec![], vec![], None);
+                    let batch = Batch::new(now as u64, vec![], vec![], None, Progress::new(Arc::default()));
                     let chunk = Chunk::new(key, vec![], None, batch.unit(0, vec![]));
                     residents.keep(chunk, epoch, now as u64, 100);
                 }

@@ -1,23 +1,27 @@
-//! What a worker thread does with a chunk: find its bytes, read them, and on the CPU road decode them.
+//! What a worker thread does with a chunk: find its bytes, read them, decode them where that is the CPU's part, and send
+//! them to where they are decoded or belong.
 
 use super::Queue;
 use super::chunk::{Chunk, Held};
 use super::known::Identity;
-use super::lane::{Fetched, Payload};
-use crate::assemble::Conversion;
+use super::lane::{self, Fetched, Landed, Payload};
+use super::rooms::{Room, Rooms};
+use super::sender::Sender;
 use crate::assemble::host::{self, Source};
-use crate::batch::Unit;
-use crate::codec::{self, Prepared, Road};
+use crate::assemble::{self, Conversion};
+use crate::batch::{Batch, Times, Unit};
+use crate::codec::{self, GpuChain, Prepared, Road, Unpacker, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result, log_once};
 use crate::fetch::{Blob, Located, Locator};
-use crate::gpu::PinnedPool;
+use crate::gpu::{PinnedBuffer, PinnedPool};
 use crate::options::MissingChunks;
 use crate::stats::Counters;
 
 use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// What all workers of a reader share.
 pub struct Workers {
@@ -25,6 +29,8 @@ pub struct Workers {
     pub dataset: Arc<Dataset>,
     /// One per part of each array. On the CPU backend every chain is decoded by zarrs.
     pub roads: Vec<Vec<Road>>,
+    /// The chains that the CPU decodes directly; one per part of each array.
+    pub chains: Vec<Vec<Option<GpuChain>>>,
     /// What happens to elements; one per part of each array.
     pub conversions: Arc<[Vec<Conversion>]>,
     /// Finds chunks.
@@ -40,22 +46,48 @@ pub struct Workers {
 /// Where encoded bytes are.
 type Place = (Arc<dyn Blob>, Range<u64>);
 
-/// A chunk in pinned memory, its place for errors, what it is remembered by, and whether the GPU decodes it.
-type Arrived = (Payload, Context, Option<Identity>, bool);
-
 /// Where workers put what they have read.
 pub enum Target {
     /// Into the outputs, in host memory.
     Host,
-    /// To the lanes of the GPU.
+    /// To the GPU.
     Lanes {
-        /// Memory for chunks on their way.
-        pinned: Arc<PinnedPool>,
+        /// Device memory for chunks that are not where they belong yet.
+        landing: Arc<Rooms>,
         /// The lanes' queue.
         queue: Arc<Queue<Fetched>>,
         /// Boxes of a chunk that one group of a lane assembles at most, unless a single unit has more.
         most_boxes: usize,
     },
+}
+
+/// What a worker thread has for itself.
+pub struct Hands {
+    scratch: Scratch,
+    /// GPU backend: its way there.
+    sender: Option<Sender>,
+    /// Whether it decodes what the GPU could.
+    decodes: bool,
+}
+
+/// Memory that is used again and again.
+#[derive(Default)]
+struct Scratch {
+    encoded: Vec<u8>,
+    decoded: Vec<u8>,
+    unpacker: Unpacker,
+}
+
+impl Hands {
+    /// Those of a thread that decodes or not, with its way to the GPU.
+    pub fn new(decodes: bool, sender: Option<Sender>) -> Self {
+        Self { scratch: Scratch::default(), sender, decodes }
+    }
+
+    /// Finishes what is on its way, because nothing follows for now.
+    pub fn rest(&mut self) {
+        self.sender.iter_mut().for_each(Sender::land);
+    }
 }
 
 /// What a worker does.
@@ -76,8 +108,8 @@ impl Job {
 }
 
 impl Workers {
-    /// Does one job. `scratch` is the thread's own buffer.
-    pub fn process(&self, job: Job, scratch: &mut Vec<u8>) {
+    /// Does one job.
+    pub fn process(&self, job: Job, hands: &mut Hands) {
         let chunk = match job {
             Job::Assemble(chunk, unit) => return self.assemble_held(&chunk, &unit),
             Job::Read(chunk) => chunk,
@@ -86,17 +118,24 @@ impl Workers {
             return;
         }
         let done = match &self.target {
-            Target::Host => self.decode_and_assemble(&chunk, scratch),
-            Target::Lanes { pinned, queue, most_boxes } => match self.fetch(&chunk, pinned, scratch) {
-                Ok(Some((payload, at, identity, by_gpu))) => {
-                    // Those that come later are assembled once the chunk is in its room.
-                    let units = chunk.take(*most_boxes);
-                    queue.push([Fetched { chunk, units, payload, at, identity, by_gpu }]);
-                    return;
+            Target::Host => self.decode_and_assemble(&chunk, hands),
+            Target::Lanes { landing, queue, most_boxes } => {
+                let Some(sender) = hands.sender.as_mut() else { return };
+                let road = ToGpu {
+                    workers: self,
+                    chunk: &chunk,
+                    array: self.array(&chunk),
+                    landing,
+                    queue,
+                    most_boxes: *most_boxes,
+                };
+                let sent = road.send(sender, &mut hands.scratch, hands.decodes);
+                if sent.is_err() {
+                    // Copies may be on their way to memory that is about to be given back.
+                    sender.land();
                 }
-                Ok(None) => Ok(()),
-                Err(error) => Err(error),
-            },
+                sent
+            }
         };
         if let Err(error) = done {
             chunk.fail(error);
@@ -105,6 +144,10 @@ impl Workers {
 
     fn array(&self, chunk: &Chunk) -> &ArrayInfo {
         self.dataset.part(chunk.key.array, chunk.key.part)
+    }
+
+    fn conversion(&self, chunk: &Chunk) -> &Conversion {
+        &self.conversions[chunk.key.array][chunk.key.part]
     }
 
     fn locate(&self, chunk: &Chunk) -> Result<(Option<Place>, Context)> {
@@ -124,33 +167,82 @@ impl Workers {
     }
 
     /// CPU backend: the whole road of a chunk.
-    fn decode_and_assemble(&self, chunk: &Chunk, scratch: &mut Vec<u8>) -> Result<()> {
+    fn decode_and_assemble(&self, chunk: &Chunk, hands: &mut Hands) -> Result<()> {
         let array = self.array(chunk);
+        let bytes = array.read_chunk_bytes() as usize;
         let (found, at) = self.locate(chunk)?;
-        let decoded = match &found {
-            Some((blob, range)) => Some(self.decode(array, &**blob, range, scratch, &at)?),
-            None if array.fill_element().is_none() => Some(Cow::Owned(array.filled_chunk())),
-            None => None,
+        let mut times = Times::default();
+        let mut read = |into: &mut [u8], (blob, range): &Place, scratch: &mut Scratch| -> Result<()> {
+            times.fetched = Some(self.read_and_unpack(chunk, &**blob, range, into, scratch, &at)?);
+            times.decoded = Some(Instant::now());
+            Ok(())
         };
+        let scratch = &mut hands.scratch;
         if chunk.room().is_some() {
-            let held = decoded.map_or(Held::Missing, |decoded| Held::Host(decoded.into()));
-            for unit in chunk.ready(held) {
+            let held = match &found {
+                None if array.fill_element().is_some() => Held::Missing,
+                None => Held::Host(array.filled_chunk().into()),
+                Some(place) => {
+                    let mut decoded: Arc<[u8]> = std::iter::repeat_n(0, bytes).collect();
+                    // Nobody else has it yet.
+                    read(Arc::get_mut(&mut decoded).unwrap_or_default(), place, scratch)?;
+                    Held::Host(decoded)
+                }
+            };
+            for mut unit in chunk.ready(held) {
+                unit.times = times;
                 self.assemble_held(chunk, &unit);
             }
-        } else {
-            // Without a room nobody else was added.
+            return Ok(());
+        }
+        // Without a room nobody else is added, and the units stay with the chunk until nothing can fail any more.
+        let Some(place) = &found else {
+            let filled = array.fill_element().is_none().then(|| array.filled_chunk());
             for unit in chunk.take(usize::MAX) {
-                self.assemble(chunk, &unit, decoded.as_deref());
+                self.assemble(chunk, &unit, filled.as_deref());
+            }
+            return Ok(());
+        };
+        if let Some((address, _)) = self.direct_output(chunk) {
+            // SAFETY: the whole chunk belongs there, as it is, and to no other unit; the batch is lent to this reader until
+            // this unit is finished.
+            let output = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
+            read(output, place, scratch)?;
+            chunk.take(usize::MAX).iter_mut().for_each(|unit| unit.times = times);
+            return Ok(());
+        }
+        let mut decoded = std::mem::take(&mut scratch.decoded);
+        decoded.resize(bytes.max(decoded.len()), 0);
+        let done = read(&mut decoded[..bytes], place, scratch);
+        if done.is_ok() {
+            for mut unit in chunk.take(usize::MAX) {
+                unit.times = times;
+                self.assemble(chunk, &unit, Some(&decoded[..bytes]));
             }
         }
-        Ok(())
+        scratch.decoded = decoded;
+        done
     }
 
+    /// Where the elements of a chunk belong in an output, if they belong there all together as they are, for one batch
+    /// only; and when that may be written.
+    fn direct_output(&self, chunk: &Chunk) -> Option<(u64, Arc<Batch>)> {
+        if chunk.room().is_some() {
+            return None;
+        }
+        let (conversion, bytes) = (self.conversion(chunk), self.array(chunk).read_chunk_bytes());
+        chunk.only_unit(|unit| {
+            let address =
+                assemble::whole_chunk(&unit.boxes, conversion, bytes, unit.batch.outputs[unit.output])?;
+            Some((address, unit.batch.clone()))
+        })
+    }
+
+    /// CPU backend: assembles a unit from a chunk that is there.
     fn assemble_held(&self, chunk: &Chunk, unit: &Unit) {
         match chunk.held() {
-            Some(Held::Host(decoded)) => self.assemble(chunk, unit, Some(&decoded)),
             Some(Held::Missing) => self.assemble(chunk, unit, None),
-            // Only chunks that are ready are assembled, and those of the CPU backend are on the host.
+            Some(Held::Host(decoded)) => self.assemble(chunk, unit, Some(&decoded)),
             Some(Held::Device { .. }) | None => {
                 let message = "a chunk is not where it should be".into();
                 unit.batch.fail(Error::Panic { place: "a worker".into(), message });
@@ -163,77 +255,251 @@ impl Workers {
         let array = self.array(chunk);
         let fill = Source::Fill(array.fill_element().unwrap_or_default());
         let source = decoded.map_or(fill, Source::Decoded);
-        let conversion = &self.conversions[chunk.key.array][chunk.key.part];
         let output = unit.batch.outputs[unit.output];
         // SAFETY: the outputs of the CPU backend are host memory, lent until the batch is handed over, which waits
         // for this unit; plans give no element to two units.
-        unsafe { host::assemble(source, &unit.boxes, conversion, output) };
+        unsafe { host::assemble(source, &unit.boxes, self.conversion(chunk), output) };
     }
 
-    /// GPU backend: reads a chunk into pinned memory. `None` once the reader stops.
-    fn fetch(
+    /// Reads and decodes a read chunk on this thread, into native byte order. Says when everything was read.
+    fn read_and_unpack(
         &self,
         chunk: &Chunk,
-        pinned: &Arc<PinnedPool>,
-        scratch: &mut Vec<u8>,
-    ) -> Result<Option<Arrived>> {
-        let array = self.array(chunk);
-        let (found, at) = self.locate(chunk)?;
-        let Some((blob, range)) = found else {
-            if array.fill_element().is_some() {
-                return Ok(Some((Payload::Missing, at, None, false)));
-            }
-            return Ok(
-                Payload::decoded(pinned, &array.filled_chunk())?.map(|payload| (payload, at, None, false))
-            );
-        };
-        let encoded_bytes = range.end - range.start;
-
-        if let Road::Gpu(chain) = &self.roads[chunk.key.array][chunk.key.part]
-            && encoded_bytes <= chain.encoded_bound()
-        {
-            let Some(mut buffer) = pinned.take(encoded_bytes as usize)? else { return Ok(None) };
-            read(&*blob, &range, buffer.bytes_mut(), &at)?;
-            match chain.prepare(buffer.bytes()) {
-                Ok(Prepared::Gpu(part, work)) => {
-                    // Inner chunks of one file differ by their cells.
-                    let identity = (work.zstd_blocks() > 0)
-                        .then(|| Identity::new(chunk.place(), &chunk.read_chunk, blob.version()));
-                    return Ok(Some((Payload::Chunk { buffer, part, work }, at, identity, true)));
-                }
-                Ok(Prepared::Cpu(reason)) => {
-                    log_once(&format!("{}: decoded on the CPU: {reason}", array.context()))
-                }
-                Err(problem) => return Err(Error::Damaged { at, problem }),
-            }
-        }
-        let decoded = self.decode(array, &*blob, &range, scratch, &at)?;
-        Ok(Payload::decoded(pinned, &decoded)?.map(|payload| (payload, at, None, false)))
-    }
-
-    /// Reads and decodes a read chunk on this thread, into native byte order.
-    fn decode<'a>(
-        &self,
-        array: &ArrayInfo,
         blob: &dyn Blob,
         range: &Range<u64>,
-        scratch: &'a mut Vec<u8>,
+        into: &mut [u8],
+        scratch: &mut Scratch,
         at: &Context,
-    ) -> Result<Cow<'a, [u8]>> {
-        let bytes = (range.end - range.start) as usize;
-        if scratch.len() < bytes {
-            scratch.resize(bytes, 0);
-        }
-        let encoded = &mut scratch[..bytes];
-        read(blob, range, encoded, at)?;
+    ) -> Result<Instant> {
+        let array = self.array(chunk);
+        let bytes = range.end - range.start;
+        let chain = self.chains[chunk.key.array][chunk.key.part].as_ref();
         if array.codec.is_plain() {
-            check_plain_size(bytes as u64, array.read_chunk_bytes(), at)?;
+            check_plain_size(bytes, array.read_chunk_bytes(), at)?;
         }
-        let decoded = codec::decode_on_cpu(array, Cow::Borrowed(encoded))
-            .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })?;
-        self.counters.chunks_decoded.add(1);
-        self.counters.bytes_decoded.add(decoded.len() as u64);
-        Ok(decoded)
+        if chain.is_some_and(GpuChain::is_copy) {
+            read(blob, range, into, at)?;
+            self.counters.decoded(into.len() as u64, false);
+            return Ok(Instant::now());
+        }
+        let Scratch { encoded, unpacker, .. } = scratch;
+        if encoded.len() < bytes as usize {
+            encoded.resize(bytes as usize, 0);
+        }
+        let encoded = &mut encoded[..bytes as usize];
+        read(blob, range, encoded, at)?;
+        let fetched = Instant::now();
+        if !chain.is_some_and(|chain| chain.decode_into(encoded, into, unpacker)) {
+            let decoded = codec::decode_on_cpu(array, Cow::Borrowed(encoded))
+                .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })?;
+            into.copy_from_slice(&decoded);
+        }
+        self.counters.decoded(into.len() as u64, false);
+        Ok(fetched)
+    }
+}
+
+/// The GPU backend's road of a chunk, as far as a worker goes it.
+struct ToGpu<'a> {
+    workers: &'a Workers,
+    chunk: &'a Arc<Chunk>,
+    array: &'a ArrayInfo,
+    landing: &'a Arc<Rooms>,
+    queue: &'a Queue<Fetched>,
+    most_boxes: usize,
+}
+
+/// Where the elements of a chunk go.
+enum Destination {
+    /// To the place in an output where they belong.
+    Output,
+    /// To where the chunk stays.
+    Stays,
+    /// To where a lane gathers them from.
+    Lands(Room),
+}
+
+impl ToGpu<'_> {
+    /// Sends the chunk on its way. On an error copies of it may be in flight still. Does nothing once the reader stops.
+    fn send(&self, sender: &mut Sender, scratch: &mut Scratch, decodes: bool) -> Result<()> {
+        let (found, at) = self.workers.locate(self.chunk)?;
+        let Some((blob, range)) = found else {
+            if self.array.fill_element().is_some() {
+                self.push(Fetched::new(self.chunk.clone(), Payload::Missing, at), Times::default());
+                return Ok(());
+            }
+            return self.send_elements(sender, at, |into| {
+                into.copy_from_slice(&self.array.filled_chunk());
+                Ok(Times::default())
+            });
+        };
+        let road = &self.workers.roads[self.chunk.key.array][self.chunk.key.part];
+        if let (Road::Gpu(chain), false) = (road, decodes)
+            && range.end - range.start <= chain.encoded_bound()
+        {
+            if let Some(work) = chain.plain() {
+                return self.send_plain(&*blob, &range, work, sender, at);
+            }
+            if self.send_encoded(&*blob, &range, chain, sender, &at)? {
+                return Ok(());
+            }
+        }
+        self.send_elements(sender, at.clone(), |into| {
+            let fetched = self.workers.read_and_unpack(self.chunk, &*blob, &range, into, scratch, &at)?;
+            Ok(Times { fetched: Some(fetched), decoded: Some(Instant::now()), by_gpu: false })
+        })
+    }
+
+    /// Elements that this thread has.
+    fn send_elements(
+        &self,
+        sender: &mut Sender,
+        at: Context,
+        fill: impl FnOnce(&mut [u8]) -> Result<Times>,
+    ) -> Result<()> {
+        let work = Work::none(self.array.read_chunk_bytes());
+        let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
+        let Some(mut buffer) = sender.buffer(work.bytes as usize)? else { return Ok(()) };
+        let times = fill(buffer.bytes_mut())?;
+        // SAFETY: the destination has the size of the chunk's elements and belongs to it alone.
+        unsafe { sender.copy(buffer.bytes(), address)? };
+        self.depart(buffer, sender, (destination, address), work, (times, false), at)
+    }
+
+    /// An uncompressed chunk: its bytes go piece by piece to where they belong.
+    fn send_plain(
+        &self,
+        blob: &dyn Blob,
+        range: &Range<u64>,
+        work: Work,
+        sender: &mut Sender,
+        at: Context,
+    ) -> Result<()> {
+        check_plain_size(range.end - range.start, work.bytes, &at)?;
+        let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
+        let mut start = range.start;
+        loop {
+            let end = range.end.min(start + Sender::PIECE_BYTES as u64);
+            let Some(mut buffer) = sender.buffer((end - start) as usize)? else { return Ok(()) };
+            read(blob, &(start..end), buffer.bytes_mut(), &at)?;
+            // SAFETY: the destination has the size of the chunk and belongs to it alone.
+            unsafe { sender.copy(buffer.bytes(), address + (start - range.start))? };
+            if end == range.end {
+                let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+                return self.depart(buffer, sender, (destination, address), work, (times, true), at);
+            }
+            sender.depart(buffer, vec![])?;
+            start = end;
+        }
+    }
+
+    /// A chunk that the GPU decodes: its bytes land there, and what that takes is found out from them on the way. False if
+    /// it turns out that the GPU cannot.
+    fn send_encoded(
+        &self,
+        blob: &dyn Blob,
+        range: &Range<u64>,
+        chain: &GpuChain,
+        sender: &mut Sender,
+        at: &Context,
+    ) -> Result<bool> {
+        let bytes = range.end - range.start;
+        let Some(room) = self.landing.take(bytes, 0, || sender.land()) else { return Ok(true) };
+        let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
+        let mut start = 0;
+        while start < bytes {
+            let end = bytes.min(start + Sender::PIECE_BYTES as u64);
+            let piece = &mut buffer.bytes_mut()[start as usize..end as usize];
+            read(blob, &(range.start + start..range.start + end), piece, at)?;
+            if !chain.is_verified_by_host() {
+                // SAFETY: the room has the size of the chunk and belongs to it alone.
+                unsafe { sender.copy(piece, room.address() + start)? };
+            }
+            start = end;
+        }
+        let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
+        let (part, work) = match chain.prepare(buffer.bytes()) {
+            Ok(Prepared::Gpu(part, work)) => (part, work),
+            Err(problem) => return Err(Error::Damaged { at: at.clone(), problem }),
+            Ok(Prepared::Cpu(reason)) => {
+                log_once(&format!("{}: decoded on the CPU: {reason}", self.array.context()));
+                sender.land();
+                return Ok(false);
+            }
+        };
+        if chain.is_verified_by_host() {
+            // SAFETY: as above.
+            unsafe { sender.copy(&buffer.bytes()[part], room.address())? };
+        }
+        // Inner chunks of one file differ by their cells.
+        let identity = (work.zstd_blocks() > 0)
+            .then(|| Identity::new(self.chunk.place(), &self.chunk.read_chunk, blob.version()));
+        let address = room.address();
+        let arrived = sender.depart(buffer, vec![])?;
+        let landed = Landed { address, room: Some(room), work, arrived };
+        let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
+        self.push(Fetched { identity, by_gpu: true, ..fetched }, times);
+        Ok(true)
+    }
+
+    /// Where bytes go on which this work is to be done, and the address. `None` once the reader stops.
+    fn destination(&self, sender: &mut Sender, work: &Work) -> Result<Option<(Destination, u64)>> {
+        let all = work.elements == (0..work.bytes);
+        if work.passes.is_empty()
+            && all
+            && !work.swaps_bytes
+            && let Some((address, batch)) = self.workers.direct_output(self.chunk)
+        {
+            batch.writable.as_ref().map_or(Ok(()), |writable| sender.wait_for(writable))?;
+            return Ok(Some((Destination::Output, address)));
+        }
+        if let (Some(room), true, 1) = (self.chunk.room(), all, work.areas()) {
+            return Ok(Some((Destination::Stays, room.address())));
+        }
+        let room = self.landing.take(landing_bytes(work.bytes), 0, || sender.land());
+        Ok(room.map(|room| {
+            let address = room.address() + lane::misalignment(work);
+            (Destination::Lands(room), address)
+        }))
+    }
+
+    /// Lets the last copy of bytes on which this work is to be done go to their destination. `by_gpu`: what is to be done to
+    /// them is the GPU's part.
+    fn depart(
+        &self,
+        buffer: PinnedBuffer,
+        sender: &mut Sender,
+        (destination, address): (Destination, u64),
+        work: Work,
+        (times, by_gpu): (Times, bool),
+        at: Context,
+    ) -> Result<()> {
+        let room = match destination {
+            Destination::Output => {
+                let mut units = self.chunk.take(usize::MAX);
+                units.iter_mut().for_each(|unit| unit.times = times);
+                sender.depart(buffer, units)?;
+                if by_gpu {
+                    self.workers.counters.decoded(work.bytes, true);
+                }
+                return Ok(());
+            }
+            Destination::Stays => None,
+            Destination::Lands(room) => Some(room),
+        };
+        let arrived = sender.depart(buffer, vec![])?;
+        let landed = Payload::Landed(Landed { address, room, work, arrived });
+        self.push(Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) }, times);
+        Ok(())
+    }
+
+    /// Gives the chunk to the lanes, with those who wait for it by now. Those that come later are assembled once it is where
+    /// it stays.
+    fn push(&self, mut fetched: Fetched, times: Times) {
+        fetched.units = self.chunk.take(self.most_boxes);
+        fetched.units.iter_mut().for_each(|unit| unit.times = times);
+        fetched.arrived = times.fetched;
+        self.queue.push([fetched]);
     }
 }
 
@@ -249,11 +515,26 @@ fn check_plain_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
     Err(Error::Damaged { at: at.clone(), problem })
 }
 
-/// A piece of pinned memory that holds what a unit needs on the GPU road, at most: for budgets.
+/// Room for bytes whose elements may have to be aligned.
+fn landing_bytes(bytes: u64) -> u64 {
+    bytes + lane::ELEMENT_ALIGNMENT
+}
+
+/// The largest piece of pinned memory that a chunk needs: for budgets.
 pub fn largest_pinned_bytes(array: &ArrayInfo, road: &Road) -> u64 {
     let decoded = array.read_chunk_bytes();
     PinnedPool::padded(match road {
+        Road::Gpu(chain) if chain.is_copy() => decoded.min(Sender::PIECE_BYTES as u64),
         Road::Gpu(chain) => chain.encoded_bound().max(decoded),
         Road::Cpu(_) => decoded,
+    })
+}
+
+/// Device memory that a chunk needs until a lane is done with it, if it is not where it belongs: for budgets.
+pub fn largest_landing_bytes(array: &ArrayInfo, road: &Road) -> u64 {
+    let elements = landing_bytes(array.read_chunk_bytes());
+    Rooms::padded(match road {
+        Road::Gpu(chain) => elements.max(landing_bytes(chain.encoded_bound())),
+        Road::Cpu(_) => elements,
     })
 }

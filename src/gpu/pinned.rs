@@ -73,12 +73,29 @@ impl PinnedPool {
     /// # Errors
     /// What the driver says when a further block cannot be had.
     pub fn take(self: &Arc<Self>, len: usize) -> Result<Option<PinnedBuffer>> {
-        let wanted = Self::padded(len as u64);
         let mut state = self.lock();
         loop {
             if state.closed {
                 return Ok(None);
             }
+            if let Some(buffer) = self.find(&mut state, len)? {
+                return Ok(Some(buffer));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Takes a piece, if there is room.
+    ///
+    /// # Errors
+    /// As those of [`PinnedPool::take`].
+    pub fn try_take(self: &Arc<Self>, len: usize) -> Result<Option<PinnedBuffer>> {
+        self.find(&mut self.lock(), len)
+    }
+
+    fn find(self: &Arc<Self>, state: &mut State, len: usize) -> Result<Option<PinnedBuffer>> {
+        let wanted = Self::padded(len as u64);
+        loop {
             for (block, Block { memory, pieces }) in state.blocks.iter_mut().enumerate() {
                 if let Ok(piece) = pieces.allocate_range(wanted) {
                     // SAFETY: the piece lies within the block.
@@ -86,13 +103,12 @@ impl PinnedPool {
                     return Ok(Some(PinnedBuffer { pool: self.clone(), block, piece, address, len }));
                 }
             }
-            if state.blocks.len() < self.max_blocks {
-                let memory = PinnedMemory::new(&self.gpu, self.block_bytes as usize)?;
-                let pieces = RangeAllocator::new(0..self.block_bytes);
-                state.blocks.push(Block { memory, pieces });
-                continue;
+            if state.blocks.len() == self.max_blocks {
+                return Ok(None);
             }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let memory = PinnedMemory::new(&self.gpu, self.block_bytes as usize)?;
+            let pieces = RangeAllocator::new(0..self.block_bytes);
+            state.blocks.push(Block { memory, pieces });
         }
     }
 

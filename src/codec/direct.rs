@@ -1,0 +1,96 @@
+//! Decodes usual codec chains on the CPU straight to where the elements belong.
+//!
+//! zarrs returns fresh memory for each codec of a chain, whose pages the system has to provide each time; here the last step
+//! writes to its destination. What is not done here, and what fails here, is zarrs' part, so that errors are its own.
+
+use super::{Compression, GpuChain, blosc, lz4, zlib, zstd};
+
+use std::io::Read;
+
+use ::zstd::bulk::Decompressor;
+
+/// What a thread keeps for decoding.
+#[derive(Default)]
+pub struct Unpacker {
+    zstd: Option<Decompressor<'static>>,
+}
+
+impl GpuChain {
+    /// Decodes to native elements. False if it was not done; what is in `into` is of no meaning then.
+    pub fn decode_into(&self, encoded: &[u8], into: &mut [u8], unpacker: &mut Unpacker) -> bool {
+        if !self.inner.is_empty() || self.delta_element_bytes.is_some() || self.swaps_bytes {
+            return false;
+        }
+        let mut part = encoded;
+        for checksum in &self.outer {
+            match checksum.verify(part) {
+                Ok(rest) => part = rest,
+                Err(_) => return false,
+            }
+        }
+        self.unpack(part, into, unpacker).is_some()
+    }
+
+    fn unpack(&self, encoded: &[u8], into: &mut [u8], unpacker: &mut Unpacker) -> Option<()> {
+        let bytes = into.len() as u64;
+        match self.compression {
+            None => (encoded.len() == into.len()).then(|| into.copy_from_slice(encoded)),
+            Some(Compression::Zstd) => {
+                zstd::check_size(encoded, bytes..=bytes).ok()?;
+                if unpacker.zstd.is_none() {
+                    unpacker.zstd = Decompressor::new().ok();
+                }
+                let decoder = unpacker.zstd.as_mut()?;
+                (decoder.decompress_to_buffer(encoded, into).ok()? == into.len()).then_some(())
+            }
+            Some(Compression::Blosc { .. }) => {
+                blosc::check_size(encoded, bytes).ok()?;
+                // SAFETY: both pointers are those of slices with these lengths, and the header was compared with them.
+                let written = unsafe {
+                    let mut declared = 0;
+                    let valid = blosc_src::blosc_cbuffer_validate(
+                        encoded.as_ptr().cast(),
+                        encoded.len(),
+                        &raw mut declared,
+                    );
+                    if valid != 0 || declared != into.len() {
+                        return None;
+                    }
+                    blosc_src::blosc_decompress_ctx(
+                        encoded.as_ptr().cast(),
+                        into.as_mut_ptr().cast(),
+                        into.len(),
+                        1,
+                    )
+                };
+                (usize::try_from(written) == Ok(into.len())).then_some(())
+            }
+            Some(Compression::Gzip) => {
+                let mut rest = encoded;
+                fill(flate2::bufread::MultiGzDecoder::new(&mut rest), into)?;
+                zlib::nothing_behind(rest, "gzip").ok()
+            }
+            Some(Compression::Zlib) => {
+                let mut rest = encoded;
+                fill(flate2::bufread::ZlibDecoder::new(&mut rest), into)?;
+                zlib::nothing_behind(rest, "zlib").ok()
+            }
+            Some(Compression::Lz4) => {
+                let block = lz4::block(encoded, bytes).ok()?;
+                (lz4_flex::block::decompress_into(block, into).ok()? == into.len()).then_some(())
+            }
+            Some(Compression::Snappy) => {
+                // As large as it declares; a decoder that finds less room says so.
+                let written = snap::raw::Decoder::new().decompress(encoded, into).ok()?;
+                (written == into.len()).then_some(())
+            }
+        }
+    }
+}
+
+/// Reads exactly what there is to read.
+fn fill(mut decoder: impl Read, into: &mut [u8]) -> Option<()> {
+    decoder.read_exact(into).ok()?;
+    // Its end, and with it the checksum.
+    (decoder.read(&mut [0]).ok()? == 0).then_some(())
+}

@@ -1,0 +1,349 @@
+//! Who decodes the next chunk, where both the CPU and the GPU could.
+//!
+//! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So the CPU
+//! decodes all the time, and the GPU only while the consumer would have to wait otherwise: from the moment that
+//! few of the submitted batches are complete until most are.
+//!
+//! While it helps, each side takes what suits it. A chunk takes as long on the GPU as hundreds of them do, which is far
+//! longer than on a core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the
+//! GPU takes for one, and the GPU takes those behind them. Where even a core takes longer than the GPU, the CPU would only
+//! hold up the batch that is waited for, and leaves everything to the GPU.
+#![forbid(unsafe_code)]
+
+use std::collections::VecDeque;
+
+/// Decides by what it is told. Times are in seconds from any origin.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    helping: bool,
+    /// Batches that were there when the consumer wanted them, since it had to wait last.
+    served: u64,
+    /// Decoded bytes that the CPU gets done in a second.
+    cpu_rate: f64,
+    /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
+    gpu_latency: f64,
+    /// Seconds of a core for a chunk.
+    cpu_latency: f64,
+    /// Jobs that cores work on.
+    busy: u64,
+    window: Window,
+}
+
+/// What the CPU has done since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    since: f64,
+    bytes: u64,
+}
+
+impl Policy {
+    /// The GPU begins to help when fewer than this share of the submitted batches are complete,
+    const LOW: (u64, u64) = (1, 4);
+    /// and goes on until this share is.
+    const HIGH: (u64, u64) = (3, 4);
+    /// Rates are measured over windows of so many seconds,
+    const WINDOW: f64 = 0.05;
+    /// and a new figure counts for so much.
+    const WEIGHT: f64 = 0.3;
+
+    /// So many of the submitted batches are complete.
+    pub fn fill(&mut self, ready: u64, submitted: u64) {
+        if ready * Self::LOW.1 < submitted * Self::LOW.0 {
+            self.helping = true;
+        }
+        // A consumer that had to wait is soon back: one that takes as many batches as are in flight without waiting is not.
+        if ready * Self::HIGH.1 >= submitted * Self::HIGH.0 && self.served >= submitted {
+            self.helping = false;
+        }
+    }
+
+    /// The consumer wants the next batch, and has to wait for it or not.
+    pub fn wanted(&mut self, waits: bool) {
+        self.helping |= waits;
+        self.served = if waits { 0 } else { self.served + 1 };
+    }
+
+    /// A core begins to work on a chunk.
+    pub fn cpu_begins(&mut self, now: f64) {
+        if self.busy == 0 {
+            self.window = Window { since: now, bytes: 0 };
+        }
+        self.busy += 1;
+    }
+
+    /// A core is done with a chunk of so many decoded bytes, for which it took so many seconds.
+    pub fn cpu_ends(&mut self, bytes: u64, latency: f64, now: f64) {
+        self.cpu_latency = Self::mean(self.cpu_latency, latency);
+        self.busy = self.busy.saturating_sub(1);
+        self.window.bytes += bytes;
+        self.measure(now);
+    }
+
+    /// The GPU is done with a chunk that arrived so many seconds ago.
+    pub fn gpu_ends(&mut self, latency: f64) {
+        self.gpu_latency = Self::mean(self.gpu_latency, latency);
+    }
+
+    /// Whether the GPU may take chunks that the CPU could decode.
+    pub fn gpu_helps(&self) -> bool {
+        self.helping
+    }
+
+    /// Whether the CPU may take chunks that the GPU could decode.
+    pub fn cpu_helps(&self) -> bool {
+        !self.helping || self.gpu_latency == 0.0 || self.cpu_latency <= self.gpu_latency
+    }
+
+    /// Decoded bytes that the CPU has done before the GPU would be, which are better left to it.
+    pub fn reserve_bytes(&mut self, now: f64) -> u64 {
+        self.measure(now);
+        if self.cpu_helps() { (self.cpu_rate * self.gpu_latency) as u64 } else { 0 }
+    }
+
+    fn measure(&mut self, now: f64) {
+        let seconds = now - self.window.since;
+        // Where no core has anything to do, nothing can be learnt.
+        if seconds < Self::WINDOW || (self.busy == 0 && self.window.bytes == 0) {
+            return;
+        }
+        self.cpu_rate = Self::mean(self.cpu_rate, self.window.bytes as f64 / seconds);
+        self.window = Window { since: now, bytes: 0 };
+    }
+
+    fn mean(old: f64, new: f64) -> f64 {
+        if old == 0.0 { new } else { old + Self::WEIGHT * (new - old) }
+    }
+}
+
+/// Chunks that both sides could decode, in the order in which they are needed.
+#[derive(Debug)]
+pub struct Backlog<T> {
+    /// What the CPU keeps.
+    near: VecDeque<(T, u64)>,
+    far: VecDeque<(T, u64)>,
+    near_bytes: u64,
+}
+
+impl<T> Default for Backlog<T> {
+    fn default() -> Self {
+        Self { near: VecDeque::new(), far: VecDeque::new(), near_bytes: 0 }
+    }
+}
+
+impl<T> Backlog<T> {
+    /// Adds a chunk of so many decoded bytes behind all others.
+    pub fn push(&mut self, item: T, bytes: u64) {
+        self.far.push_back((item, bytes));
+    }
+
+    /// The next chunk for the CPU, if it may take one.
+    pub fn for_cpu(&mut self, policy: &Policy) -> Option<T> {
+        if !policy.cpu_helps() {
+            return None;
+        }
+        let near = self.near.pop_front().inspect(|(_, bytes)| self.near_bytes -= bytes);
+        near.or_else(|| self.far.pop_front()).map(|(item, _)| item)
+    }
+
+    /// The next chunk for the GPU, if it may take one. `alone`: there is nobody else.
+    pub fn for_gpu(&mut self, policy: &mut Policy, now: f64, alone: bool) -> Option<T> {
+        if !alone && !policy.gpu_helps() {
+            return None;
+        }
+        let reserve = if alone { 0 } else { policy.reserve_bytes(now) };
+        while let Some(&(_, bytes)) = self.near.back()
+            && self.near_bytes - bytes >= reserve
+        {
+            self.near_bytes -= bytes;
+            let back = self.near.pop_back();
+            back.into_iter().for_each(|job| self.far.push_front(job));
+        }
+        while self.near_bytes < reserve
+            && let Some((item, bytes)) = self.far.pop_front()
+        {
+            self.near_bytes += bytes;
+            self.near.push_back((item, bytes));
+        }
+        self.far.pop_front().map(|(item, _)| item)
+    }
+
+    /// Whether there is nothing for anybody.
+    pub fn is_empty(&self) -> bool {
+        self.near.is_empty() && self.far.is_empty()
+    }
+
+    /// Removes everything.
+    pub fn take(self) -> impl Iterator<Item = T> {
+        self.near.into_iter().chain(self.far).map(|(item, _)| item)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A reader, cores and a GPU in simulated time, and what they did.
+    #[derive(Clone, Copy)]
+    struct Machine {
+        /// Batches in flight and chunks of each.
+        depth: u64,
+        chunks: u64,
+        cores: u64,
+        /// Seconds of a core for a chunk.
+        core_seconds: f64,
+        /// Seconds of the GPU for any number of chunks.
+        gpu_seconds: f64,
+        /// Seconds between two batches that the consumer takes, if they are there.
+        period: f64,
+        batches: u64,
+    }
+
+    #[derive(Debug)]
+    struct Outcome {
+        seconds: f64,
+        waited: f64,
+        by_gpu: f64,
+    }
+
+    impl Machine {
+        fn run(self, gpu: bool, cpu: bool) -> Outcome {
+            const BYTES: u64 = 1000;
+            const TICK: f64 = 2e-4;
+            let mut policy = Policy::default();
+            let mut backlog = Backlog::default();
+            let mut missing: VecDeque<u64> = VecDeque::new();
+            let (mut planned, mut taken, mut by_gpu, mut waited) = (0u64, 0u64, 0u64, 0.0);
+            let mut cores: Vec<Option<(u64, f64)>> = vec![None; if cpu { self.cores as usize } else { 0 }];
+            // Groups on the GPU: what is in them, when it arrived and when it is done. A lane takes all that waits.
+            let mut lanes: Vec<(Vec<(u64, f64)>, f64)> = vec![(vec![], 0.0); 4];
+            let mut waiting: Vec<(u64, f64)> = vec![];
+            let (mut now, mut next_take, mut waits) = (0.0, 0.0, false);
+            while taken < self.batches {
+                now += TICK;
+                while planned < (taken + self.depth).min(self.batches) {
+                    (0..self.chunks).for_each(|_| backlog.push(planned, BYTES));
+                    missing.push_back(self.chunks);
+                    planned += 1;
+                }
+                let mut finish = |batch: u64, taken: u64| missing[(batch - taken) as usize] -= 1;
+                for core in &mut cores {
+                    if let Some((batch, end)) = *core
+                        && end <= now
+                    {
+                        finish(batch, taken);
+                        policy.cpu_ends(BYTES, self.core_seconds, now);
+                        *core = None;
+                    }
+                    if core.is_none()
+                        && let Some(batch) = backlog.for_cpu(&policy)
+                    {
+                        policy.cpu_begins(now);
+                        *core = Some((batch, now + self.core_seconds));
+                    }
+                }
+                if gpu {
+                    while waiting.len() < 1000
+                        && let Some(batch) = backlog.for_gpu(&mut policy, now, !cpu)
+                    {
+                        waiting.push((batch, now));
+                        by_gpu += 1;
+                    }
+                    for (group, end) in &mut lanes {
+                        if *end <= now {
+                            for (batch, arrived) in group.drain(..) {
+                                finish(batch, taken);
+                                policy.gpu_ends(now - arrived);
+                            }
+                            if !waiting.is_empty() {
+                                *group = std::mem::take(&mut waiting);
+                                *end = now + self.gpu_seconds;
+                            }
+                        }
+                    }
+                }
+                let ready = missing.iter().filter(|&&missing| missing == 0).count() as u64;
+                let wants = now >= next_take;
+                policy.fill(ready, missing.len() as u64);
+                if wants && missing[0] == 0 {
+                    missing.pop_front();
+                    taken += 1;
+                    next_take = now + self.period;
+                    policy.wanted(waits);
+                    waits = false;
+                } else if wants {
+                    policy.wanted(true);
+                    waits = true;
+                    waited += TICK;
+                }
+                assert!(now < 1000.0, "nothing moves any more");
+            }
+            let all = (self.batches * self.chunks) as f64;
+            Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all }
+        }
+    }
+
+    const MACHINE: Machine = Machine {
+        depth: 16,
+        chunks: 48,
+        cores: 16,
+        core_seconds: 0.007,
+        gpu_seconds: 0.025,
+        period: 0.0,
+        batches: 150,
+    };
+
+    #[test]
+    fn idle_cores_that_suffice_leave_the_gpu_to_the_model() {
+        // 16 cores do a batch in 21 ms.
+        for period in [0.03, 0.125] {
+            let outcome = Machine { period, batches: 600, ..MACHINE }.run(true, true);
+            // The GPU helps in the beginning only.
+            assert!(outcome.by_gpu < 0.08 && outcome.waited < 0.15, "{outcome:?}");
+        }
+    }
+
+    #[test]
+    fn the_gpu_does_what_few_cores_cannot_finish_in_time() {
+        // Two cores do a batch in 168 ms, 71 % of what is needed in 120 ms.
+        let outcome = Machine { cores: 2, period: 0.12, batches: 400, ..MACHINE }.run(true, true);
+        assert!(outcome.waited < 0.1, "{outcome:?}");
+        assert!((0.2..0.45).contains(&outcome.by_gpu), "{outcome:?}");
+    }
+
+    #[test]
+    fn a_consumer_that_waits_gets_at_least_what_the_better_side_alone_would_do() {
+        for (core_seconds, gpu_seconds) in
+            [(0.007, 0.025), (0.02, 0.5), (0.05, 0.02), (0.004, 0.3), (0.03, 0.025)]
+        {
+            let machine = Machine { core_seconds, gpu_seconds, batches: 600, ..MACHINE };
+            let (gpu, cpu) = (machine.run(true, false), machine.run(false, true));
+            let both = machine.run(true, true);
+            let better = gpu.seconds.min(cpu.seconds);
+            assert!(both.seconds < better * 1.1, "{both:?} beside {gpu:?} and {cpu:?}");
+        }
+    }
+
+    #[test]
+    fn a_few_batches_in_flight_are_enough_to_go_on() {
+        for depth in [1, 2, 3] {
+            for period in [0.0, 0.05] {
+                let outcome = Machine { depth, period, batches: 40, ..MACHINE }.run(true, true);
+                assert!(outcome.seconds < 40.0 * (period + 0.06), "{depth}: {outcome:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn cores_that_stand_still_keep_nothing_back() {
+        let mut policy = Policy::default();
+        policy.gpu_ends(0.1);
+        (0..8).for_each(|_| policy.cpu_begins(0.0));
+        policy.cpu_ends(1 << 30, 0.1, 0.1);
+        assert!(policy.reserve_bytes(0.1) > 1 << 29);
+        // Seven of them are at work still, and nothing comes.
+        for step in 1..40 {
+            policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
+        }
+        assert!(policy.reserve_bytes(5.0) < 1 << 20);
+    }
+}
