@@ -42,7 +42,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use cudarc::driver::{CudaStream, result};
 use serde_json::{Value, json};
@@ -806,6 +805,12 @@ impl Reader {
         }
     }
 
+    /// How many threads only read.
+    fn feeders(&self) -> usize {
+        let mut kinds = self.roads.iter().flatten().map(|road| self.kind(road));
+        if kinds.any(|kind| kind != Kind::Cpu) { self.options.io_threads } else { 0 }
+    }
+
     /// How many threads decode on the CPU.
     pub(crate) fn decoders(&self) -> usize {
         let kinds = || self.roads.iter().flatten().map(|road| self.kind(road));
@@ -827,7 +832,7 @@ impl Reader {
     }
 
     fn start(&self) -> Result<Running> {
-        let decoders = self.decoders();
+        let (feeders, decoders) = (self.feeders(), self.decoders());
         let progress = Progress::new(self.told.counters.clone());
         let kind = |(road, part): (&Road, &ArrayInfo)| (self.kind(road), part.read_chunk_bytes());
         let kinds = self.roads.iter().zip(&self.dataset.arrays);
@@ -856,7 +861,7 @@ impl Reader {
                 let largest = device.shares.largest_pinned_bytes;
                 let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
                 running.pinned = Some(pinned.clone());
-                for _ in 0..self.options.io_threads + decoders {
+                for _ in 0..feeders + decoders {
                     senders.push(Sender::new(&device.gpu, &pinned)?);
                 }
                 self.start_lanes(device, &mut running)?;
@@ -879,7 +884,6 @@ impl Reader {
             target,
             counters: self.told.counters.clone(),
         });
-        let feeders = if self.device.is_some() { self.options.io_threads } else { 0 };
         for number in 0..feeders + decoders {
             running.start_worker(workers.clone(), senders.pop(), number >= feeders)?;
         }
@@ -1260,13 +1264,13 @@ impl Running {
             loop {
                 let job = if decodes { jobs.decode(|| hands.rest()) } else { jobs.feed(|| hands.rest()) };
                 let Some(job) = job else { break };
-                let (chunk, since) = (job.chunk().clone(), Instant::now());
+                let chunk = job.chunk().clone();
                 let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
                 if let Err(payload) = worked {
                     chunk.fail(Error::panic("a worker", &*payload));
                 }
                 if decodes {
-                    jobs.decoded(chunk.key.array, chunk.key.part, since);
+                    jobs.decoded(chunk.key.array, chunk.key.part);
                 }
             }
         })

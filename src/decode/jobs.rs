@@ -40,12 +40,17 @@ struct State {
     either: Backlog<Job>,
     cpu: VecDeque<Job>,
     policy: Policy,
+    /// Threads that wait.
+    waiting: [usize; 2],
     closed: bool,
 }
 
+const FEEDERS: usize = 0;
+const DECODERS: usize = 1;
+
 impl Jobs {
-    /// What the policy says may change while nothing happens, so that who waits for it looks again so often.
-    const LOOK_AGAIN: Duration = Duration::from_millis(10);
+    /// Who waits for what the CPU keeps back looks again so often.
+    const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
     /// No work yet.
     pub fn new(kinds: Vec<Vec<(Kind, u64)>>, decoders: usize, progress: Arc<Progress>) -> Arc<Self> {
@@ -66,23 +71,39 @@ impl Jobs {
         if state.closed {
             return;
         }
+        let (mut for_feeders, mut for_decoders) = (0, 0);
         for job in jobs {
             let (array, part) = job.chunk().place();
             let (kind, bytes) = self.kinds[array][part];
             match (kind, &job) {
-                (Kind::Cpu, _) | (_, Job::Assemble(..)) => state.cpu.push_back(job),
-                (Kind::Plain, _) => state.plain.push_back(job),
-                (Kind::Either, _) => state.either.push(job, bytes),
+                (Kind::Cpu, _) | (_, Job::Assemble(..)) => {
+                    for_decoders += 1;
+                    state.cpu.push_back(job);
+                }
+                (Kind::Plain, _) => {
+                    for_feeders += 1;
+                    state.plain.push_back(job);
+                }
+                (Kind::Either, _) => {
+                    for_feeders += usize::from(self.alone || state.policy.gpu_helps());
+                    for_decoders += usize::from(state.policy.cpu_helps());
+                    state.either.push(job, bytes);
+                }
             }
         }
+        let wake = [
+            (&self.feeders, for_feeders.min(state.waiting[FEEDERS])),
+            (&self.decoders, for_decoders.min(state.waiting[DECODERS])),
+        ];
         drop(state);
-        self.feeders.notify_all();
-        self.decoders.notify_all();
+        for (side, count) in wake {
+            (0..count).for_each(|_| side.notify_one());
+        }
     }
 
     /// The next job of a feeder. Calls `before_waiting` before it waits for one. `None` once this is closed.
     pub fn feed(&self, before_waiting: impl FnMut()) -> Option<Job> {
-        self.next(&self.feeders, before_waiting, |state| {
+        self.next(FEEDERS, before_waiting, |state| {
             let plain = state.plain.pop_front();
             plain.or_else(|| state.either.for_gpu(&mut state.policy, self.now(), self.alone))
         })
@@ -90,17 +111,17 @@ impl Jobs {
 
     /// The next job of a decoder, which tells [`Jobs::decoded`] when it is done.
     pub fn decode(&self, before_waiting: impl FnMut()) -> Option<Job> {
-        self.next(&self.decoders, before_waiting, |state| {
+        self.next(DECODERS, before_waiting, |state| {
             let job = state.cpu.pop_front().or_else(|| state.either.for_cpu(&state.policy))?;
             state.policy.cpu_begins(self.now());
             Some(job)
         })
     }
 
-    /// A decoder is done with a job on which it began at `since`.
-    pub fn decoded(&self, array: usize, part: usize, since: Instant) {
+    /// A decoder is done with a job.
+    pub fn decoded(&self, array: usize, part: usize) {
         let bytes = self.kinds[array][part].1;
-        self.lock().policy.cpu_ends(bytes, since.elapsed().as_secs_f64(), self.now());
+        self.lock().policy.cpu_ends(bytes, self.now());
     }
 
     /// The GPU is done with chunks of which the first arrived at `since`.
@@ -110,11 +131,17 @@ impl Jobs {
 
     /// The consumer wants a batch, and has to wait for it or not.
     pub fn wanted(&self, waits: bool) {
+        let (ready, submitted) = self.progress.fill();
         let mut state = self.lock();
-        state.policy.wanted(waits);
+        let helps = state.policy.gpu_helps();
+        let changed = state.policy.wanted(waits, submitted, self.now());
+        state.policy.fill(ready, submitted);
+        let changed = changed || helps != state.policy.gpu_helps();
         drop(state);
-        self.feeders.notify_all();
-        self.decoders.notify_all();
+        if changed {
+            self.feeders.notify_all();
+            self.decoders.notify_all();
+        }
     }
 
     /// Ends all waiting and drops what is left.
@@ -131,18 +158,21 @@ impl Jobs {
 
     fn next(
         &self,
-        changed: &Condvar,
+        side: usize,
         mut before_waiting: impl FnMut(),
         mut take: impl FnMut(&mut State) -> Option<Job>,
     ) -> Option<Job> {
+        let changed = if side == FEEDERS { &self.feeders } else { &self.decoders };
         let mut state = self.lock();
         let mut prepared = false;
         loop {
             if state.closed {
                 return None;
             }
-            let (ready, submitted) = self.progress.fill();
-            state.policy.fill(ready, submitted);
+            if !state.either.is_empty() {
+                let (ready, submitted) = self.progress.fill();
+                state.policy.fill(ready, submitted);
+            }
             if let Some(job) = take(&mut state) {
                 return Some(job);
             }
@@ -153,13 +183,17 @@ impl Jobs {
                 state = self.lock();
                 continue;
             }
-            state = match state.either.is_empty() {
-                true => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
-                false => {
+            // What the CPU keeps back for itself may change while nothing happens.
+            let looks_again = side == FEEDERS && !state.either.is_empty() && state.policy.gpu_helps();
+            state.waiting[side] += 1;
+            state = match looks_again {
+                false => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
+                true => {
                     let waited = changed.wait_timeout(state, Self::LOOK_AGAIN);
                     waited.unwrap_or_else(PoisonError::into_inner).0
                 }
             };
+            state.waiting[side] -= 1;
         }
     }
 

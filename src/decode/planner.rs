@@ -119,11 +119,14 @@ impl Planner {
             self.jobs.push(jobs.drain(..));
             return;
         };
+        let (mut reads, mut held) = (vec![], vec![]);
         for job in jobs.drain(..) {
             match job {
-                Job::Assemble(chunk, unit) => fetched.push_front([Fetched::held(chunk, unit)].into_iter()),
-                read @ Job::Read(_) => self.jobs.push([read]),
+                Job::Assemble(chunk, unit) => held.push(Fetched::held(chunk, unit)),
+                read @ Job::Read(_) => reads.push(read),
             }
         }
+        fetched.push_front(held.into_iter());
+        self.jobs.push(reads);
     }
 }

@@ -1,13 +1,15 @@
 //! Who decodes the next chunk, where both the CPU and the GPU could.
 //!
-//! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So the CPU
-//! decodes all the time, and the GPU only while the consumer would have to wait otherwise: from the moment that
-//! few of the submitted batches are complete until most are.
+//! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So there are
+//! three situations, told apart by the queue of complete batches:
 //!
-//! While it helps, each side takes what suits it. A chunk takes as long on the GPU as hundreds of them do, which is far
-//! longer than on a core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the
-//! GPU takes for one, and the GPU takes those behind them. Where even a core takes longer than the GPU, the CPU would only
-//! hold up the batch that is waited for, and leaves everything to the GPU.
+//! - Most of what was submitted is complete: the CPU decodes, the GPU does not.
+//! - Little is: the GPU helps until most is. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
+//!   core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the GPU takes for
+//!   one, and the GPU takes those behind them.
+//! - The consumer waits for every batch: what counts is what gets done. Whether that is most with the GPU, the CPU or both depends on
+//!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
+//!   memory. So each is tried for a while, and the best is kept.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -18,12 +20,13 @@ pub struct Policy {
     helping: bool,
     /// Batches that were there when the consumer wanted them, since it had to wait last.
     served: u64,
+    /// Whether it waits all the time, and what is done then.
+    waited_for: bool,
+    trials: Trials,
     /// Decoded bytes that the CPU gets done in a second.
     cpu_rate: f64,
     /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
     gpu_latency: f64,
-    /// Seconds of a core for a chunk.
-    cpu_latency: f64,
     /// Jobs that cores work on.
     busy: u64,
     window: Window,
@@ -34,6 +37,98 @@ pub struct Policy {
 struct Window {
     since: f64,
     bytes: u64,
+}
+
+/// Who decodes while the consumer waits all the time.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Side {
+    #[default]
+    Gpu,
+    Both,
+    Cpu,
+}
+
+/// How much each of them gets done, as far as it was tried.
+#[derive(Clone, Debug, Default)]
+struct Trials {
+    side: Side,
+    /// Batches in a second, in the order of the sides.
+    rates: [Option<f64>; 3],
+    /// Of the present trial: since when, and batches since. It begins when the batches of the last one are through.
+    since: Option<f64>,
+    batches: u64,
+    /// When it was begun with.
+    begun: f64,
+}
+
+impl Trials {
+    /// The first figure of a trial is of so many times the batches in flight.
+    const TIMES: u64 = 1;
+    /// But of so many batches and seconds at least.
+    const LEAST: (u64, f64) = (8, 0.1);
+    /// A side that does this much of the best does as well. Then the one is taken that leaves more of the GPU to others.
+    const AS_GOOD: f64 = 0.97;
+    /// A trial that takes so many times as long as the best one would have taken is given up.
+    const PATIENCE: f64 = 2.0;
+    /// When the rate has changed by this factor, the others' rates are of no use any more.
+    const CHANGED: f64 = 1.5;
+
+    /// The consumer got a batch for which it had waited.
+    fn batch(&mut self, in_flight: u64, now: f64) {
+        self.batches += 1;
+        self.begun = self.begun.min(now);
+        let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+        if self.rates[self.side as usize].is_none()
+            && (now - self.begun) * best > self.batches as f64 * Self::PATIENCE + in_flight as f64
+        {
+            let rate = self.batches as f64 / (now - self.begun);
+            return self.ends(rate, now);
+        }
+        let Some(since) = self.since else {
+            if self.batches >= in_flight {
+                (self.since, self.batches) = (Some(now), 0);
+            }
+            return;
+        };
+        let seconds = now - since;
+        if self.batches < (in_flight * Self::TIMES).max(Self::LEAST.0) || seconds < Self::LEAST.1 {
+            return;
+        }
+        self.ends(self.batches as f64 / seconds, now);
+    }
+
+    /// The side of now gets so many batches done in a second.
+    fn ends(&mut self, rate: f64, now: f64) {
+        (self.since, self.batches) = (Some(now), 0);
+        let own = self.side as usize;
+        if self.rates.iter().all(Option::is_some)
+            && let Some(before) = self.rates[own]
+            && (rate > before * Self::CHANGED || rate * Self::CHANGED < before)
+        {
+            self.rates = [None; 3];
+        }
+        self.rates[own] = Some(rate);
+        let next = self.next();
+        if next != self.side {
+            (self.side, self.since, self.begun) = (next, None, now);
+        }
+    }
+
+    /// The consumer does not wait any more, so that nothing can be measured.
+    fn interrupt(&mut self) {
+        (self.since, self.batches, self.begun) = (None, 0, f64::INFINITY);
+    }
+
+    fn next(&self) -> Side {
+        const SIDES: [Side; 3] = [Side::Gpu, Side::Both, Side::Cpu];
+        if let Some(untried) = SIDES.into_iter().find(|&side| self.rates[side as usize].is_none()) {
+            return untried;
+        }
+        let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+        let as_good =
+            |side: &Side| self.rates[*side as usize].is_some_and(|rate| rate >= best * Self::AS_GOOD);
+        SIDES.into_iter().rev().find(as_good).unwrap_or_default()
+    }
 }
 
 impl Policy {
@@ -51,16 +146,28 @@ impl Policy {
         if ready * Self::LOW.1 < submitted * Self::LOW.0 {
             self.helping = true;
         }
-        // A consumer that had to wait is soon back: one that takes as many batches as are in flight without waiting is not.
-        if ready * Self::HIGH.1 >= submitted * Self::HIGH.0 && self.served >= submitted {
+        if ready * Self::HIGH.1 >= submitted * Self::HIGH.0 {
             self.helping = false;
         }
     }
 
-    /// The consumer wants the next batch, and has to wait for it or not.
-    pub fn wanted(&mut self, waits: bool) {
+    /// The consumer wants the next batch of so many that were submitted, and has to wait for it or not. Whether that changes
+    /// who decodes.
+    pub fn wanted(&mut self, waits: bool, submitted: u64, now: f64) -> bool {
+        let before = (self.gpu_helps(), self.cpu_helps());
         self.helping |= waits;
         self.served = if waits { 0 } else { self.served + 1 };
+        if waits {
+            self.waited_for = true;
+        } else if self.served >= 2 * submitted {
+            // As many as are in flight may have been completed at once.
+            self.waited_for = false;
+            self.trials.interrupt();
+        }
+        if self.waited_for {
+            self.trials.batch(submitted, now);
+        }
+        before != (self.gpu_helps(), self.cpu_helps())
     }
 
     /// A core begins to work on a chunk.
@@ -71,9 +178,8 @@ impl Policy {
         self.busy += 1;
     }
 
-    /// A core is done with a chunk of so many decoded bytes, for which it took so many seconds.
-    pub fn cpu_ends(&mut self, bytes: u64, latency: f64, now: f64) {
-        self.cpu_latency = Self::mean(self.cpu_latency, latency);
+    /// A core is done with a chunk of so many decoded bytes.
+    pub fn cpu_ends(&mut self, bytes: u64, now: f64) {
         self.busy = self.busy.saturating_sub(1);
         self.window.bytes += bytes;
         self.measure(now);
@@ -86,12 +192,12 @@ impl Policy {
 
     /// Whether the GPU may take chunks that the CPU could decode.
     pub fn gpu_helps(&self) -> bool {
-        self.helping
+        if self.waited_for { self.trials.side != Side::Cpu } else { self.helping }
     }
 
     /// Whether the CPU may take chunks that the GPU could decode.
     pub fn cpu_helps(&self) -> bool {
-        !self.helping || self.gpu_latency == 0.0 || self.cpu_latency <= self.gpu_latency
+        !self.waited_for || self.trials.side != Side::Gpu
     }
 
     /// Decoded bytes that the CPU has done before the GPU would be, which are better left to it.
@@ -209,7 +315,7 @@ mod tests {
         fn run(self, gpu: bool, cpu: bool) -> Outcome {
             const BYTES: u64 = 1000;
             const TICK: f64 = 2e-4;
-            let mut policy = Policy::default();
+            let (mut policy, alone) = (Policy::default(), Policy::default());
             let mut backlog = Backlog::default();
             let mut missing: VecDeque<u64> = VecDeque::new();
             let (mut planned, mut taken, mut by_gpu, mut waited) = (0u64, 0u64, 0u64, 0.0);
@@ -231,11 +337,11 @@ mod tests {
                         && end <= now
                     {
                         finish(batch, taken);
-                        policy.cpu_ends(BYTES, self.core_seconds, now);
+                        policy.cpu_ends(BYTES, now);
                         *core = None;
                     }
                     if core.is_none()
-                        && let Some(batch) = backlog.for_cpu(&policy)
+                        && let Some(batch) = backlog.for_cpu(if gpu { &policy } else { &alone })
                     {
                         policy.cpu_begins(now);
                         *core = Some((batch, now + self.core_seconds));
@@ -268,10 +374,9 @@ mod tests {
                     missing.pop_front();
                     taken += 1;
                     next_take = now + self.period;
-                    policy.wanted(waits);
+                    policy.wanted(waits, missing.len() as u64, now);
                     waits = false;
                 } else if wants {
-                    policy.wanted(true);
                     waits = true;
                     waited += TICK;
                 }
@@ -315,7 +420,7 @@ mod tests {
         for (core_seconds, gpu_seconds) in
             [(0.007, 0.025), (0.02, 0.5), (0.05, 0.02), (0.004, 0.3), (0.03, 0.025)]
         {
-            let machine = Machine { core_seconds, gpu_seconds, batches: 600, ..MACHINE };
+            let machine = Machine { core_seconds, gpu_seconds, batches: 2400, ..MACHINE };
             let (gpu, cpu) = (machine.run(true, false), machine.run(false, true));
             let both = machine.run(true, true);
             let better = gpu.seconds.min(cpu.seconds);
@@ -338,7 +443,7 @@ mod tests {
         let mut policy = Policy::default();
         policy.gpu_ends(0.1);
         (0..8).for_each(|_| policy.cpu_begins(0.0));
-        policy.cpu_ends(1 << 30, 0.1, 0.1);
+        policy.cpu_ends(1 << 30, 0.1);
         assert!(policy.reserve_bytes(0.1) > 1 << 29);
         // Seven of them are at work still, and nothing comes.
         for step in 1..40 {
