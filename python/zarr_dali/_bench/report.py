@@ -165,7 +165,8 @@ def _loaders(result: Result) -> Table:
             table.add_row(Text(name), "", Text(row.gist or "not timed", style="dim"), "", "")
             continue
         cores = f"{sum(row.cpu_cores) / len(row.cpu_cores):.1f}" if row.cpu_cores else ""
-        times = f"{ours / row.median:.2g} times as fast" if ours and name in result.peers else ""
+        ratio = ours / row.median if ours else 0.0
+        times = f"{ratio:.{1 if ratio >= 1 else 2}f} times as fast" if name in result.peers else ""
         spread = f"{min(row.gb_per_s):.2f} to {max(row.gb_per_s):.2f}"
         table.add_row(
             Text(name, style="" if name in result.peers else "bold"),
