@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import click
@@ -67,3 +68,61 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
     from zarr_dali._report import render
 
     Console().print(render(found))
+
+
+@main.command(context_settings={"show_default": True})
+@click.argument("store", type=click.Path(path_type=Path))
+@click.option(
+    "--arrays",
+    type=_List(str),
+    help="Names of arrays, read together.  [default: all as long as the largest, with as many dimensions]",
+)
+@click.option("--window", type=_List(int), help="Extents of a sample along the leading dimensions.")
+@click.option("--batch-size", type=int, default=8, help="Samples of a batch.")
+@click.option("--shuffle", is_flag=True, help="Another row: zarr-dali in random order.")
+@click.option("--device", type=click.Choice(["auto", "gpu", "cpu"]), default="auto", help="Where to read to.")
+@click.option(
+    "--decode",
+    type=click.Choice(["auto", "gpu", "cpu"]),
+    multiple=True,
+    default=["auto"],
+    help="Where zarr-dali decodes; given again, another row.",
+)
+@click.option("--seconds", type=float, default=2.0, help="Seconds a loader and round, in whole passes.")
+@click.option("--rounds", type=int, default=3, help="Rounds in which the loaders take turns.")
+@click.option("--peer", multiple=True, help="Only these other loaders, by name.  [default: all there are]")
+@click.option("--no-peers", is_flag=True, help="No other loaders.")
+@click.option(
+    "--npy", is_flag=True, help="DALI's readers.numpy too, on a temporary copy of the samples, raw."
+)
+@click.option("--cold/--no-cold", default=True, help="Also with the store's files put out of the page cache.")
+@click.option(
+    "--limit-bytes",
+    type=int,
+    default=4_000_000_000,
+    help="Only the first steps, as many as have so many decoded bytes.",
+)
+@click.option("--json", type=click.Path(dir_okay=False, path_type=Path), help="File for all results.")
+@click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="File for a chart.")
+def bench(peer: tuple[str, ...], no_peers: bool, **options: Any) -> None:
+    """Measures how fast a STORE is read, and says what limits.
+
+    zarr-dali, with a warm and a cold page cache, beside the other loaders that are installed and beside what
+    the machine allows: the copy to the GPU, nvCOMP on the store's own chunks, page cache and disk. The first
+    batch of each loader is compared with what zarr-python reads.
+    """
+    from zarr_dali._bench import command, loaders, report  # heavy, and `--help` need not wait for it
+
+    options["arrays"] = options["arrays"] or ()
+    options["peers"] = () if no_peers else peer or loaders.KEYS
+    options["npy"] = options["npy"] or any(name.startswith("readers.numpy") for name in peer)
+    try:
+        result = command.run(command.Options(**options))
+    except (ValueError, RuntimeError) as error:
+        raise click.ClickException(str(error)) from error
+    from rich.console import Console
+
+    # Where no terminal says how wide it is, lines are not cut.
+    Console(width=None if sys.stdout.isatty() else 200).print(report.render(result))
+    if any(row.failed for row in result.rows.values()):
+        raise SystemExit(1)

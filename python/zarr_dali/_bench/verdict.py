@@ -1,0 +1,126 @@
+"""What limits a reader, in one sentence, from what was measured and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zarr_dali._bench.ceilings import Ceiling
+from zarr_dali._bench.timing import Row
+
+NEAR = 0.15
+"""A rate within this share of a ceiling has reached it."""
+MOSTLY = 0.5
+"""A cause that takes more than this share of the time is what limits."""
+BUSY = 0.85
+"""Cores of which this share is busy are all in use."""
+
+WAITING = {
+    "fetch": "reading the chunks into memory",
+    "cpu": "decoding on the CPU",
+    "gpu": "decoding on the GPU",
+    "gather": "putting the samples together",
+}
+"""What a batch waited for last, by the reader's own count."""
+CAUSE_OF = {"page_cache": "fetch", "disk": "fetch", "copy": "gpu", "nvcomp": "gpu"}
+"""What is waited for where a ceiling is reached."""
+LIMITS = {
+    "copy": "the copy to the GPU",
+    "page_cache": "the copy from the page cache",
+    "nvcomp": "nvCOMP",
+    "disk": "the disk",
+}
+
+
+@dataclass(frozen=True)
+class Gains:
+    """Delivered bytes for each byte that moves: what a ceiling's rate is multiplied with."""
+
+    read: float
+    """For each encoded byte that is read."""
+    copied: float
+    """For each byte that crosses to the GPU: encoded where the GPU decodes, else decoded."""
+    decoded_gpu: float | None
+    """For each byte that the GPU decodes; None if it decodes nothing."""
+
+    @classmethod
+    def of(cls, row: Row, ratio: float, on_gpu: bool) -> Gains:
+        """From what the reader counted, or, where it counted too little, from the store's ratio."""
+        delivered, stats = row.delivered_bytes, row.stats
+        read, decoded = stats.get("bytes_read", 0), stats.get("bytes_decoded", 0)
+        if not delivered or not read:
+            return cls(ratio, ratio if on_gpu else 1.0, 1.0 if on_gpu else None)
+        decoded = max(decoded, 1)
+        share = stats.get("bytes_decoded_gpu", decoded if on_gpu else 0) / decoded
+        copied = share * read + (1 - share) * decoded
+        return cls(delivered / read, delivered / copied, delivered / (share * decoded) if share else None)
+
+    def ceiling(self, key: str) -> float | None:
+        """By ceiling."""
+        return {"copy": self.copied, "nvcomp": self.decoded_gpu}.get(key, self.read)
+
+
+def delivered(ceiling: Ceiling, gains: Gains) -> float | None:
+    """A ceiling as GB/s of delivered values; None where it was not measured or does not apply."""
+    gain = gains.ceiling(ceiling.key)
+    return None if ceiling.gb_per_s is None or gain is None else ceiling.gb_per_s * gain
+
+
+def waiting_for(stats: dict[str, float]) -> tuple[str, float] | None:
+    """What DALI waited for most, for how many milliseconds; None where the reader does not count it."""
+    counted = {cause: stats.get(f"ms_waiting_{cause}", 0.0) for cause in WAITING}
+    most = max(counted, key=counted.__getitem__)
+    return (most, counted[most]) if counted[most] > 0 else None
+
+
+def warm(rate: float, row: Row, ceilings: Sequence[Ceiling], gains: Gains, cores: int) -> str:
+    """What limits from a warm page cache, without a full stop."""
+    reached = _reached(rate, [ceiling for ceiling in ceilings if ceiling.key != "disk"], gains)
+    waited = waiting_for(row.stats)
+    if waited and len(reached) > 1:
+        reached = [pair for pair in reached if CAUSE_OF[pair[0].key] == waited[0]] or reached
+    if reached:
+        ceiling, limit = reached[0]
+        return f"{LIMITS[ceiling.key]} limits ({rate:.3g} of {limit:.3g} GB/s)"
+    idle = row.stats.get("ms_waiting_consumer", 0.0) / 1000
+    if row.seconds and idle > MOSTLY * row.seconds:
+        return (
+            f"the consumer limits: for {idle / row.seconds:.0%} of the time the reader had all batches ready"
+        )
+    busy = sum(row.cpu_cores) / len(row.cpu_cores) if row.cpu_cores else 0.0
+    all_busy = f"{busy:.3g} of {cores} cores busy"
+    if waited and row.seconds:
+        share = min(1.0, waited[1] / 1000 / row.seconds)
+        told = f", {all_busy}" if waited[0] in ("cpu", "fetch") else ""
+        return (
+            f"{WAITING[waited[0]]} limits: batches waited for it {share:.0%} of the time{told} "
+            f"({rate:.3g} GB/s, below every ceiling that was measured)"
+        )
+    if busy >= BUSY * cores:
+        return f"the CPU limits ({all_busy}, {rate:.3g} GB/s)"
+    return f"no ceiling that was measured is reached ({rate:.3g} GB/s, {all_busy})"
+
+
+def cold(rate: float, warm_rate: float, ceilings: Sequence[Ceiling], gains: Gains, with_opening: bool) -> str:
+    """What limits when the files come from the disk, without a full stop."""
+    for ceiling, limit in _reached(rate, [one for one in ceilings if one.key == "disk"], gains):
+        return f"{LIMITS['disk']} ({rate:.3g} of {limit:.3g} GB/s: {ceiling.gb_per_s:.3g} x {gains.read:.3g})"
+    if rate >= (1 - NEAR) * warm_rate:
+        return f"the same as warm ({rate:.3g} GB/s)"
+    if with_opening:
+        return f"opening the reader, which takes most of so short an epoch ({rate:.3g} GB/s)"
+    limit = next((delivered(one, gains) for one in ceilings if one.key == "disk" and one.gb_per_s), None)
+    if limit is None:
+        return f"not known ({rate:.3g} GB/s; the disk's rate was not measured)"
+    return f"neither the disk alone ({limit:.3g} GB/s) nor what limits warm ({rate:.3g} GB/s)"
+
+
+def _reached(rate: float, ceilings: Sequence[Ceiling], gains: Gains) -> list[tuple[Ceiling, float]]:
+    """The ceilings that the rate comes near to, the nearest first.
+
+    One that the rate exceeds by more than that was no ceiling: Python's threads read less from the page cache
+    than there is.
+    """
+    limits = [(ceiling, delivered(ceiling, gains)) for ceiling in ceilings]
+    near = [(ceiling, limit) for ceiling, limit in limits if limit and abs(rate / limit - 1) <= NEAR]
+    return sorted(near, key=lambda pair: abs(rate / pair[1] - 1))
