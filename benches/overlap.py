@@ -1,14 +1,15 @@
 """How much of the reader's copies and decoding runs while the GPU also trains.
 
-A few dozen steps of the training of beside_training.py, with the reader beside it, under torch.profiler. CUPTI
-sees all streams of the process, the reader's as well. A stream on which one of the reader's own kernels ran
-(those of src/kernels) is one of its lanes: host-to-device copies there are `copy`, kernels there are `decode`,
-nvCOMP's included. All other kernels are `training`, except those whose names say nvCOMP. From the intervals in
-which at least one event of a kind was running come
+A few dozen steps of the training of beside_training.py, with the reader beside it, under torch.profiler.
+CUPTI sees all streams of the process, the reader's as well. The training's batch stays on the GPU, so that
+every copy from the host is the reader's: `copy`. A stream on which one of the reader's own kernels ran (those
+of src/kernels) is one of its lanes: kernels there are `decode`, nvCOMP's included. All other kernels are
+`training`, except those whose names say nvCOMP. From the intervals in which at least one event of a kind was
+running come
 
 - the time of each kind, as a share of the time from the first step's start to the last one's end;
 - `hidden`: the part of copying and decoding during which a training kernel was running too;
-- the end of each step: the copy of its loss to the host, the only one in that direction on a training stream.
+- the end of each step: the copy of its loss to the host, on the stream of most training kernels.
 
 The result holds the intervals of a few steps, from which report.py draws a timeline.
 
@@ -23,6 +24,7 @@ import json
 import re
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,21 +107,24 @@ def activity(events: Iterable[dict[str, Any]], own: set[str]) -> Activity:
     # Names of kernels that are not mangled may come with or without their parameters.
     lanes = {stream(e) for e in work if e["cat"] == "kernel" and e["name"].partition("(")[0] in own}
     found = Activity([], [], [], [])
+    to_host: list[tuple[Any, float]] = []
+    kernels: Counter[Any] = Counter()
     for event in work:
         span = (float(event["ts"]), float(event["ts"]) + float(event["dur"]))
-        on_lane = stream(event) in lanes
         if event["cat"] == "gpu_memcpy":
-            if on_lane and "HtoD" in event["name"]:
+            if "HtoD" in event["name"]:
                 found.copy.append(span)
-            elif not on_lane and "DtoH" in event["name"]:
-                found.step_ends.append(span[1])
-        elif on_lane or "nvcomp" in event["name"].lower():
+            elif "DtoH" in event["name"]:
+                to_host.append((stream(event), span[1]))
+        elif stream(event) in lanes or "nvcomp" in event["name"].lower():
             found.decode.append(span)
         else:
+            kernels[stream(event)] += 1
             found.training.append(span)
+    main_stream = max(kernels, key=kernels.__getitem__, default=None)
+    found.step_ends = sorted(end for on, end in to_host if on == main_stream)
     found.copy, found.decode = union(found.copy), union(found.decode)
     found.training = union(found.training)
-    found.step_ends.sort()
     return found
 
 
