@@ -49,7 +49,7 @@ PACKAGES = (
 )
 
 # Options whose values are places on one machine, which results do not tell.
-PLACES = ("--folder", "--out", "--zarrs-direct")
+PLACES = ("--folder", "--out", "--zarrs-direct", "--data-dir")
 
 ROW = "@row "
 """Starts a line in which a child process hands over a result."""
@@ -96,10 +96,10 @@ def revision() -> str | None:
     return found.stdout.strip()
 
 
-def told_command(script: str, arguments: Sequence[str]) -> list[str]:
-    """The command as results show it: without places on this machine."""
-    shown, hide = ["python", f"benches/{script}"], False
-    for argument in arguments:
+def without_places(command: Sequence[str]) -> list[str]:
+    """A command as results show it: with `...` for places on this machine."""
+    shown, hide = [], False
+    for argument in command:
         name, equals, _ = argument.partition("=")
         if hide:
             shown.append("...")
@@ -142,7 +142,7 @@ class Results:
         self.content: dict[str, Any] = {
             "kind": kind,
             "what": what,
-            "command": told_command(f"{kind}.py", args.command),
+            "command": ["python", f"benches/{kind}.py", *without_places(args.command)],
             "date": now.date().isoformat(),
             "written": now.isoformat(timespec="seconds"),
             "revision": args.revision or revision(),

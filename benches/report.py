@@ -16,7 +16,8 @@ import json
 import os
 import statistics
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,12 @@ def results_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
+def kind_of_machine(result: dict[str, Any]) -> tuple[Any, ...]:
+    """What has to be the same for results to stand in one table."""
+    machine = result["machine"]
+    return machine["cpu"], machine["cores"], tuple(machine["gpus"])
+
+
 def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
     """The results of a kind that count; empty if there are none."""
     of_kind = [
@@ -80,7 +87,7 @@ def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
     found = Found()
     for name, result in of_kind:
         first = found.runs[0] if found.runs else result
-        if any(result[key] != first[key] for key in ("date", "machine")):
+        if result["date"] != first["date"] or kind_of_machine(result) != kind_of_machine(first):
             continue
         new = {
             row["point"]: row
@@ -118,7 +125,7 @@ def caption(runs: Sequence[dict[str, Any]], files: Sequence[str], folder: str) -
     """How the figures came about: command, machine, day and the files that hold them."""
     run = runs[0]
     where = ", ".join(run["machine"]["gpus"]) if run["work"]["device"] == "gpu" else run["machine"]["cpu"]
-    commands = dict.fromkeys(" ".join(one["command"]) for one in reversed(runs))
+    commands = dict.fromkeys(" ".join(common.without_places(one["command"])) for one in reversed(runs))
     links = ", ".join(f"[{'figures' if n == 0 else n + 1}]({folder}/{f})" for n, f in enumerate(files))
     return (
         f"{'; '.join(f'`{command}`' for command in commands)}: {where}, {run['machine']['cores']} cores, "
@@ -314,8 +321,9 @@ def beside_lines(found: Found, folder: str) -> list[str]:
         "",
         "What a U-Net (ResNet-18, scSE, bf16) keeps of its speed on synthetic data, "
         f"{alone:.0f} samples/s, while the reader delivers a batch for each step: batch "
-        f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the chunks the GPU decoded. "
-        f"The training stood still for data for at most {percent(waited, 2)} of the time.",
+        f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the "
+        f"chunks the GPU decoded. The training stood still for data for at most {percent(waited, 2)} of "
+        "the time.",
         "",
         *table(["", *stores], body),
     ]
@@ -436,7 +444,16 @@ def section(results: Path, folder: str) -> str:
         found = newest(all_results, kind)
         if found.good():
             parts.append("\n".join(lines(found, folder)))
-    return "\n\n".join(parts) + "\n"
+    return "\n".join(wrapped("\n\n".join(parts).splitlines())) + "\n"
+
+
+def wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """The lines with prose folded; tables, headings, lists and the like stay as they are."""
+    for line in lines:
+        if not line or line[0] in "|#!-<":
+            yield line
+        else:
+            yield from textwrap.wrap(line, 118, break_long_words=False, break_on_hyphens=False)
 
 
 def filled(text: str, content: str) -> str:
@@ -466,6 +483,7 @@ def plot_style() -> Any:
             "axes.spines.top": False,
             "axes.spines.right": False,
             "grid.color": "#dddddd",
+            "figure.constrained_layout.use": True,
             "font.size": 10,
             "legend.frameon": False,
             "savefig.dpi": 110,
@@ -473,6 +491,12 @@ def plot_style() -> Any:
         }
     )
     return plt
+
+
+def legend_above(figure: Any, axes: Any) -> None:
+    """One legend for panels that show the same series, above them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
 
 
 def bars(axes: Any, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:
@@ -506,7 +530,7 @@ def draw_windows(plt: Any, found: Found) -> Any:
         )
         axes.set_title(f"batches of {batch}")
     panels[0][0].set_ylabel("delivered, GB/s")
-    panels[0][-1].legend()
+    legend_above(figure, panels[0][0])
     return figure
 
 
@@ -545,16 +569,18 @@ def draw_budgets(plt: Any, found: Found) -> Any:
                 peak.plot(budgets, peaks, marker="o")
     ticks = sorted({row["budget"] / 1e9 for row in rows})
     peak.plot(ticks, ticks, color="black", linestyle="--", label="the budget")
+    peak.set_yscale("log")
+    peak.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
     for axes in (speed, peak):
         axes.set_xscale("log")
         axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
         axes.minorticks_off()
         axes.set_xlabel("device_memory_budget, GB")
-        axes.legend()
-    peak.set_yscale("log")
     speed.set_ylim(bottom=0)
     speed.set_ylabel("delivered, GB/s")
     peak.set_ylabel("peak of used memory, GB")
+    peak.legend()
+    legend_above(figure, speed)
     return figure
 
 
@@ -566,21 +592,15 @@ def draw_beside(plt: Any, found: Found) -> Any:
         cells = {
             (row["store"], row["decode"]): row["share_of_alone"] for row in rows if row["cores"] == count
         }
-        bars(
-            axes,
-            stores,
-            {
-                f'decode="{decode}"': [100 * cells.get((store, decode), 0.0) for store in stores]
-                for decode in distinct(rows, "decode")
-            },
-        )
+        for decode in distinct(rows, "decode"):
+            shown = [(store, 100 * cells[store, decode]) for store in stores if (store, decode) in cells]
+            places = [stores.index(store) for store, _ in shown]
+            axes.plot(places, [share for _, share in shown], "o", label=f'decode="{decode}"', alpha=0.8)
+        axes.set_xticks(range(len(stores)), stores, rotation=20)
         axes.axhline(100, color="black", linewidth=0.8)
         axes.set_title(f"{count} cores")
-        axes.tick_params(axis="x", rotation=20)
-    lowest = min(row["share_of_alone"] for row in rows)
-    panels[0][0].set_ylim(max(0, 100 * lowest - 10), 104)
     panels[0][0].set_ylabel("share of the speed alone, %")
-    panels[0][-1].legend(loc="lower right")
+    legend_above(figure, panels[0][0])
     return figure
 
 
@@ -598,7 +618,6 @@ def draw_overlap(plt: Any, found: Found) -> Any:
         axes.grid(axis="y", visible=False)
         axes.set_title(f'{row["store"]}, decode="{row["decode"]}"', loc="left")
     panels[-1][0].set_xlabel("ms; lines are ends of training steps")
-    figure.tight_layout()
     return figure
 
 
