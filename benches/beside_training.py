@@ -33,6 +33,8 @@ DECODERS = ("auto", "gpu", "cpu")
 BATCH, QUICK_BATCH = 16, 4
 WINDOW = 2
 CHANNELS = 6
+# Of the reader's statistics those that add up.
+COUNTERS = ("batches", "bytes_", "cache_hits", "chunks_", "ms_waiting_")
 
 
 class Training:
@@ -135,7 +137,7 @@ def beside(
         "supplied": spent["bytes_decoded"] / needed,
         "delivered_gb_per_s": row["samples_per_s"] * store_bytes * WINDOW / (samples + WINDOW - 1) / 1e9,
         "cpu_cores": used / seconds,
-        "reader": {name: value for name, value in spent.items() if value},
+        "reader": {name: value for name, value in spent.items() if name.startswith(COUNTERS)},
     }
 
 

@@ -42,7 +42,12 @@ READY = "@ready"
 
 
 def used_by(pid: int, device: str) -> tuple[Callable[[], int], str]:
-    """How to ask for the bytes of memory in use, and whose they are: "process" or "GPU"."""
+    """How to ask for the bytes of memory in use, and whose they are: "process" or "GPU".
+
+    Raises:
+        ImportError: a package is missing.
+        OSError: NVML does not work here.
+    """
     if device == "cpu":
         import psutil
 
@@ -51,12 +56,15 @@ def used_by(pid: int, device: str) -> tuple[Callable[[], int], str]:
 
     import pynvml
 
-    pynvml.nvmlInit()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")[0]
-    if visible.startswith("GPU-"):
-        handle = pynvml.nvmlDeviceGetHandleByUUID(visible)
-    else:
-        handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible or 0))
+    try:
+        pynvml.nvmlInit()
+        if visible.startswith("GPU-"):
+            handle = pynvml.nvmlDeviceGetHandleByUUID(visible)
+        else:
+            handle = pynvml.nvmlDeviceGetHandleByIndex(int(visible or 0))
+    except pynvml.NVMLError as error:
+        raise OSError(f"NVML: {error}") from error
 
     def by_process() -> int:
         for process in pynvml.nvmlDeviceGetComputeRunningProcesses(handle):

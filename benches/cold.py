@@ -126,8 +126,9 @@ class Reading:
 
     def epoch(self) -> tuple[float, float | None]:
         """Bytes delivered per second for an epoch from the disk, and how cold that was (`timed_cold`)."""
-        read_ahead = common.at_rest(self.pipe)["bytes_read"] / self.stored * self.batches
-        ready = max(0, round(read_ahead) - self.taken)
+        # Rounded up: a batch too many is ready within moments, one too few would stop the clock early.
+        read_ahead = math.ceil(common.at_rest(self.pipe)["bytes_read"] / self.stored * self.batches)
+        ready = max(0, read_ahead - self.taken)
         epoch = self.batches * BATCH * self.step_bytes
 
         def work() -> int:

@@ -223,6 +223,8 @@ def parser(description: str, seconds: float, *, quick_seconds: float = 0.2) -> a
 def parse(line: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the arguments, fills in what depends on others and on the machine."""
     args = line.parse_args(argv)
+    if args.child:
+        return args  # what it needs comes from its parent
     args.command = list(sys.argv[1:] if argv is None else argv)
     args.machine = machine()
     if args.device == "auto":

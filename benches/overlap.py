@@ -249,7 +249,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for point in points:
         try:
             row = profiled(training, str(stores[point["store"]]), point["decode"], args)
-        except (RuntimeError, ValueError) as error:
+        except (LookupError, OSError, RuntimeError, ValueError) as error:
             row = {"problem": common.gist(error)}
         gc.collect()
         results.add({**point, **row})

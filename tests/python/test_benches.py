@@ -86,7 +86,7 @@ def small_budgets(quick):
 
 
 def beside(quick):
-    return quick("beside_training", "--stores", "raw", "--decode", "cpu")
+    return quick("beside_training", "--stores", "raw", "--decode", "cpu", "--batch-size", "2")
 
 
 def from_cold(quick):
