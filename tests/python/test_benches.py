@@ -34,7 +34,7 @@ def run_script(name, *arguments, timeout=300):
         capture_output=True,
         text=True,
         timeout=timeout,
-        env={**os.environ, "OMP_NUM_THREADS": "2"},
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 
 
