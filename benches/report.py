@@ -1,0 +1,699 @@
+"""Draws the charts of the newest results and fills the README's section on performance with their tables.
+
+    python benches/report.py            # charts to benches/results/, tables into README.md
+    python benches/report.py --check    # exit status 1 if README.md is not what the results say
+    python benches/report.py --print    # only shows the section
+
+Of each benchmark the newest results count that are not of a quick run, and together with them others of the
+same day and machine, so that a run may be done in parts: of a point that is in several, the newest figures.
+Drawing needs matplotlib, the rest does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import textwrap
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import common
+
+BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+NOTE = "<!-- Written by `python benches/report.py` from benches/results/. -->"
+GPU_KINDS = ("scaling", "budgets", "beside_training", "overlap", "cold")
+KINDS = (*GPU_KINDS, "cpu_backend")
+EMPTY_QUEUE = 0.9
+"""Below this share of supplied batches a reader is said to have run empty."""
+
+
+@dataclass
+class Found:
+    """The results of one benchmark that count.
+
+    Attributes:
+        runs: whole results, the newest first.
+        rows: by point, in the order of measuring.
+        files: names of the files that rows came from.
+    """
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    files: list[str] = field(default_factory=list)
+
+    def good(self, section: str | None = None) -> list[dict[str, Any]]:
+        """Rows with figures, of one section if there are several."""
+        return [
+            row
+            for row in self.rows.values()
+            if "problem" not in row and (section is None or row.get("section") == section)
+        ]
+
+
+def written(result: dict[str, Any]) -> str:
+    """What results are ordered by: when they were written, or the day where only that is known."""
+    return result.get("written") or result["date"]
+
+
+def results_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
+    """All JSON results of a folder that are not of quick runs, with their files' names."""
+    found = []
+    for path in sorted(folder.glob("*.json")):
+        result = json.loads(path.read_text())
+        if isinstance(result, dict) and "date" in result and not result.get("work", {}).get("quick", True):
+            found.append((path.name, result))
+    return found
+
+
+def kind_of_machine(result: dict[str, Any]) -> tuple[Any, ...]:
+    """What has to be the same for results to stand in one table."""
+    machine = result["machine"]
+    return machine["cpu"], machine["cores"], tuple(machine["gpus"])
+
+
+def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
+    """The results of a kind that count; empty if there are none."""
+    of_kind = [
+        (name, result)
+        for name, result in results
+        if result.get("kind") == kind and (kind not in GPU_KINDS or result["work"]["device"] == "gpu")
+    ]
+    of_kind.sort(key=lambda item: written(item[1]), reverse=True)
+    found = Found()
+    for name, result in of_kind:
+        first = found.runs[0] if found.runs else result
+        if result["date"] != first["date"] or kind_of_machine(result) != kind_of_machine(first):
+            continue
+        new = {
+            row["point"]: row
+            for row in result["rows"]
+            if row["point"] not in found.rows
+            # A point that failed, or was left out, gives way to older figures.
+            or ("problem" in found.rows[row["point"]] and "problem" not in row)
+        }
+        if new:
+            found.runs.append(result)
+            found.files.append(name)
+            found.rows |= new
+    return found
+
+
+def newest_table(results: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
+    """The newest results of read_table.py on a GPU that have peers, with their file's name."""
+    tables = [
+        (name, result)
+        for name, result in results
+        if name.startswith("read_table")
+        and result["work"]["device"] == "gpu"
+        and any(store.get("best_peer") for store in result["stores"].values())
+    ]
+    return max(tables, key=lambda item: (written(item[1]), len(item[1]["stores"]), item[0]), default=None)
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table."""
+    lines = ["| " + " | ".join(head) + " |", "|---" * len(head) + "|"]
+    return lines + ["| " + " | ".join(row) + " |" for row in rows]
+
+
+def caption(runs: Sequence[dict[str, Any]], files: Sequence[str], folder: str) -> str:
+    """How the figures came about: command, machine, day and the files that hold them."""
+    run = runs[0]
+    where = ", ".join(run["machine"]["gpus"]) if run["work"]["device"] == "gpu" else run["machine"]["cpu"]
+    commands = dict.fromkeys(" ".join(common.without_places(one["command"])) for one in reversed(runs))
+    links = ", ".join(f"[{'figures' if n == 0 else n + 1}]({folder}/{f})" for n, f in enumerate(files))
+    return (
+        f"{'; '.join(f'`{command}`' for command in commands)}: {where}, {run['machine']['cores']} cores, "
+        f"{run['work']['page_cache']} page cache, {run['date']} ({links})."
+    )
+
+
+def picture(name: str, text: str, folder: str) -> str:
+    """The Markdown of a chart."""
+    return f"![{text}]({folder}/{name}.png)"
+
+
+def percent(share: float | None, digits: int = 1) -> str:
+    """A share in words; nothing where there is none."""
+    return "" if share is None else f"{100 * share:.{digits}f} %"
+
+
+def kilo(count: float) -> str:
+    """Bytes with a decimal prefix and three digits at most."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 999.5 or unit == "GB":
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    raise AssertionError("the last unit ends the loop")
+
+
+def distinct(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
+    """The values of a key in rows, in order, each once."""
+    return list(dict.fromkeys(row[key] for row in rows))
+
+
+def problems(found: Found) -> list[str]:
+    """A list of the points that were refused or failed, behind an empty line; nothing if there are none."""
+    lines = [f"- {row['point']}: {row['problem']}" for row in found.rows.values() if "problem" in row]
+    return ["", *lines] if lines else []
+
+
+def read_table_lines(name: str, result: dict[str, Any], folder: str) -> list[str]:
+    """The table of read_table.py: loaders and stores."""
+    stores = result["stores"]
+    loaders = dict.fromkeys(loader for store in stores.values() for loader in store["loaders"])
+
+    def cell(store: dict[str, Any], loader: str) -> str:
+        row = store["loaders"].get(loader, {})
+        return f"{row['median_gb_per_s']:.1f}" if "median_gb_per_s" in row else row.get("problem", "")
+
+    rows = [[loader, *(cell(store, loader) for store in stores.values())] for loader in loaders]
+    times = [store["times_best_peer"] for store in stores.values()]
+    rows.append(["**times the best peer**", *(f"**{n:.1f}**" if n else "" for n in times)])
+    work = result["work"]
+    values = (
+        f"batches of {work['batch_size']} steps of 6 x {work['grid'][0]} x {work['grid'][1]} float32, "
+        f"median of {work['rounds']} rounds"
+    )
+    return [
+        "### Beside other loaders",
+        "",
+        f"GB/s of decoded values on the GPU; {values}.",
+        "",
+        *table(["", *stores], rows),
+        "",
+        caption([result], [name], folder),
+    ]
+
+
+def scaling_lines(found: Found, folder: str) -> list[str]:
+    """The three tables of scaling.py."""
+    lines: list[str] = []
+    if rows := found.good("windows"):
+        columns = sorted({(row["batch_size"], row["window"], row["shuffled"]) for row in rows})
+        cells = {(row["store"], row["batch_size"], row["window"], row["shuffled"]): row for row in rows}
+
+        def cell(store: str, column: tuple[int, int, bool]) -> str:
+            row = cells.get((store, *column))
+            return f"{row['delivered_gb_per_s']:.1f} / {row['decoded_gb_per_s']:.1f}" if row else ""
+
+        decodes = [row["decodes_per_epoch"] for row in rows]
+        head = [f"batch {b}, window {w}{', shuffled' if s else ''}" for b, w, s in columns]
+        body = [[store, *(cell(store, c) for c in columns)] for store in distinct(rows, "store")]
+        lines += [
+            "#### Batches and windows",
+            "",
+            "GB/s delivered / GB/s decoded: windows start at every step and overlap. A byte of the store was "
+            f"decoded {min(decodes):.2f} to {max(decodes):.2f} times an epoch.",
+            "",
+            *table(["", *head], body),
+            "",
+            picture("scaling-windows", "GB/s by batch, window and order", folder),
+            "",
+        ]
+    if rows := found.good("chunks"):
+        sizes = sorted({row["chunk_bytes"] for row in rows})
+        rates = {(row["codec"], row["chunk_bytes"]): row["delivered_gb_per_s"] for row in rows}
+        body = [
+            [codec, *(f"{rates[codec, size]:.1f}" if (codec, size) in rates else "" for size in sizes)]
+            for codec in distinct(rows, "codec")
+        ]
+        lines += [
+            "#### Chunk sizes",
+            "",
+            "GB/s of the same values, in chunks (sharded: inner chunks) of so many decoded "
+            "bytes; batches of 8 steps.",
+            "",
+            *table(["", *map(kilo, sizes)], body),
+            "",
+            picture("scaling-chunks", "GB/s by chunk size", folder),
+            "",
+        ]
+    if rows := found.good("cores"):
+        counts = sorted({row["cores"] for row in rows})
+        rates = {(row["store"], row["cores"]): row["delivered_gb_per_s"] for row in rows}
+        body = [
+            [store, *(f"{rates[store, n]:.1f}" if (store, n) in rates else "" for n in counts)]
+            for store in distinct(rows, "store")
+        ]
+        lines += [
+            "#### CPU cores",
+            "",
+            "GB/s with the process held to so many cores; batches of 8 steps.",
+            "",
+            *table(["", *(f"{n} cores" for n in counts)], body),
+            "",
+            picture("scaling-cores", "GB/s by cores", folder),
+            "",
+        ]
+    return ["### How it scales", "", *lines, caption(found.runs, found.files, folder), *problems(found)]
+
+
+def budgets_lines(found: Found, folder: str) -> list[str]:
+    """Speed and peak by budget."""
+    rows = list(found.rows.values())
+    budgets = sorted({row["budget"] for row in rows})
+    cells = {(row["store"], row["batch_size"], row["budget"]): row for row in rows}
+
+    def cell(row: dict[str, Any] | None) -> str:
+        if row is None:
+            return ""
+        return "refused" if "problem" in row else f"{row['delivered_gb_per_s']:.1f} ({kilo(row['peak'])})"
+
+    body = [
+        [f"{store}, batch {batch}", *(cell(cells.get((store, batch, budget))) for budget in budgets)]
+        for store in distinct(rows, "store")
+        for batch in distinct(rows, "batch_size")
+    ]
+    good = found.good()
+    seen = " and ".join(distinct(good, "measured")) or "GPU"
+    looks = max((row["look_ms"] for row in good), default=0.0)
+    return [
+        "### Device memory",
+        "",
+        "GB/s at a `device_memory_budget`, and the growth of used memory: NVML's figure for "
+        f"the {seen}, asked by another process every {looks:.0f} ms, less what was used before the reader "
+        "was built, when CUDA and the decoders' kernels were loaded.",
+        "",
+        *table(["", *map(kilo, budgets)], body),
+        "",
+        picture("budgets", "Speed and peak of device memory by budget", folder),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
+def beside_lines(found: Found, folder: str) -> list[str]:
+    """What a training keeps of its speed."""
+    rows = found.good()
+    stores = distinct(rows, "store")
+    cells = {(row["cores"], row["decode"], row["store"]): row for row in rows}
+    empty = False
+
+    def cell(row: dict[str, Any] | None) -> str:
+        nonlocal empty
+        if row is None:
+            return ""
+        text = percent(row["share_of_alone"])
+        if row["decode"] == "auto" and row["gpu_share"] is not None:
+            text += f" (GPU {percent(row['gpu_share'], 0)})"
+        if row["supplied"] < EMPTY_QUEUE:
+            empty = True
+            text += " †"
+        return text
+
+    body = [
+        [f"{cores} cores, `{decode}`", *(cell(cells.get((cores, decode, store))) for store in stores)]
+        for cores in sorted(distinct(rows, "cores"), reverse=True)
+        for decode in distinct(rows, "decode")
+    ]
+    work = found.runs[0]["work"]
+    alone = statistics.median(row["alone_samples_per_s"] for row in rows)
+    waited = max(row["waited_share"] for row in rows)
+    lines = [
+        "### Beside a training",
+        "",
+        "What a U-Net (ResNet-18, scSE, bf16) keeps of its speed on synthetic data, "
+        f"{alone:.0f} samples/s, while the reader delivers a batch for each step: batch "
+        f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the "
+        f"chunks the GPU decoded. The training stood still for data for at most {percent(waited, 2)} of "
+        "the time.",
+        "",
+        *table(["", *stores], body),
+    ]
+    if empty:
+        lines += ["", "† less was decoded than taken: the reader's queue was running empty."]
+    return [
+        *lines,
+        "",
+        picture("beside_training", "Share of the training's speed alone", folder),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
+def overlap_lines(found: Found, folder: str) -> list[str]:
+    """How much of the reader's work is hidden behind training kernels."""
+    names = ("hidden", "copy_hidden", "decode_hidden", "copy_share", "decode_share", "training_share")
+    head = ["", "hidden", "copies hidden", "decoding hidden", "copies", "decoding", "training"]
+    body = [
+        [f"{row['store']}, `{row['decode']}`", *(percent(row[name]) for name in names)]
+        for row in found.good()
+    ]
+    return [
+        "### Overlap",
+        "",
+        "The part of the reader's copies and kernels during which a kernel of the training ran "
+        "too, and the share of the time in which each of the three was running; from CUPTI.",
+        "",
+        *table(head, body),
+        "",
+        picture("overlap", "What ran on the GPU during a few steps", folder),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
+def cold_lines(found: Found, folder: str) -> list[str]:
+    """The reader and the disk."""
+    rows = found.good()
+    body = [
+        [label, *(shown(row) for row in rows)]
+        for label, shown in (
+            ("delivered, GB/s", lambda row: f"{row['delivered_gb_per_s']:.2f}"),
+            ("the disk, GB/s", lambda row: f"{row['disk_gb_per_s']:.2f} ({row['disk_way']})"),
+            ("compression ratio", lambda row: f"{row['ratio']:.2f}"),
+            ("**of the disk's rate times the ratio**", lambda row: f"**{percent(row['share_of_disk'])}**"),
+        )
+    ]
+    return [
+        "### From the disk",
+        "",
+        "The same files, dropped from the page cache before each reading, by the reader and "
+        "by threads that do nothing else.",
+        "",
+        *table(["", *(row["store"] for row in rows)], body),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
+def cpu_lines(found: Found, folder: str) -> list[str]:
+    """The CPU backend and zarrs."""
+    rows = found.good()
+    stores = distinct(rows, "store")
+    cells = {(row["threads"], row["store"]): row for row in rows}
+    names = [
+        name
+        for name in ("zarr-dali", "zarrs", "zarrs, one array", "zarrs, Rust")
+        if any(name in row for row in rows)
+    ]
+    body = []
+    for threads in sorted(distinct(rows, "threads")):
+        here = [cells.get((threads, store), {}) for store in stores]
+        body += [
+            [f"{name}, {threads} threads", *(f"{row[name]:.1f}" if name in row else "" for row in here)]
+            for name in names
+        ]
+        times = [row.get("of_best_zarrs") for row in here]
+        body.append(["**times the best of zarrs**", *(f"**{n:.2f}**" if n else "" for n in times)])
+    return [
+        "### Without a GPU",
+        "",
+        "GB/s of decoded values in host memory: the CPU backend beside zarrs, called from "
+        "zarr-python and, where it is there, by a Rust program.",
+        "",
+        *table(["", *stores], body),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
+SECTIONS: dict[str, Callable[[Found, str], list[str]]] = {
+    "beside_training": beside_lines,
+    "overlap": overlap_lines,
+    "scaling": scaling_lines,
+    "budgets": budgets_lines,
+    "cold": cold_lines,
+    "cpu_backend": cpu_lines,
+}
+
+
+def section(results: Path, folder: str) -> str:
+    """The README's section, without its markers.
+
+    Args:
+        results: where the JSON files are.
+        folder: the same as links have it.
+    """
+    all_results = results_of(results)
+    parts = [NOTE]
+    if chosen := newest_table(all_results):
+        parts.append("\n".join(read_table_lines(*chosen, folder)))
+    for kind, lines in SECTIONS.items():
+        found = newest(all_results, kind)
+        if found.good():
+            parts.append("\n".join(lines(found, folder)))
+    return "\n".join(wrapped("\n\n".join(parts).splitlines())) + "\n"
+
+
+def wrapped(lines: Iterable[str]) -> Iterator[str]:
+    """The lines with prose folded; tables, headings, lists and the like stay as they are."""
+    for line in lines:
+        if not line or line[0] in "|#!-<":
+            yield line
+        else:
+            yield from textwrap.wrap(line, 118, break_long_words=False, break_on_hyphens=False)
+
+
+def filled(text: str, content: str) -> str:
+    """A README with its section on performance replaced; ValueError where it has no markers."""
+    head, begin, rest = text.partition(BEGIN)
+    _, end, tail = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(
+            f"there is no section between {BEGIN} and {END}; write these two lines where it should be"
+        )
+    return f"{head}{BEGIN}\n{content}{END}{tail}"
+
+
+def plot_style() -> Any:
+    """matplotlib.pyplot, set up for files: plain, light, with a grid."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update(
+        {
+            "figure.facecolor": "white",
+            "axes.facecolor": "white",
+            "axes.grid": True,
+            "axes.axisbelow": True,
+            "axes.spines.top": False,
+            "axes.spines.right": False,
+            "grid.color": "#dddddd",
+            "figure.constrained_layout.use": True,
+            "font.size": 10,
+            "legend.frameon": False,
+            "savefig.dpi": 110,
+            "savefig.bbox": "tight",
+        }
+    )
+    return plt
+
+
+def legend_above(figure: Any, axes: Any) -> None:
+    """One legend for panels that show the same series, above them."""
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=len(labels))
+
+
+def bars(axes: Any, groups: Sequence[str], series: dict[str, Sequence[float | None]]) -> None:
+    """Grouped bars: one group for each label, one colour for each series; None leaves a gap."""
+    width = 0.8 / max(1, len(series))
+    for number, (label, values) in enumerate(series.items()):
+        places = [n - 0.4 + (number + 0.5) * width for n in range(len(groups))]
+        axes.bar(places, [value or 0.0 for value in values], width, label=label)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(axis="x", visible=False)
+
+
+def draw_windows(plt: Any, found: Found) -> Any:
+    rows = found.good("windows")
+    batches, stores = sorted(distinct(rows, "batch_size")), distinct(rows, "store")
+    figure, panels = plt.subplots(
+        1, len(batches), figsize=(6 * len(batches), 3.8), sharey=True, squeeze=False
+    )
+    for axes, batch in zip(panels[0], batches):
+        cells = {(r["store"], r["window"], r["shuffled"]): r for r in rows if r["batch_size"] == batch}
+        bars(
+            axes,
+            stores,
+            {
+                f"windows of {window}, {'shuffled' if shuffled else 'in order'}": [
+                    cells.get((store, window, shuffled), {}).get("delivered_gb_per_s") for store in stores
+                ]
+                for window in sorted(distinct(rows, "window"))
+                for shuffled in (False, True)
+            },
+        )
+        axes.set_title(f"batches of {batch}")
+    panels[0][0].set_ylabel("delivered, GB/s")
+    legend_above(figure, panels[0][0])
+    return figure
+
+
+def draw_lines(
+    plt: Any, rows: Sequence[dict[str, Any]], of: str, along: str, label: str, scale: float = 1.0
+) -> Any:
+    """Delivered GB/s along a quantity on a logarithmic axis, a line for each value of `of`."""
+    figure, axes = plt.subplots(figsize=(6, 3.8))
+    for name in distinct(rows, of):
+        points = sorted((row[along] / scale, row["delivered_gb_per_s"]) for row in rows if row[of] == name)
+        axes.plot(*zip(*points), marker="o", label=name)
+    ticks = sorted({row[along] / scale for row in rows})
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.minorticks_off()
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(label)
+    axes.set_ylabel("delivered, GB/s")
+    axes.legend()
+    return figure
+
+
+def draw_budgets(plt: Any, found: Found) -> Any:
+    figure, (speed, peak) = plt.subplots(1, 2, figsize=(11, 3.8))
+    rows = found.good()
+    for store in distinct(rows, "store"):
+        for batch in distinct(rows, "batch_size"):
+            points = sorted(
+                (row["budget"] / 1e9, row["delivered_gb_per_s"], row["peak"] / 1e9)
+                for row in rows
+                if (row["store"], row["batch_size"]) == (store, batch)
+            )
+            if points:
+                budgets, rates, peaks = zip(*points)
+                speed.plot(budgets, rates, marker="o", label=f"{store}, batch {batch}")
+                peak.plot(budgets, peaks, marker="o")
+    ticks = sorted({row["budget"] / 1e9 for row in rows})
+    peak.plot(ticks, ticks, color="black", linestyle="--", label="the budget")
+    peak.set_yscale("log")
+    peak.set_yticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    for axes in (speed, peak):
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+        axes.minorticks_off()
+        axes.set_xlabel("device_memory_budget, GB")
+    speed.set_ylim(bottom=0)
+    speed.set_ylabel("delivered, GB/s")
+    peak.set_ylabel("peak of used memory, GB")
+    peak.legend()
+    legend_above(figure, speed)
+    return figure
+
+
+def draw_beside(plt: Any, found: Found) -> Any:
+    rows = found.good()
+    cores, stores = sorted(distinct(rows, "cores"), reverse=True), distinct(rows, "store")
+    figure, panels = plt.subplots(1, len(cores), figsize=(5 * len(cores), 3.8), sharey=True, squeeze=False)
+    for axes, count in zip(panels[0], cores):
+        cells = {
+            (row["store"], row["decode"]): row["share_of_alone"] for row in rows if row["cores"] == count
+        }
+        for decode in distinct(rows, "decode"):
+            shown = [(store, 100 * cells[store, decode]) for store in stores if (store, decode) in cells]
+            places = [stores.index(store) for store, _ in shown]
+            axes.plot(places, [share for _, share in shown], "o", label=f'decode="{decode}"', alpha=0.8)
+        axes.set_xticks(range(len(stores)), stores, rotation=20)
+        axes.axhline(100, color="black", linewidth=0.8)
+        axes.set_title(f"{count} cores")
+    panels[0][0].set_ylabel("share of the speed alone, %")
+    legend_above(figure, panels[0][0])
+    return figure
+
+
+def draw_overlap(plt: Any, found: Found) -> Any:
+    rows = [row for row in found.good() if row.get("timeline")]
+    figure, panels = plt.subplots(len(rows), 1, figsize=(11, 1.9 * len(rows) + 0.4), squeeze=False)
+    kinds = {"training": "tab:blue", "decode": "tab:orange", "copy": "tab:green"}
+    for (axes,), row in zip(panels, rows):
+        for place, (kind, color) in enumerate(kinds.items()):
+            spans = [(start, end - start) for start, end in row["timeline"][kind]]
+            axes.broken_barh(spans, (place - 0.35, 0.7), color=color, linewidth=0)
+        for end in row["timeline"]["step_ends"]:
+            axes.axvline(end, color="black", linewidth=0.8)
+        axes.set_yticks(range(len(kinds)), list(kinds))
+        axes.grid(axis="y", visible=False)
+        axes.set_title(f'{row["store"]}, decode="{row["decode"]}"', loc="left")
+    panels[-1][0].set_xlabel("ms; lines are ends of training steps")
+    return figure
+
+
+def draw(results: Path) -> list[Path]:
+    """Writes the charts of the results that are there; returns their files.
+
+    Raises:
+        ImportError: matplotlib is missing.
+    """
+    plt = plot_style()
+    all_results = results_of(results)
+    found = {kind: newest(all_results, kind) for kind in KINDS}
+    scaling = found["scaling"]
+    charts: list[tuple[str, Any]] = []
+    if scaling.good("windows"):
+        charts.append(("scaling-windows", draw_windows(plt, scaling)))
+    if rows := scaling.good("chunks"):
+        figure = draw_lines(plt, rows, "codec", "chunk_bytes", "decoded bytes of a chunk, MB", 1e6)
+        charts.append(("scaling-chunks", figure))
+    if rows := scaling.good("cores"):
+        charts.append(("scaling-cores", draw_lines(plt, rows, "store", "cores", "CPU cores")))
+    for kind, drawn in (
+        ("budgets", draw_budgets),
+        ("beside_training", draw_beside),
+        ("overlap", draw_overlap),
+    ):
+        if found[kind].good():
+            charts.append((kind, drawn(plt, found[kind])))
+    paths = []
+    for name, figure in charts:
+        path = results / f"{name}.png"
+        figure.savefig(path)
+        plt.close(figure)
+        paths.append(path)
+    return paths
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    parser = argparse.ArgumentParser(description="Draw charts and fill the README from benches/results/.")
+    add = parser.add_argument
+    add("--results", type=Path, default=common.RESULTS, help="where the JSON files are")
+    add("--readme", type=Path, default=common.ROOT / "README.md", help="what is filled (default: README.md)")
+    add("--check", action="store_true", help="write nothing; exit status 1 if the README or a chart is stale")
+    add("--print", action="store_true", help="write nothing; print the section")
+    args = parser.parse_args(argv)
+    folder = Path(os.path.relpath(args.results.resolve(), args.readme.resolve().parent)).as_posix()
+    content = section(args.results, folder)
+    if args.print:
+        print(content, end="")
+        return 0
+    try:
+        old = args.readme.read_text()
+        new = filled(old, content)
+    except (OSError, ValueError) as error:
+        print(f"report.py: {args.readme.name}: {error}", file=sys.stderr)
+        return 1
+    if args.check:
+        charts = [
+            part.partition(")")[0] for part in content.split("](") if part.partition(")")[0].endswith(".png")
+        ]
+        missing = [chart for chart in charts if not (args.readme.parent / chart).exists()]
+        if new == old and not missing:
+            return 0
+        what = f"{missing[0]} is missing" if missing else f"{args.readme.name} is not what the results say"
+        print(f"report.py: {what}; run python benches/report.py", file=sys.stderr)
+        return 1
+    try:
+        charts = draw(args.results)
+    except ImportError as error:
+        print(f"report.py: {error}; pip install matplotlib", file=sys.stderr)
+        return 1
+    args.readme.write_text(new)
+    print(f"filled {args.readme.name} and drew {', '.join(chart.name for chart in charts) or 'no charts'}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,456 @@
+"""The scripts in `benches/` on small stores and the CPU backend, and what they make of what they measure."""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from argparse import Namespace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from stores import FORMATS
+
+if 3 not in FORMATS:
+    pytest.skip("written through zarr-python 3", allow_module_level=True)
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
+import budgets
+import cold
+import common
+import overlap
+import report
+
+BENCHES = Path(common.__file__).parent
+SCRIPTS = ("scaling", "budgets", "cold", "beside_training", "overlap", "cpu_backend", "report")
+
+
+def run_script(name, *arguments, timeout=300):
+    """Runs one script; returns the finished process."""
+    return subprocess.run(
+        [sys.executable, str(BENCHES / f"{name}.py"), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Where the scripts keep their small stores."""
+    return tmp_path_factory.mktemp("stores")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    """Where all results of this module go."""
+    return tmp_path_factory.mktemp("results")
+
+
+@pytest.fixture(scope="module")
+def quick(data, results):
+    """`quick(name, *arguments)`: runs a script once on small stores and the CPU; the result it kept."""
+    kept = {}
+
+    def run(name, *arguments):
+        if (name, arguments) not in kept:
+            before = set(results.iterdir())
+            done = run_script(
+                name, "--quick", "--device", "cpu", "--folder", data, "--out", results, *arguments
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            (new,) = set(results.iterdir()) - before
+            assert str(new) in done.stdout
+            kept[name, arguments] = json.loads(new.read_text())
+        return kept[name, arguments]
+
+    return run
+
+
+def rows_of(result):
+    """Rows by point."""
+    return {row["point"]: row for row in result["rows"]}
+
+
+def scaling(quick):
+    return quick(
+        "scaling", "--points", "windows/zstd/8/2/*", "chunks/raw/51200", "chunks/sharded/*", "cores/*/raw"
+    )
+
+
+def small_budgets(quick):
+    return quick("budgets", "--stores", "raw", "--points", "*/40MB/1", "*/2MB/8")
+
+
+def beside(quick):
+    return quick("beside_training", "--stores", "raw", "--decode", "cpu", "--batch-size", "2")
+
+
+def from_cold(quick):
+    return quick("cold", "--stores", "raw", "--threads", "2", "--rounds", "1")
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_help(script):
+    done = run_script(script, "--help")
+    assert done.returncode == 0, done.stderr
+    assert "usage:" in done.stdout
+
+
+def test_results_say_how_they_came_about(quick, data, results):
+    result = scaling(quick)
+    assert result["kind"] == "scaling"
+    assert result["command"][:4] == ["python", "benches/scaling.py", "--quick", "--device"]
+    assert result["machine"]["cores"] == len(os.sched_getaffinity(0))
+    assert {"python", "zarr", "nvidia-dali-cuda130"} <= set(result["versions"])
+    assert result["work"]["quick"] and result["work"]["device"] == "cpu"
+    for place in (data, results, Path.home()):
+        assert str(place) not in json.dumps(result)
+
+
+def test_scaling(quick):
+    rows = rows_of(scaling(quick))
+    for order in ("in order", "shuffled"):
+        row = rows[f"windows/zstd/8/2/{order}"]
+        # 15 windows of two steps touch 16 steps.
+        assert row["decodes_per_epoch"] < 1.2
+        assert row["delivered_gb_per_s"] > 1.5 * row["decoded_gb_per_s"]
+    for chunk in ("raw/51200", "sharded/640", "sharded/6400", "sharded/51200", "sharded/307200"):
+        row = rows[f"chunks/{chunk}"]
+        assert row["delivered_gb_per_s"] == pytest.approx(row["decoded_gb_per_s"], rel=0.25)
+        assert row["chunk_bytes"] == int(chunk.partition("/")[2])
+    (cores,) = (row for row in rows.values() if row["section"] == "cores")
+    assert 0 < cores["cpu_cores"] < cores["cores"] + 0.5
+
+
+def test_points_that_match_nothing_are_an_error():
+    done = run_script("scaling", "--quick", "--device", "cpu", "--points", "nothing/*")
+    assert done.returncode == 2
+    assert "nothing/*" in done.stderr and "windows/raw/1/2/in order" in done.stderr
+
+
+def test_cuts_hold_the_same_values(quick, data):
+    import zarr
+
+    scaling(quick)
+    expected = zarr.open_array(str(data / "16x80x160" / "raw.zarr"), mode="r")[:]
+    cut = zarr.open_array(str(data / "16x80x160" / "cuts" / "sharded-307200.zarr"), mode="r")
+    assert (cut.shards, cut.chunks) == ((4, 6, 80, 160), (1, 6, 80, 160))
+    assert (cut[:] == expected).all()
+
+
+def test_budgets(quick):
+    rows = rows_of(small_budgets(quick))
+    row = rows["raw/40MB/1"]
+    assert row["measured"] == "process"
+    assert row["looks"] > 10
+    assert 0 < row["peak"] < 40_000_000 + 30_000_000
+    assert row["share_of_budget"] == row["peak"] / 40_000_000
+    assert "host_memory_budget" in rows["raw/2MB/8"]["problem"]
+
+
+def test_a_watch_sees_the_peak_and_its_end():
+    used = iter([10, 30, 20])
+
+    def next_use():
+        for use in used:
+            return use
+        raise ProcessLookupError("gone")
+
+    with budgets.Watch(next_use) as watch:
+        watch._thread.join(10)
+    assert (watch.peak, watch.looks) == (30, 3)
+
+
+def test_cold(quick):
+    (row,) = from_cold(quick)["rows"]
+    assert row["disk_way"] in row["disk_rounds"]
+    rate = row["disk_gb_per_s"] * row["ratio"]
+    assert row["share_of_disk"] == pytest.approx(row["delivered_gb_per_s"] / rate)
+    cold_enough = row["least_from_disk"] is None or row["least_from_disk"] >= cold.REALLY_COLD
+    assert ("problem" in row) != cold_enough
+
+
+def test_files_are_read_to_their_ends(tmp_path):
+    sizes = (0, 1, 4096, cold.BLOCK, cold.BLOCK + 1, 2 * cold.BLOCK + 4096)
+    files = []
+    for size in sizes:
+        files.append(tmp_path / str(size))
+        files[-1].write_bytes(bytes(size))
+    cold.evict(files)
+    assert cold.read_all(files, 3, direct=False) == sum(sizes)
+
+
+def test_beside_training(quick):
+    (row,) = beside(quick)["rows"]
+    assert row["share_of_alone"] == row["samples_per_s"] / row["alone_samples_per_s"]
+    assert row["gpu_share"] == 0
+    # A shuffled epoch of 15 windows takes each of the 16 steps about once.
+    assert 0.3 < row["supplied"] < 3
+    assert row["reader"]["batches"] > 0
+    assert 0 <= row["waited_share"] <= row["blocked_share"] <= 1
+
+
+def test_cpu_backend(quick, tmp_path):
+    program = tmp_path / "zarrs_direct"
+    program.write_text('#!/bin/sh\n[ "$2 $3" = "/ 2" ] && [ -d "$1" ] && echo "{\\"gb_per_s\\": 1e-6}"\n')
+    program.chmod(0o755)
+    arguments = ("--stores", "zstd", "--threads", "2", "--zarrs-direct", str(program))
+    result = quick("cpu_backend", *arguments)
+    (row,) = result["rows"]
+    assert row["problems"] == {}
+    assert row["zarrs, Rust"] == 1e-6
+    peers = row["zarrs"], row["zarrs, one array"]
+    assert row["of_best_zarrs"] == row["zarr-dali"] / max(peers)
+    assert str(program) not in json.dumps(result)
+
+
+def test_a_peer_that_fails_costs_its_own_figures_only(quick):
+    result = quick("cpu_backend", "--stores", "raw", "--rounds", "1", "--zarrs-direct", "/bin/false")
+    (row,) = result["rows"]
+    assert list(row["problems"]) == ["zarrs, Rust"]
+    assert "problem" not in row and row["zarr-dali"] > 0
+
+
+def test_overlap_needs_a_gpu_or_a_trace():
+    done = run_script("overlap", "--quick", "--device", "cpu")
+    assert done.returncode == 2
+    assert "--trace" in done.stderr
+
+
+def test_a_child_that_dies_costs_one_point(tmp_path):
+    script = tmp_path / "dies.py"
+    script.write_text(
+        f"import os, sys; sys.path.insert(0, {str(BENCHES)!r})\n"
+        "import common\n"
+        "for point in common.child_task()['points']:\n"
+        "    print('some words')\n"
+        "    if point['point'] == 'b': os.abort()\n"
+        "    common.hand_over({'seen': point['point']})\n"
+    )
+    points = [{"point": name} for name in "abc"]
+    rows = [row for _, row in common.in_child(str(script), {}, points, limit_s=60)]
+    assert rows == [{"seen": "a"}, {"problem": "the process ended with -6"}, {"seen": "c"}]
+
+
+def test_a_child_that_hangs_costs_one_point(tmp_path):
+    script = tmp_path / "hangs.py"
+    script.write_text(
+        f"import sys, time; sys.path.insert(0, {str(BENCHES)!r})\n"
+        "import common\n"
+        "for point in common.child_task()['points']:\n"
+        "    if point['point'] == 'a': time.sleep(600)\n"
+        "    common.hand_over({'seen': point['point']})\n"
+    )
+    points = [{"point": name} for name in "ab"]
+    rows = [row for _, row in common.in_child(str(script), {}, points, limit_s=3)]
+    assert rows == [{"problem": "took more than 3 s"}, {"seen": "b"}]
+
+
+def test_time_is_dealt_out(monkeypatch):
+    monkeypatch.setattr(common.time, "time", lambda: 1000.0)
+    assert common.fair_seconds(2.0, None, 5) == 2.0
+    assert common.fair_seconds(2.0, 1100.0, 5) == 2.0
+    assert common.fair_seconds(2.0, 1100.0, 50) == pytest.approx(0.8)
+    assert common.fair_seconds(2.0, 900.0, 50) == 0.2
+
+
+def test_commands_tell_no_places():
+    command = ["--folder", "/a", "--seconds", "2", "--out=/b", "--data-dir", "/c", "--quick"]
+    assert common.without_places(command) == [
+        "--folder", "...", "--seconds", "2", "--out=...", "--data-dir", "...", "--quick",
+    ]  # fmt: skip
+
+
+def random_spans(random_numbers, count):
+    starts = [random_numbers.randrange(200) for _ in range(count)]
+    return [(start, start + random_numbers.randrange(1, 20)) for start in starts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_intervals_are_sets_of_moments(seed):
+    numbers = random.Random(seed)
+    spans = [random_spans(numbers, numbers.randrange(0, 15)) for _ in range(2)]
+
+    def moments(intervals):
+        return {moment for start, end in intervals for moment in range(start, end)}
+
+    a, b = (overlap.union(one) for one in spans)
+    for one, merged in zip(spans, (a, b)):
+        assert moments(merged) == moments(one)
+        assert all(left[1] < right[0] for left, right in pairwise(merged))
+        assert overlap.length(merged) == len(moments(one))
+    both = overlap.intersection(a, b)
+    assert moments(both) == moments(a) & moments(b)
+    assert overlap.length(both) == len(moments(a) & moments(b))
+
+
+def test_a_gap_is_closed_only_where_it_is_small():
+    assert overlap.union([(0, 1), (3, 4), (10, 11)], gap=2) == [(0, 4), (10, 11)]
+
+
+def trace(steps=6):
+    """Events of steps of 100 us: training from 0 to 80, a copy from 10 to 30, decoding from 70 to 90."""
+
+    def event(cat, name, start, duration, stream):
+        return {"ph": "X", "cat": cat, "name": name, "ts": start, "dur": duration, "args": {"stream": stream}}
+
+    events = [{"ph": "M", "name": "process_name"}]
+    for start in range(0, 100 * steps, 100):
+        events += [
+            event("kernel", "void conv(float*)", start, 80, 7),
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", start + 80, 2, 7),
+            event("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", start + 10, 20, 20),
+            event("kernel", "nvcomp::decode<int>(int)", start + 70, 15, 20),
+            event("kernel", "gather", start + 85, 5, 20),
+            # A status that the reader fetches is no end of a step; a training kernel may be called alike.
+            event("gpu_memcpy", "Memcpy DtoH (Device -> Pinned)", start + 91, 1, 20),
+            event("kernel", "at::native::gather_kernel(float)", start + 40, 10, 7),
+        ]
+    return events
+
+
+def test_events_are_told_apart():
+    assert {"gather", "inflate", "decode_lz4", "zstd_check_frames"} <= overlap.own_kernels()
+    found = overlap.activity(trace(2), overlap.own_kernels())
+    assert found.copy == [(10, 30), (110, 130)]
+    assert found.decode == [(70, 90), (170, 190)]
+    assert found.training == [(0, 80), (100, 180)]
+    assert found.step_ends == [82, 182]
+
+
+def test_shares_of_a_trace(tmp_path):
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": trace()}))
+    done = run_script("overlap", "--trace", path)
+    assert done.returncode == 0, done.stderr
+    figures = json.loads(done.stdout)
+    # The last step's end cuts its decoding from 20 to 12 us.
+    copied, decoded, total = 6 * 20, 5 * 20 + 12, 582
+    assert figures["copy_hidden"] == 1
+    assert figures["decode_hidden"] == pytest.approx(6 * 10 / decoded)
+    assert figures["hidden"] == pytest.approx((copied + 6 * 10) / (copied + decoded))
+    assert figures["copy_share"] == pytest.approx(copied / total)
+    assert figures["training_share"] == pytest.approx(6 * 80 / total)
+    shown = figures["timeline"]
+    assert len(shown["step_ends"]) == overlap.SHOWN_STEPS + 1
+    assert all(0 <= a < b <= shown["step_ends"][-1] for a, b in shown["copy"] + shown["training"])
+
+
+def test_a_trace_without_a_training_is_an_error():
+    with pytest.raises(ValueError, match="no training step"):
+        overlap.shares(overlap.activity(trace()[:1], {"gather"}))
+
+
+@pytest.fixture(scope="module")
+def reported(quick, tmp_path_factory):
+    """A folder with results as a GPU's would be, and a README with an empty section."""
+    root = tmp_path_factory.mktemp("reported")
+    folder = root / "results"
+    folder.mkdir()
+    for result in (scaling(quick), small_budgets(quick), beside(quick), from_cold(quick)):
+        result = json.loads(json.dumps(result))
+        result["work"] |= {"device": "gpu", "quick": False}
+        result["machine"]["gpus"] = ["NVIDIA H200"]
+        for row in result["rows"]:
+            if result["kind"] == "cold":
+                row.pop("problem", None)
+        (folder / f"{result['kind']}.json").write_text(json.dumps(result))
+    figures = {"hidden": 0.5, "copy_hidden": 1.0, "decode_hidden": None, "copy_share": 0.1}
+    figures |= {"decode_share": 0.0, "training_share": 0.9}
+    found = overlap.activity(trace(), overlap.own_kernels())
+    row = {"point": "zstd/auto", "store": "zstd", "decode": "auto", "timeline": overlap.timeline(found)}
+    result = {**result, "kind": "overlap", "rows": [{**row, **figures}]}
+    (folder / "overlap.json").write_text(json.dumps(result))
+    (root / "README.md").write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n\nThe end\n")
+    return root
+
+
+def test_report(reported):
+    pytest.importorskip("matplotlib")
+    results, readme = reported / "results", reported / "README.md"
+    arguments = ["--results", str(results), "--readme", str(readme)]
+    assert report.main([*arguments, "--check"]) == 1
+    assert report.main(arguments) == 0
+    assert report.main([*arguments, "--check"]) == 0
+    text = readme.read_text()
+    assert text.startswith("# Title\n") and text.endswith("\nThe end\n")
+    charts = {path.stem: path for path in results.glob("*.png")}
+    assert set(charts) == {
+        "scaling-windows", "scaling-chunks", "scaling-cores", "budgets", "beside_training", "overlap",
+    }  # fmt: skip
+    for name, path in charts.items():
+        assert f"](results/{name}.png)" in text
+        assert path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5_000
+    row = next(
+        r for r in json.loads((results / "scaling.json").read_text())["rows"] if r["section"] == "chunks"
+    )
+    assert f"{row['delivered_gb_per_s']:.1f}" in text
+    assert "| zstd, `auto` | 50.0 % | 100.0 % |  | 10.0 % |" in text
+    assert "refused" in text and "host_memory_budget" in text
+    charts["budgets"].unlink()
+    assert report.main([*arguments, "--check"]) == 1
+
+
+def test_a_readme_without_markers_is_an_error(tmp_path, capsys):
+    readme = tmp_path / "README.md"
+    readme.write_text("nothing")
+    assert report.main(["--results", str(tmp_path), "--readme", str(readme)]) == 1
+    assert report.BEGIN in capsys.readouterr().err
+    assert readme.read_text() == "nothing"
+
+
+def a_result(points, *, written="2026-01-02T03:00:00", **changes):
+    """A result of cold.py with a point for each name and value."""
+    rows = [
+        {"point": name, **({"problem": value} if isinstance(value, str) else {"figure": value})}
+        for name, value in points.items()
+    ]
+    machine = {"cpu": "x", "cores": 16, "gpus": ["NVIDIA H200"], "ram_gb": 1}
+    work = {"device": "gpu", "quick": False}
+    kept = {"kind": "cold", "date": written[:10], "written": written, "machine": machine, "work": work}
+    return {**kept, "rows": rows, **changes}
+
+
+def test_the_newest_results_count():
+    later = "2026-01-02T04:00:00"
+    results = [
+        ("old", a_result({"a": 1, "c": 1}, written="2026-01-01T09:00:00")),
+        ("part", a_result({"a": 2, "b": 2, "d": 2})),
+        ("newest", a_result({"b": 3, "d": "left out"}, written=later)),
+        ("cpu", a_result({"b": 4}, written="2026-01-03T00:00:00", work={"device": "cpu", "quick": False})),
+        ("other", a_result({"b": 5}, written="2026-01-03T00:00:00", kind="budgets")),
+    ]
+    found = report.newest(results, "cold")
+    assert found.files == ["newest", "part"]
+    assert {row["point"]: row["figure"] for row in found.good()} == {"a": 2, "b": 3, "d": 2}
+
+
+def test_quick_results_do_not_count(tmp_path):
+    quick = a_result({"a": 1}, work={"device": "gpu", "quick": True})
+    (tmp_path / "quick.json").write_text(json.dumps(quick))
+    (tmp_path / "other.json").write_text(json.dumps([1, 2]))
+    (tmp_path / "real.json").write_text(json.dumps(a_result({"a": 2})))
+    assert [name for name, _ in report.results_of(tmp_path)] == ["real.json"]
+
+
+def test_results_are_whole_after_every_row(tmp_path):
+    args = Namespace(
+        out=tmp_path, folder=Path("/somewhere"), device="cpu", steps=1, grid=(2, 2), quick=True, command=[],
+        revision="abc", machine={"cpu": "x", "cores": 1, "gpus": []},
+    )  # fmt: skip
+    kept = common.Results("cold", "nothing", args)
+    assert json.loads(kept.path.read_text())["rows"] == []
+    kept.add({"point": "a", "problem": "no /somewhere/a.zarr"})
+    assert json.loads(kept.path.read_text())["rows"] == [{"point": "a", "problem": "no .../a.zarr"}]
+    assert kept.finish() == 1
+    kept.add({"point": "b", "figure": 1.0})
+    assert kept.finish() == 0
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+def test_the_readme_says_what_the_results_say():
+    assert report.main(["--check"]) == 0
