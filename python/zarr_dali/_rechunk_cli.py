@@ -116,10 +116,8 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         raise click.ClickException(_in_options(str(error))) from error
     except KeyboardInterrupt:
-        click.echo(
-            f"Stopped. What is finished is in {dst}.partial; the same command with --resume goes on.",
-            err=True,
-        )
+        text = f"Stopped. What is finished is in {dst}.partial; the same command with --resume goes on."
+        click.echo(text, err=True)
         sys.exit(130)
     from zarr_dali._rechunk import report
 

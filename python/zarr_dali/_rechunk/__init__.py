@@ -1,8 +1,8 @@
 """Copies a Zarr store into other chunks: `zarr_dali.rechunk` and the command `zarr-dali rechunk`.
 
-zarr-python reads and writes the chunks, with the codec pipeline of the zarrs package where that is installed.
-What is here decides what to write (`plan`, `proposal`, `codecs`), in which regions, so that the source is read
-as little as memory allows (`regions`), and sees to it that a stop loses nothing (`copying`, `journal`).
+zarr-python reads and writes the chunks, with the codec pipeline of the package zarrs where it is there.
+What is here decides what to write (`plan`, `proposal`, `codecs`), in which regions, so that the source is
+read as little as memory allows (`regions`), and sees to it that a stop loses nothing (`copying`, `journal`).
 """
 
 from __future__ import annotations

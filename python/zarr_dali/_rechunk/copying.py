@@ -101,7 +101,7 @@ def copy(
         # the zarrs package leaves to zarr-python.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            done = _copy(plan, folder, log, mask=mask, count=count, verify=verify, tick=tick)
+            done = _copy(plan, folder, log, resume, mask=mask, count=count, verify=verify, tick=tick)
             if plan.consolidated:
                 zarr.consolidate_metadata(str(folder))
         log.flush()
@@ -154,16 +154,25 @@ class _Array:
     """One array on both sides."""
 
     def __init__(
-        self, plan: ArrayPlan, source: zarr.Array, target: zarr.Array, folder: Path, rule: Any, torn: bool
+        self,
+        plan: ArrayPlan,
+        source: zarr.Array,
+        target: zarr.Array,
+        proof: tuple[zarr.Array, zarr.Array],
+        folder: Path,
+        rule: statistics.Rule | None,
+        torn: bool,
     ) -> None:
         self.plan = plan
         self.source, self.target = source, target
         self.full = target.with_config({"write_empty_chunks": True})
+        self.proof = proof
+        """Source and target once more, read by zarr-python alone, so that no decoder vouches for itself."""
         self.folder = folder
         self.rule = rule
         self.torn = torn
         """Whether an earlier run may have left halves of files."""
-        self.fill = np.asarray(target.fill_value, self.plan.dtype.newbyteorder("="))
+        self.fill = target.fill_value
 
     def region(self, number: int) -> tuple[slice, ...]:
         """The region's part of the copy."""
@@ -171,17 +180,16 @@ class _Array:
         place = np.unravel_index(number, [-(-a // b) for a, b in zip(shape, extents)]) if shape else ()
         return slices(shape, extents, [int(one) for one in place])
 
-    def read(self, region: tuple[slice, ...]) -> np.ndarray:
-        """The source's values, in native byte order."""
-        moved = tuple(
+    def in_source(self, region: tuple[slice, ...]) -> tuple[slice, ...]:
+        """Where a part of the copy lies in the source."""
+        return tuple(
             slice(part.start + start, part.stop + start) for part, start in zip(region, self.plan.start)
         )
-        return _native(np.asarray(self.source[moved]))
 
     def copy(self, number: int) -> list[float] | None:
         """Copies a region; returns what is to be noted about it."""
         region = self.region(number)
-        values = self.read(region)
+        values = _native(np.asarray(self.source[self.in_source(region)]))
         note = self.rule.moments(values).as_list() if self.rule else None
         for box in each_box(values.shape, self.plan.grid.write_box(self.plan.cut.region)):
             place = tuple(
@@ -195,7 +203,8 @@ class _Array:
             # Files at the array's end are read before they are written, which half a file would not survive.
             for key in self._files(place):
                 (self.folder / key).unlink(missing_ok=True)
-        empty, alike = _compare(values, self.fill)
+        numeric = values.dtype.kind in "biufc"
+        empty, alike = _compare(values, np.asarray(self.fill, values.dtype)) if numeric else (False, False)
         if not empty:
             (self.full if alike else self.target)[place] = values
 
@@ -214,23 +223,32 @@ class _Array:
             RuntimeError: They are not the same.
         """
         region = self.region(number)
-        wanted = _checksum(self.read(region))
-        found = _checksum(_native(np.asarray(self.target[region])))
+        source, target = self.proof
+        wanted = _checksum(_native(np.asarray(source[self.in_source(region)])))
+        found = _checksum(_native(np.asarray(target[region])))
         if wanted != found:
             raise RuntimeError(
-                f"the copy differs from the source (checksums of values {found} and {wanted}): look for a codec "
-                "that loses digits or for failing memory or storage, and copy again with overwrite=True"
+                f"the copy differs from the source (checksums of values {found} and {wanted}): look for a "
+                "codec that loses digits or for failing memory or storage, and copy again with overwrite=True"
             )
         return wanted
 
 
 def _copy(
-    plan: Plan, folder: Path, log: journal.Journal, *, mask: bool, count: bool, verify: bool, tick: Tick
+    plan: Plan,
+    folder: Path,
+    log: journal.Journal,
+    resume: bool,
+    *,
+    mask: bool,
+    count: bool,
+    verify: bool,
+    tick: Tick,
 ) -> Done:
     most = max(decoding(array.cut.workers) for array in plan.arrays)
     settings = {"async.concurrency": most, "codec_pipeline.chunk_concurrent_maximum": most}
     with zarr.config.set(settings):
-        arrays = _open(plan, folder, mask, count, torn=bool(log.done))
+        arrays = _open(plan, folder, mask, count, torn=resume)
         total = plan.bytes
         sizes = {array.plan.name: array.plan.bytes / max(1, array.plan.regions) for array in arrays}
         resumed = sum(sizes[name] for name, _ in log.done)
@@ -345,10 +363,13 @@ def _open(plan: Plan, folder: Path, mask: bool, count: bool, torn: bool) -> list
         rule = None
         if count and not array.coordinate and statistics.counts(array.dtype):
             rule = statistics.Rule.of(attributes_of(source), array.dtype, mask)
+        with _pipeline(ZARR_PYTHON):
+            target = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
+        proof = source, target
         with _pipeline(ZARRS if _zarrs_takes(source, array) else ZARR_PYTHON):
             source = zarr.open_array(str(Path(plan.source, array.name)), mode="r")
             target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
-        opened.append(_Array(array, source, target, target_folder, rule, torn))
+        opened.append(_Array(array, source, target, proof, target_folder, rule, torn))
     return opened
 
 
@@ -372,13 +393,16 @@ def _create(plan: ArrayPlan, source: zarr.Array, folder: Path) -> None:
 
 
 def _zarrs_takes(source: zarr.Array, plan: ArrayPlan) -> bool:
-    """Whether the zarrs package is there and reads such an array; what it does not, zarr-python does."""
+    """Whether the zarrs package is there and reads such an array; what it does not, zarr-python does.
+
+    It takes only C order; of big-endian complex numbers zarrs 0.2.3 swaps real and imaginary parts.
+    """
     try:
         import zarrs  # noqa: F401
     except ImportError:
         return False
-    numeric = plan.dtype.kind in "biufc" and plan.dtype.isnative
-    return numeric and source.metadata.fill_value is not None
+    numeric = plan.dtype.kind in "biuf" and plan.dtype.isnative
+    return numeric and source.order == "C" and source.metadata.fill_value is not None
 
 
 def _native(values: np.ndarray) -> np.ndarray:
@@ -391,7 +415,7 @@ def _native(values: np.ndarray) -> np.ndarray:
 
 
 def _compare(values: np.ndarray, fill: np.ndarray) -> tuple[bool, bool]:
-    """Whether all values have the bits of the fill value, and whether some are like it with other bits.
+    """Whether all numbers have the bits of the fill value, and whether some are like it with other bits.
 
     Libraries leave chunks out that are equal to the fill value, and a NaN is like any other to some of them.
     """
@@ -402,8 +426,6 @@ def _compare(values: np.ndarray, fill: np.ndarray) -> tuple[bool, bool]:
         both = fill.reshape(1).view(part)
         pairs = [_compare(whole[i::2], both[i]) for i in (0, 1)]
         return all(empty for empty, _ in pairs), any(alike for _, alike in pairs)
-    if kind not in "biuf" or not values.size:
-        return False, False
     bits = f"u{values.dtype.itemsize}"
     if kind != "f":
         same = bool(values.flat[0] == fill) and bool(np.all(values == fill))

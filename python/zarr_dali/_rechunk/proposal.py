@@ -16,11 +16,13 @@ LARGE_CHUNK_BYTES = 32_000_000
 """Steps above are split: 19.7 MB decode at the best rate with Blosc, which works on blocks inside."""
 SHUFFLED_CHUNK_BYTES = 256_000
 IN_ORDER_CHUNK_BYTES = 1_000_000
-"""Steps below are put together, in random order fewer, because chunks wait in memory for their other samples."""
+"""Steps below are put together; in random order fewer, because chunks then wait in memory."""
 SHARDED_CHUNK_BYTES = 128_000_000
 LONE_CHUNK_BYTES = 64_000_000
 """Chunks from here on are files large enough by themselves."""
 CODEC = "blosc-lz4"
+
+BytesOf = Callable[[Sequence[int]], int]
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,12 @@ def propose(
     shard = _shard(chunk, shape, source_chunk, bytes_of, largest_bytes)
     files = math.prod(-(-extent // one) for extent, one in zip(shape, chunk))
     reasons = (
-        _about_chunk(use, window, chunk, source_chunk, bytes_of, split),
+        _about_chunk(window, chunk, source_chunk, bytes_of, split),
         _about_order(use, window, chunk, bytes_of),
         _about_shard(shard, shape, files, bytes_of),
-        f"{CODEC} with byte shuffle: of those measured the cheapest to decode (72 GB/s on the GPU, where zstd "
-        "does 35; 24 on 16 cores, zstd 12); where storage is the limit, blosc-zstd makes files about a sixth "
-        "smaller and costs a model that trains beside it more",
+        f"{CODEC} with byte shuffle: the cheapest to decode of those measured (72 GB/s on the GPU, "
+        "where zstd does 35; 24 on 16 cores, zstd 12); where storage is the limit, blosc-zstd makes "
+        "files about a sixth smaller and costs a model that trains beside it more",
     )
     return Proposal(tuple(chunk), shard, reasons)
 
@@ -94,7 +96,7 @@ def _shard(
     chunk: Sequence[int],
     shape: Extents,
     source_chunk: Extents,
-    bytes_of: Callable[[Sequence[int]], int],
+    bytes_of: BytesOf,
     largest_bytes: int,
 ) -> Extents | None:
     """A sharded chunk of whole steps, or of as much as is allowed, the last about as full as the others."""
@@ -108,25 +110,28 @@ def _shard(
         pieces = -(-across // fitting)
         shard[axis] = -(-across // pieces) * chunk[axis]
     both = math.lcm(chunk[0], source_chunk[0])
-    if pieces > 1 and shard[0] > both:  # borders that the source has as well, so that it is read once
-        shard[0] = shard[0] // both * both
+    if pieces > 1 and shard[0] != chunk[0]:
+        # Borders that the source has as well let a copy read it once.
+        aligned = max(both, shard[0] // both * both)
+        if bytes_of((aligned, *shard[1:])) <= min(2 * most, largest_bytes):
+            shard[0] = aligned
     return None if tuple(shard) == tuple(chunk) else tuple(shard)
 
 
-def _about_chunk(use: Use, window, chunk, source_chunk, bytes_of, split: bool) -> str:
+def _about_chunk(
+    window: Extents, chunk: Sequence[int], source_chunk: Extents, bytes_of: BytesOf, split: bool
+) -> str:
     needed = math.prod(-(-one // extent) for one, extent in zip(window, chunk))
     before = math.prod(-(-one // extent) * extent for one, extent in zip(window, source_chunk))
     after = math.prod(-(-one // extent) * extent for one, extent in zip(window, chunk))
     used = math.prod(window)
-    text = (
-        f"chunks of {_by(chunk)}, {size(bytes_of(chunk))}: a sample of {_by(window)} needs {_chunks(needed)}"
-    )
+    step = size(bytes_of((1, *window[1:])))
+    text = f"chunks of {_by(chunk)}, {size(bytes_of(chunk))}: a sample of {_by(window)} needs "
+    text += _count(needed, "chunk")
     if split:
-        text += (
-            f", since a step of {size(bytes_of((1, *window[1:])))} is more than a decoder takes well at once"
-        )
+        text += f", since a step of {step} is more than a decoder takes well at once"
     elif chunk[0] > 1:
-        text += f", since a step of {size(bytes_of((1, *window[1:])))} is little for a decoder"
+        text += f", since a step of {step} is little for a decoder"
     if before > after:
         text += (
             f"; alone it decodes {number(after / used)} bytes for each that it uses, "
@@ -135,29 +140,31 @@ def _about_chunk(use: Use, window, chunk, source_chunk, bytes_of, split: bool) -
     return text
 
 
-def _about_order(use: Use, window, chunk, bytes_of) -> str:
+def _about_order(use: Use, window: Extents, chunk: Sequence[int], bytes_of: BytesOf) -> str:
     reach = window[0] + chunk[0] - 1
     shared = "single steps" if window[0] == 1 else f"windows of {window[0]} steps"
-    whole = bytes_of((reach, *window[1:]))
+    most = use.batch * bytes_of((reach, *window[1:]))
     if use.shuffle:
         return (
-            f"in random order ({shared}) the reader keeps chunks until their other samples have come, so that "
-            f"each is decoded once an epoch; a batch of {use.batch} touches at most {size(use.batch * whole)}"
+            f"in random order ({shared}) the reader keeps chunks until their other samples have come, so "
+            "that each is decoded once an epoch as far as memory allows; a "
+            f"batch of {use.batch} touches at most {size(most)}"
         )
     steps = min(use.batch + reach - 1, use.batch * reach)
     return (
         f"in order ({shared}) each chunk is decoded once, and a batch of {use.batch} that shares steps "
-        f"touches about {size(bytes_of((steps, *window[1:])))} of them"
+        f"touches about {size(bytes_of((steps, *window[1:])))}"
     )
 
 
-def _about_shard(shard: Extents | None, shape: Extents, files: int, bytes_of) -> str:
+def _about_shard(shard: Extents | None, shape: Extents, files: int, bytes_of: BytesOf) -> str:
     if shard is None:
-        return f"no sharded chunks: {files:,} files, each large enough by itself"
+        what = f"{files:,} files, each large enough by itself" if files > 1 else "one file holds all"
+        return f"no sharded chunks: {what}"
     count = math.prod(-(-extent // one) for extent, one in zip(shape, shard))
     return (
-        f"sharded chunks of {_by(shard)}, {size(bytes_of(shard))}: {_count(count, 'file')} and not {files:,}; a "
-        "reader still reads and decodes single chunks in them"
+        f"sharded chunks of {_by(shard)}, {size(bytes_of(shard))}: {_count(count, 'file')} and not "
+        f"{files:,}; a reader still reads and decodes single chunks in them"
     )
 
 

@@ -1,9 +1,9 @@
 """How an array is cut into regions of work.
 
 A region is a box of whole files of the destination (sharded chunks, or chunks where nothing is sharded), so
-that no two workers write to the same file. What a cut costs is how often chunks of the source are read: a source
-chunk that lies across regions is read once for each of them. Along one dimension that is a sum over the
-regions, and over several dimensions the product of the sums, so that dimensions are looked at one by one.
+that no two workers write to the same file. What a cut costs is how often chunks of the source are read: one
+that lies across regions is read once for each of them. Along one dimension that is a sum over the regions,
+over several dimensions the product of the sums, so that dimensions are looked at one by one.
 """
 
 from __future__ import annotations
@@ -152,6 +152,8 @@ def each_box(shape: Sequence[int], extents: Sequence[int]) -> Iterator[tuple[sli
 
 def _touches(extent: int, start: int, region: int, chunk: int) -> int:
     """Source chunks that regions along one dimension touch, counted once for each region."""
+    if not extent:
+        return 0
     begins = np.arange(start, start + extent, region)
     ends = np.minimum(begins + region, start + extent)
     return int(np.sum((ends - 1) // chunk - begins // chunk + 1))

@@ -66,11 +66,7 @@ def statistics(found: dict[str, dict[str, Any]]) -> RenderableType:
         table.add_column(column, justify="right")
     for name, values in found.items():
         cells = [values[column] for column in columns]
-        texts = [
-            "" if cell is None else f"{cell:.7g}" if isinstance(cell, float) else f"{cell:,}"
-            for cell in cells
-        ]
-        table.add_row(Text(name or "array"), *texts)
+        table.add_row(Text(name or "array"), *map(_number, cells))
     return table
 
 
