@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -107,6 +108,8 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
 
     # Text that goes elsewhere than to a terminal has no need to be narrow.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=True)
+    # A batch system that ends a job lets it be resumed, too.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if dry_run:
             console.print(str(rechunk(src, dst, dry_run=True, **arguments).plan), markup=False)
@@ -119,6 +122,8 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
         text = f"Stopped. What is finished is in {dst}.partial; the same command with --resume goes on."
         click.echo(text, err=True)
         sys.exit(130)
+    finally:
+        signal.signal(signal.SIGTERM, before)
     from zarr_dali._rechunk import report
 
     console.print(f"{dst}: {zarr_dali._advice.size(done.plan.bytes)} in {done.seconds:.1f} s", markup=False)

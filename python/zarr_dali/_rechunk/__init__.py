@@ -123,6 +123,8 @@ def rechunk(
             raise ValueError(f'shards: {shards!r} is neither "none" nor extents by dimension')
         shards = {}
     count = stats is not False
+    if count and stats is not True:
+        _check_statistics(Path(stats).resolve(), source)
     if mask and not count:
         raise ValueError("mask is about statistics, which `stats` asks for")
     asked = plan.Request(
@@ -139,8 +141,13 @@ def rechunk(
     if dry_run:
         return Rechunked(made)
     start = monotonic()
-    if resume and not copying.partial_of(destination).exists() and copying.finish(destination):
+    if resume and copying.finish(made):
         return Rechunked(made, resumed_bytes=made.bytes)
+
+    def keep(done: copying.Done) -> None:
+        if count and stats is not True:
+            _write_statistics(Path(stats), done.statistics)
+
     done = copying.copy(
         made,
         mask=mask,
@@ -149,9 +156,8 @@ def rechunk(
         resume=resume,
         overwrite=overwrite,
         tick=progress or (lambda what, done, total: None),
+        keep=keep,
     )
-    if count and stats is not True:
-        _write_statistics(Path(stats), done.statistics)
     return Rechunked(made, done.statistics, done.checksums, done.resumed_bytes, monotonic() - start)
 
 
@@ -202,6 +208,14 @@ def _check_destination(destination: Path, partial: Path, *, resume: bool, overwr
     if destination.is_dir() and not any(destination.iterdir()):
         return
     raise ValueError(f"{destination} exists; choose another name, or overwrite=True to replace it")
+
+
+def _check_statistics(path: Path, source: Path) -> None:
+    """What would fail only after all is copied."""
+    if not path.parent.is_dir():
+        raise ValueError(f"stats: there is no folder {path.parent}")
+    if path.is_relative_to(source):
+        raise ValueError(f"stats: {path} is inside the source, which is never written to")
 
 
 def _names(variables: str | Iterable[str] | None) -> tuple[str, ...] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import hashlib
 import json
@@ -45,6 +46,8 @@ _HINTS = {
     errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
 }
 
+_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
+
 Tick = Callable[[str, int, int], None]
 """Told how far the work is: what is being done, bytes that are done, bytes in all."""
 
@@ -64,7 +67,15 @@ def partial_of(destination: Path) -> Path:
 
 
 def copy(
-    plan: Plan, *, mask: bool, count: bool, verify: bool, resume: bool, overwrite: bool, tick: Tick
+    plan: Plan,
+    *,
+    mask: bool,
+    count: bool,
+    verify: bool,
+    resume: bool,
+    overwrite: bool,
+    tick: Tick,
+    keep: Callable[[Done], None],
 ) -> Done:
     """Writes the copy.
 
@@ -76,6 +87,7 @@ def copy(
         resume: Whether what an earlier run finished is kept.
         overwrite: Whether a store at the destination is replaced when the copy is complete.
         tick: Is told of progress, in the thread that called.
+        keep: Is given what was found, before the copy gets its name.
 
     Raises:
         ValueError: What an earlier run left does not fit the plan.
@@ -104,19 +116,27 @@ def copy(
             done = _copy(plan, folder, log, resume, mask=mask, count=count, verify=verify, tick=tick)
             if plan.consolidated:
                 zarr.consolidate_metadata(str(folder))
-        log.flush()
+        keep(done)
         _publish(folder, destination, overwrite)
     finally:
         log.close()
     return done
 
 
-def finish(destination: Path) -> bool:
-    """Whether a run was stopped after its copy had got its name, of which nothing is left to do."""
-    left = journal.header_of(destination) is not None
-    if left:
-        (destination / journal.NAME).unlink()
-    return left
+def finish(plan: Plan) -> bool:
+    """Whether a run was stopped after its copy had got its name, of which nothing is left to do.
+
+    Raises:
+        ValueError: It was a run with other arguments.
+    """
+    destination = Path(plan.destination)
+    header = journal.header_of(destination)
+    if header is None or partial_of(destination).exists():
+        return False
+    if header.get("fingerprint") != plan.fingerprint:
+        raise ValueError(f"{destination} is a copy with other arguments; overwrite=True replaces it")
+    (destination / journal.NAME).unlink()
+    return True
 
 
 def looks_like_store(folder: Path) -> bool:
@@ -148,6 +168,10 @@ def _check_header(stored: dict[str, Any], header: dict[str, Any], folder: Path) 
         problem = "was begun without these statistics"
     if problem:
         raise ValueError(f"{folder} {problem}: it cannot be resumed; overwrite=True begins anew")
+
+
+class _DiffersError(RuntimeError):
+    """Source and copy are not the same."""
 
 
 class _Array:
@@ -190,12 +214,15 @@ class _Array:
         """Copies a region; returns what is to be noted about it."""
         region = self.region(number)
         values = _native(np.asarray(self.source[self.in_source(region)]))
+        _trim()
         note = self.rule.moments(values).as_list() if self.rule else None
         for box in each_box(values.shape, self.plan.grid.write_box(self.plan.cut.region)):
             place = tuple(
                 slice(part.start + whole.start, part.stop + whole.start) for part, whole in zip(box, region)
             )
             self._write(np.ascontiguousarray(values[box]).reshape(values[box].shape), place)
+        del values
+        _trim()
         return note
 
     def _write(self, values: np.ndarray, place: tuple[slice, ...]) -> None:
@@ -220,14 +247,16 @@ class _Array:
         """Reads a region again from both sides; returns its checksum.
 
         Raises:
-            RuntimeError: They are not the same.
+            _DiffersError: They are not the same.
         """
         region = self.region(number)
         source, target = self.proof
         wanted = _checksum(_native(np.asarray(source[self.in_source(region)])))
+        _trim()
         found = _checksum(_native(np.asarray(target[region])))
+        _trim()
         if wanted != found:
-            raise RuntimeError(
+            raise _DiffersError(
                 f"the copy differs from the source (checksums of values {found} and {wanted}): look for a "
                 "codec that loses digits or for failing memory or storage, and copy again with overwrite=True"
             )
@@ -330,6 +359,8 @@ def _where(array: _Array, number: int) -> str:
 
 def _explained(error: Exception, where: str, folder: Path) -> RuntimeError:
     """An error with the place and the way on. The zarrs package has errno in its texts only."""
+    if isinstance(error, _DiffersError):
+        return RuntimeError(f"{where}: {error}; it stays in {folder} until then")
     number = getattr(error, "errno", None)
     if number is None and (match := re.search(r"os error (\d+)", str(error))):
         number = int(match[1])
@@ -403,6 +434,12 @@ def _zarrs_takes(source: zarr.Array, plan: ArrayPlan) -> bool:
         return False
     numeric = plan.dtype.kind in "biuf" and plan.dtype.isnative
     return numeric and source.order == "C" and source.metadata.fill_value is not None
+
+
+def _trim() -> None:
+    """Gives freed memory back, of which glibc otherwise keeps buffers of up to 32 MiB for each thread."""
+    if _MALLOC_TRIM is not None:
+        _MALLOC_TRIM(0)
 
 
 def _native(values: np.ndarray) -> np.ndarray:

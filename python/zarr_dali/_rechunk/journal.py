@@ -18,8 +18,8 @@ from typing import Any
 NAME = ".zarr-dali-rechunk"
 """Readers of Zarr take no notice of it."""
 VERSION = 1
-FLUSH_SECONDS = 5.0
-"""What a power failure costs at most, besides the regions that were being worked on."""
+FLUSH_SECONDS = 2.0
+"""What a kill costs at most, besides the regions that were being worked on."""
 
 
 class Journal:

@@ -71,11 +71,11 @@ class Grid:
         """Bytes that a worker needs for a region at most.
 
         They are the values; beside them, one after the other, the source chunks that are being decoded
-        (`decoding` at a time, encoded and decoded), and what is written (made contiguous, encoded, and once
-        more in the whole file).
+        (`decoding` at a time and one on its way, encoded and decoded), and what is written (made contiguous,
+        encoded, and once more in the whole file).
         """
         source_chunk = math.prod(self.source_chunk) * self.element_bytes
-        reading = 2 * decoding * source_chunk
+        reading = 2 * (decoding + 1) * source_chunk
         writing = 3 * self.bytes(self.write_box(region))
         return self.bytes(region) + max(reading, writing)
 
