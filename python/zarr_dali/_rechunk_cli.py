@@ -128,7 +128,7 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
 
     console.print(f"{dst}: {zarr_dali._advice.size(done.plan.bytes)} in {done.seconds:.1f} s", markup=False)
     if done.checksums:
-        console.print(f"verified: {len(done.checksums)} arrays have the values of the source")
+        console.print(f"verified: all values are those of the source (arrays: {len(done.checksums)})")
     if done.statistics:
         console.print(report.statistics(done.statistics))
 

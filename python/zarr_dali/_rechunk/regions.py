@@ -18,7 +18,8 @@ import numpy as np
 Extents = tuple[int, ...]
 
 WRITE_BYTES = 16_000_000
-"""Small files are written together, up to this many bytes at once."""
+LEAST_WRITE_BYTES = 1_000_000
+"""Small files are written together: up to so many bytes at once, or so many at least."""
 REGION_BYTES = 64_000_000
 """Regions do not grow beyond this where it saves no reading: the more of them, the less a stop costs."""
 REGIONS_PER_WORKER = 4
@@ -61,9 +62,11 @@ class Grid:
 
     def write_box(self, region: Extents) -> Extents:
         """What is handed over for writing at once: a file, or neighbouring small ones together."""
+        # A part of the region only, or else writing would take the memory that regions are better made of.
+        most = min(WRITE_BYTES, max(LEAST_WRITE_BYTES, self.bytes(region) // 8))
         box = list(self.unit)
         for axis in reversed(range(len(box))):
-            while box[axis] < region[axis] and 2 * self.bytes(tuple(box)) <= WRITE_BYTES:
+            while box[axis] < region[axis] and 2 * self.bytes(tuple(box)) <= most:
                 box[axis] = min(2 * box[axis], region[axis])
         return tuple(box)
 
@@ -78,10 +81,6 @@ class Grid:
         reading = 2 * (decoding + 1) * source_chunk
         writing = 3 * self.bytes(self.write_box(region))
         return self.bytes(region) + max(reading, writing)
-
-    def boxes(self, region: Extents) -> list[Extents]:
-        """Places of all regions, in units of regions, last dimension fastest."""
-        return list(itertools.product(*(range(-(-a // b)) for a, b in zip(self.shape, region))))
 
     def count(self, region: Extents) -> int:
         """Number of regions."""
