@@ -1,0 +1,262 @@
+"""Copies a Zarr store into other chunks: `zarr_dali.rechunk` and the command `zarr-dali rechunk`.
+
+zarr-python reads and writes the chunks, with the codec pipeline of the package zarrs where it is there.
+What is here decides what to write (`plan`, `proposal`, `codecs`), in which regions, so that the source is
+read as little as memory allows (`regions`), and sees to it that a stop loses nothing (`copying`, `journal`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zarr_dali._rechunk.copying import Tick
+    from zarr_dali._rechunk.plan import Plan
+
+_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
+
+
+@dataclass(frozen=True)
+class Rechunked:
+    """What `rechunk` did, or with `dry_run` would do."""
+
+    plan: Plan
+    statistics: dict[str, dict[str, Any]] | None = None
+    """Of each variable `mean`, `std`, `min`, `max`, and how many values counted (`count`) or not (`nan`,
+    `infinite`, `masked`); None where they were not asked for."""
+    checksums: dict[str, str] | None = None
+    """Of the values of each array, the same in source and copy; None without `verify`."""
+    resumed_bytes: int = 0
+    """Decoded bytes that an earlier run had copied already."""
+    seconds: float = 0.0
+
+
+def rechunk(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    *,
+    chunks: Mapping[str, int] | None = None,
+    shards: Mapping[str, int] | str | None = None,
+    codec: str | None = None,
+    variables: str | Iterable[str] | None = None,
+    range: Mapping[str, slice | Sequence[int | None]] | None = None,
+    for_window: int | Sequence[int] | None = None,
+    batch: int = 1,
+    shuffle: bool = True,
+    stats: bool | str | os.PathLike[str] = False,
+    mask: bool = False,
+    verify: bool = False,
+    memory: int | str = "2GB",
+    workers: int | None = None,
+    resume: bool = False,
+    overwrite: bool = False,
+    dry_run: bool = False,
+    progress: Tick | None = None,
+) -> Rechunked:
+    """Copies a Zarr v2 or v3 store into a Zarr v3 store with other chunks, values bit for bit.
+
+    The copy grows in `DST.partial` and gets its name when it is complete, so that nobody reads half of one. A
+    run that was stopped, killed or failed is continued with `resume=True` and the same arguments. The source
+    is only read.
+
+    Attributes, dimension names and fill values are kept, and consolidated metadata if the source has them.
+    Coordinates come along, in one chunk each. The fill value of a Zarr v2 array also becomes the attribute
+    `_FillValue`, which is what it means to xarray and to the reader. Chunks that hold nothing but the fill
+    value are not written.
+
+    Args:
+        src: A Zarr group or array in a local folder.
+        dst: Where the copy goes.
+        chunks: Extents of chunks by dimension name (`dim_0` and so on where dimensions have no names); -1 is
+            all of a dimension. What is not named stays as it is.
+        shards: Extents of sharded chunks, multiples of those of chunks; what is not named is as in the chunk.
+            "none" writes each chunk as a file, None keeps what the source has.
+        codec: "blosc-lz4", "blosc-zstd", "zstd", each also as "zstd:5" with a level, "none", or "keep", the
+            default, which keeps the whole chain with filters and byte order.
+        variables: Paths of the arrays to copy, with their coordinates; by default all.
+        range: By dimension name the part to copy, a slice or (start, stop).
+        for_window: Extents of a sample of `fn.readers.zarr` along the leading dimensions, for which chunks,
+            shards and codec are proposed. What is given beside goes before the proposal.
+        batch: Samples of a batch, for the proposal.
+        shuffle: Whether samples will be read in random order, for the proposal.
+        stats: Whether to find mean and std of the variables in float64, or the JSON file to write them to.
+            NaN and infinite values are left out and counted. `mean` and `std` of the file are lists in the
+            order of `arrays`, as the reader takes them.
+        mask: Statistics of what the reader gives with `mask_and_scale`: without the values that the CF
+            attributes `_FillValue` and `missing_value` name, scaled by `scale_factor` and `add_offset`.
+        verify: Read source and copy again and compare checksums of their values.
+        memory: Bytes for the work, or text such as "2GB"; comes on top of what Python and its libraries take.
+        workers: Regions that are copied at once; by default one for each core, up to 8.
+        resume: Keep what an earlier run finished.
+        overwrite: Replace the store at `dst` when the copy is complete. Without `resume` begin anew.
+        dry_run: Only plan; `print(rechunk(..., dry_run=True).plan)` shows it.
+        progress: Called with ("copying" or "verifying", bytes done, bytes in all), decoded.
+
+    Raises:
+        ValueError: Arguments or the source's metadata do not fit, or `dst` is taken.
+        RuntimeError: Something failed while copying, such as a full disk or a damaged chunk.
+        ImportError: zarr-python 3 is missing.
+    """
+    _import_zarr()
+    from zarr_dali._rechunk import copying, plan, proposal
+
+    source, destination = _paths(src, dst)
+    if not dry_run:
+        left = copying.partial_of(destination)
+        _check_destination(destination, left, resume=resume, overwrite=overwrite)
+    use = None
+    if for_window is not None:
+        window = (for_window,) if isinstance(for_window, int) else tuple(for_window)
+        if not window or min(window) < 1 or batch < 1:
+            raise ValueError("for_window and batch must be 1 or more")
+        use = proposal.Use(window, batch, shuffle)
+    if isinstance(shards, str):
+        if shards != "none":
+            raise ValueError(f'shards: {shards!r} is neither "none" nor extents by dimension')
+        shards = {}
+    count = stats is not False
+    if count and stats is not True:
+        _check_statistics(Path(stats).resolve(), source)
+    if mask and not count:
+        raise ValueError("mask is about statistics, which `stats` asks for")
+    asked = plan.Request(
+        chunks=dict(chunks or {}),
+        shards=shards,
+        codec=codec,
+        variables=_names(variables),
+        ranges={name: _slice(name, part) for name, part in (range or {}).items()},
+        use=use,
+        memory=_bytes(memory),
+        workers=_workers(workers, plan),
+    )
+    made = plan.make(asked, source, destination)
+    if dry_run:
+        return Rechunked(made)
+    start = monotonic()
+    if resume and copying.finish(made):
+        return Rechunked(made, resumed_bytes=made.bytes)
+
+    def keep(done: copying.Done) -> None:
+        if count and stats is not True:
+            _write_statistics(Path(stats), done.statistics)
+
+    done = copying.copy(
+        made,
+        mask=mask,
+        count=count,
+        verify=verify,
+        resume=resume,
+        overwrite=overwrite,
+        tick=progress or (lambda what, done, total: None),
+        keep=keep,
+    )
+    return Rechunked(made, done.statistics, done.checksums, done.resumed_bytes, monotonic() - start)
+
+
+def _import_zarr() -> None:
+    try:
+        import zarr
+    except ModuleNotFoundError as error:
+        raise ImportError('rechunk needs zarr-python 3: pip install "zarr>=3" zarrs') from error
+    if int(zarr.__version__.split(".")[0]) < 3:
+        raise ImportError(
+            f"rechunk needs zarr-python 3, not {zarr.__version__}, and that Python 3.11 or newer"
+        )
+
+
+def _paths(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> tuple[Path, Path]:
+    """Both folders without symbolic links, which could hide that one lies in the other."""
+    source, destination = Path(src).resolve(), Path(dst).resolve()
+    if not source.is_dir():
+        raise ValueError(f"{src}: there is no such folder")
+    if source == destination or (destination.exists() and source.samefile(destination)):
+        raise ValueError(f"{dst} is the source itself, which is never written to; choose another folder")
+    if source.is_relative_to(destination) or destination.is_relative_to(source):
+        raise ValueError(f"of {src} and {dst} one lies inside the other; choose another folder")
+    return source, destination
+
+
+def _check_destination(destination: Path, partial: Path, *, resume: bool, overwrite: bool) -> None:
+    """Raises ValueError where something is in the way that may not be replaced."""
+    from zarr_dali._rechunk import copying, journal
+
+    if partial.exists():
+        if not (resume or overwrite):
+            raise ValueError(
+                f"{partial} is left of an earlier run: resume=True goes on, overwrite=True begins anew"
+            )
+        if journal.header_of(partial) is None and not copying.looks_like_store(partial):
+            raise ValueError(f"{partial} is in the way and none of ours; remove it")
+        if resume and journal.header_of(partial) is None:
+            raise ValueError(f"{partial} has no journal and cannot be resumed; overwrite=True begins anew")
+    if not destination.exists():
+        return
+    if overwrite:
+        if not copying.looks_like_store(destination):
+            raise ValueError(f"{destination} is no Zarr store and is not replaced; choose another name")
+        return
+    if resume and journal.header_of(destination) is not None:
+        return
+    if destination.is_dir() and not any(destination.iterdir()):
+        return
+    raise ValueError(f"{destination} exists; choose another name, or overwrite=True to replace it")
+
+
+def _check_statistics(path: Path, source: Path) -> None:
+    """What would fail only after all is copied."""
+    if not path.parent.is_dir():
+        raise ValueError(f"stats: there is no folder {path.parent}")
+    if path.is_relative_to(source):
+        raise ValueError(f"stats: {path} is inside the source, which is never written to")
+
+
+def _names(variables: str | Iterable[str] | None) -> tuple[str, ...] | None:
+    if variables is None:
+        return None
+    names = (variables,) if isinstance(variables, str) else tuple(variables)
+    if not names:
+        raise ValueError("variables: none are named")
+    return names
+
+
+def _slice(name: str, part: slice | Sequence[int | None]) -> slice:
+    if isinstance(part, slice):
+        return part
+    if isinstance(part, (list, tuple)) and len(part) == 2:
+        return slice(*part)
+    raise ValueError(f"range: {name}={part!r} is neither a slice nor (start, stop)")
+
+
+def _bytes(memory: int | str) -> int:
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?|[kmgt]i)b?\s*", str(memory).lower())
+    if not match:
+        raise ValueError(f"memory: {memory!r} is no number of bytes; give for example 2GB or 500MiB")
+    return int(float(match[1]) * (_UNITS | _BINARY)[match[2]])
+
+
+def _workers(workers: int | None, plan: Any) -> int:
+    if workers is None:
+        return min(plan.MAX_WORKERS, plan.cores())
+    if workers < 1:
+        raise ValueError(f"workers: {workers}; it takes 1 at least")
+    return workers
+
+
+def _write_statistics(path: Path, found: dict[str, dict[str, Any]]) -> None:
+    """As the reader takes them, arrays without a value left out."""
+    known = {name: values for name, values in found.items() if values["count"]}
+    content = {
+        "arrays": list(known),
+        "mean": [values["mean"] for values in known.values()],
+        "std": [values["std"] for values in known.values()],
+        "statistics": found,
+    }
+    path.write_text(json.dumps(content, indent=2) + "\n")

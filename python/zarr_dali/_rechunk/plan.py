@@ -1,0 +1,431 @@
+"""What is to be written and how the work is cut: all that is known before the first byte is copied."""
+
+from __future__ import annotations
+
+import base64
+import math
+import os
+import posixpath
+import re
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import zarr
+from zarr.errors import NodeNotFoundError
+
+from zarr_dali._advice import size
+from zarr_dali._rechunk import codecs, journal, proposal
+from zarr_dali._rechunk.regions import Cut, Extents, Grid, cut
+
+WHOLE_BYTES = 16_000_000
+"""Coordinates up to this many bytes become one chunk."""
+STRING_BYTES = 64
+"""Taken for a string of any length where memory is counted."""
+ZARRS = "zarrs.ZarrsCodecPipeline"
+ZARR_PYTHON = "zarr.core.codec_pipeline.BatchedCodecPipeline"
+MAX_WORKERS = 8
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked for; the arguments of `zarr_dali.rechunk` that decide what is written."""
+
+    chunks: Mapping[str, int]
+    shards: Mapping[str, int] | None
+    """None keeps the source's, an empty mapping leaves chunks as files of their own."""
+    codec: str | None
+    variables: tuple[str, ...] | None
+    ranges: Mapping[str, slice]
+    use: proposal.Use | None
+    memory: int
+    workers: int
+
+
+@dataclass(frozen=True)
+class ArrayPlan:
+    """How one array is copied.
+
+    Shapes are of the copy; `start` is where it begins in the source.
+    """
+
+    name: str
+    """Path inside the store; empty where the store is an array."""
+    dimensions: tuple[str, ...]
+    shape: Extents
+    start: Extents
+    dtype: np.dtype
+    source_chunk: Extents
+    source_shard: Extents | None
+    source_codecs: tuple[dict[str, Any], ...]
+    """As Zarr v3 writes them; those of a Zarr v2 array by their numcodecs names."""
+    chunk: Extents
+    shard: Extents | None
+    codecs: codecs.Chain = field(repr=False)
+    coordinate: bool
+    """Whether it was laid out as a coordinate: in one chunk, whatever the request says."""
+    cut: Cut
+    reasons: tuple[str, ...] = ()
+    """Why these shapes, where they were proposed."""
+
+    @property
+    def unit(self) -> Extents:
+        """What one file holds."""
+        return self.shard or self.chunk
+
+    @property
+    def element_bytes(self) -> int:
+        return STRING_BYTES if self.dtype.kind in "OT" else self.dtype.itemsize
+
+    @property
+    def grid(self) -> Grid:
+        return Grid(self.shape, self.start, self.source_chunk, self.unit, self.element_bytes)
+
+    @property
+    def bytes(self) -> int:
+        """Decoded bytes of the copy."""
+        return math.prod(self.shape) * self.element_bytes
+
+    @property
+    def regions(self) -> int:
+        return self.grid.count(self.cut.region)
+
+    @property
+    def files(self) -> int:
+        """Files at most: those that hold nothing but the fill value are not written."""
+        return math.prod(-(-extent // one) for extent, one in zip(self.shape, self.unit))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All of a copy. `str()` is what `zarr-dali rechunk --dry-run` prints."""
+
+    source: str
+    destination: str
+    arrays: tuple[ArrayPlan, ...]
+    memory: int
+    consolidated: bool
+    """Whether the source has consolidated metadata, so that the copy gets them."""
+    fingerprint: str
+    """Of the source's metadata and all that decides what is written."""
+
+    @property
+    def bytes(self) -> int:
+        """Decoded bytes of the copy."""
+        return sum(array.bytes for array in self.arrays)
+
+    def __str__(self) -> str:
+        from zarr_dali._rechunk import report
+
+        return report.as_text(self)
+
+
+def open_source(path: Path) -> zarr.Group | zarr.Array:
+    """The root of a store.
+
+    Raises:
+        ValueError: There is none.
+    """
+    try:
+        return zarr.open(str(path), mode="r")
+    except (FileNotFoundError, NodeNotFoundError) as error:
+        raise ValueError(f"{path}: there is no Zarr array or group") from error
+
+
+def arrays_of(root: zarr.Group | zarr.Array) -> dict[str, zarr.Array]:
+    """All arrays of a store by path, sorted."""
+    if isinstance(root, zarr.Array):
+        return {"": root}
+    members = root.members(max_depth=None)
+    return {name: node for name, node in sorted(members) if isinstance(node, zarr.Array)}
+
+
+def groups_of(root: zarr.Group | zarr.Array) -> dict[str, zarr.Group]:
+    """All groups of a store by path, sorted, the root as ""."""
+    if isinstance(root, zarr.Array):
+        return {}
+    members = root.members(max_depth=None)
+    return {"": root} | {name: node for name, node in sorted(members) if isinstance(node, zarr.Group)}
+
+
+def attributes_of(array: zarr.Array) -> dict[str, Any]:
+    """An array's attributes as a Zarr v3 array has them.
+
+    In Zarr v2 the fill value is what CF calls `_FillValue`, to xarray and to the reader; in Zarr v3 it is
+    not, and an attribute says it, in the form that xarray writes.
+    """
+    attributes = dict(array.attrs.asdict())
+    if array.metadata.zarr_format == 3:
+        return attributes
+    attributes.pop("_ARRAY_DIMENSIONS", None)
+    fill, kind = array.metadata.fill_value, np.dtype(array.dtype).kind
+    if fill is not None and kind in "biufc":
+        attributes["_FillValue"] = _encoded_fill(fill, kind)
+    return attributes
+
+
+def _encoded_fill(fill: Any, kind: str) -> Any:
+    if kind == "c":
+        return [_encoded_fill(fill.real, "f"), _encoded_fill(fill.imag, "f")]
+    if kind == "f":
+        return base64.standard_b64encode(struct.pack("<d", float(fill))).decode()
+    return bool(fill) if kind == "b" else int(fill)
+
+
+def make(request: Request, source: Path, destination: Path) -> Plan:
+    """Reads the metadata of the source and decides everything.
+
+    Raises:
+        ValueError: The request does not fit the source.
+    """
+    root = open_source(source)
+    arrays = arrays_of(root)
+    if not arrays:
+        raise ValueError(f"{source}: the group holds no array")
+    coordinates = _coordinates(root, arrays)
+    chosen = _chosen(arrays, coordinates, request.variables)
+    deepest = max(arrays[name].ndim for name in chosen)
+    dimensions = {name: dimensions_of(array) for name, array in arrays.items()}
+    _check_dimensions(request, {name: dimensions[name] for name in chosen})
+    codecs.check(request.codec or "keep")
+    plans = []
+    for name in chosen:
+        array = arrays[name]
+        small = array.ndim < min(2, deepest) or name in coordinates
+        try:
+            plans.append(_array_plan(request, name, array, dimensions[name], small and len(chosen) > 1))
+        except ValueError as error:
+            raise ValueError(f"array {name!r}: {error}" if name else str(error)) from error
+    metadata = {name: arrays[name].metadata.to_dict() for name in chosen}
+    written = [
+        [plan.name, plan.shape, plan.start, plan.chunk, plan.shard, repr(plan.codecs)] for plan in plans
+    ]
+    return Plan(
+        source=str(source),
+        destination=str(destination),
+        arrays=tuple(plans),
+        memory=request.memory,
+        consolidated=not isinstance(root, zarr.Array) and root.metadata.consolidated_metadata is not None,
+        fingerprint=journal.fingerprint([str(source), metadata, written]),
+    )
+
+
+def with_regions(plan: Plan, regions: Mapping[str, Sequence[int]]) -> Plan:
+    """The plan with the regions of an earlier run, with fewer workers where these need more memory.
+
+    Raises:
+        ValueError: A region does not fit into the memory.
+    """
+    arrays = []
+    for array in plan.arrays:
+        region = tuple(regions[array.name])
+        workers = array.cut.workers
+        while array.grid.memory(region, decoding(workers)) * workers > plan.memory and workers > 1:
+            workers //= 2
+        needed = array.grid.memory(region, decoding(workers))
+        if needed * workers > plan.memory:
+            raise ValueError(
+                f"array {array.name!r}: the run that is resumed took regions that need {size(needed)} of "
+                f"memory; give at least that, not {size(plan.memory)}"
+            )
+        reads = array.grid.reads(region)
+        arrays.append(
+            replace(array, cut=replace(array.cut, region=region, workers=workers, memory=needed, reads=reads))
+        )
+    return replace(plan, arrays=tuple(arrays))
+
+
+def decoding(workers: int) -> int:
+    """Source chunks that a worker decodes at once, when the cores are shared by so many."""
+    return max(1, cores() // workers)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def dimensions_of(array: zarr.Array) -> tuple[str, ...]:
+    """Names of an array's dimensions; `dim_0` and so on for those without."""
+    names = array.attrs.get("_ARRAY_DIMENSIONS") if array.metadata.zarr_format == 2 else None
+    if array.metadata.zarr_format == 3:
+        names = array.metadata.dimension_names
+    if not isinstance(names, (list, tuple)) or len(names) != array.ndim:
+        names = [None] * array.ndim
+    return tuple(name if name is not None else f"dim_{axis}" for axis, name in enumerate(names))
+
+
+def _coordinates(root: zarr.Group | zarr.Array, arrays: Mapping[str, zarr.Array]) -> set[str]:
+    """Arrays that belong to others: named like their dimension, or named by another's CF attributes."""
+    found = {
+        name
+        for name, array in arrays.items()
+        if array.ndim <= 1 and dimensions_of(array) == (posixpath.basename(name),)
+    }
+    owners = list(arrays.items()) + list(groups_of(root).items())
+    for name, node in owners:
+        folder = posixpath.dirname(name) if isinstance(node, zarr.Array) else name
+        for attribute in ("coordinates", "bounds", "grid_mapping"):
+            text = node.attrs.get(attribute)
+            if isinstance(text, str):
+                words = re.findall(r"[^\s:]+", text)
+                found.update(path for word in words if (path := posixpath.join(folder, word)) in arrays)
+    return found if found != set(arrays) else set()
+
+
+def _chosen(
+    arrays: Mapping[str, zarr.Array], coordinates: set[str], variables: Iterable[str] | None
+) -> list[str]:
+    """The arrays to copy: those asked for, and coordinates over no other dimensions than theirs."""
+    if variables is None:
+        return list(arrays)
+    wanted = set(variables)
+    if unknown := sorted(wanted - set(arrays)):
+        raise ValueError(f"there is no array {unknown[0]!r}; there are {', '.join(arrays)}")
+    used = {name for one in wanted for name in dimensions_of(arrays[one])}
+    beside = {name for name in coordinates if used.issuperset(dimensions_of(arrays[name]))}
+    return [name for name in arrays if name in wanted | beside]
+
+
+def _check_dimensions(request: Request, dimensions: Mapping[str, tuple[str, ...]]) -> None:
+    known = dict.fromkeys(name for names in dimensions.values() for name in names)
+    asked = {"chunks": request.chunks, "shards": request.shards or {}, "range": request.ranges}
+    for argument, names in asked.items():
+        for name in names:
+            if name not in known:
+                raise ValueError(f"{argument}: there is no dimension {name!r}; there are {', '.join(known)}")
+            extent = names[name]
+            if argument != "range" and (extent < 1 and extent != -1):
+                raise ValueError(f"{argument}: {name}={extent} is no extent; -1 is all of a dimension")
+
+
+def _array_plan(
+    request: Request, name: str, array: zarr.Array, dimensions: tuple[str, ...], coordinate: bool
+) -> ArrayPlan:
+    ranges = [
+        _bounds(dimension, request.ranges.get(dimension), extent)
+        for dimension, extent in zip(dimensions, array.shape)
+    ]
+    start, shape = tuple(begin for begin, _ in ranges), tuple(end - begin for begin, end in ranges)
+    kind = np.dtype(array.dtype)
+    element_bytes = STRING_BYTES if kind.kind in "OT" else kind.itemsize
+    codec, reasons = request.codec or "keep", ()
+    if coordinate:
+        codec = "keep"
+        whole = math.prod(shape) * element_bytes <= WHOLE_BYTES
+        chunk, shard = tuple(map(max, shape, [1] * len(shape))) if whole else _clip(array.chunks, shape), None
+    elif request.use is not None and array.ndim > 0:
+        largest = request.memory // 8
+        proposed = proposal.propose(request.use, shape, element_bytes, array.chunks, largest)
+        codec, reasons = request.codec or proposal.CODEC, proposed.reasons
+        chunk = _extents(request.chunks, dimensions, proposed.chunk, shape)
+        shard = _sharded(request.shards, dimensions, proposed.shard, chunk, shape)
+        if (chunk, shard, codec) != (proposed.chunk, proposed.shard, proposal.CODEC):
+            reasons = (*reasons, "what was asked for by itself goes before the proposal")
+    else:
+        chunk = _extents(request.chunks, dimensions, array.chunks, shape)
+        shard = _sharded(request.shards, dimensions, array.shards, chunk, shape)
+    grid = Grid(shape, start, array.chunks, shard or chunk, element_bytes)
+    chosen = cut(grid, request.memory, request.workers, decoding)
+    if chosen is None:
+        needed = grid.memory(shard or chunk, decoding(1))
+        what = "sharded chunk" if shard else "chunk"
+        raise ValueError(
+            f"one {what} of {'x'.join(map(str, shard or chunk))} needs {size(needed)} of memory to be "
+            f"written, more than {size(request.memory)}: give more memory or smaller "
+            f"{'shards' if shard else 'chunks'}"
+        )
+    return ArrayPlan(
+        name=name,
+        dimensions=dimensions,
+        shape=shape,
+        start=start,
+        dtype=kind,
+        source_chunk=tuple(array.chunks),
+        source_shard=array.shards and tuple(array.shards),
+        source_codecs=_codecs_of(array),
+        chunk=chunk,
+        shard=shard,
+        codecs=codecs.chain_of(codec, array),
+        coordinate=coordinate,
+        cut=chosen,
+        reasons=reasons,
+    )
+
+
+def _bounds(dimension: str, wanted: slice | None, extent: int) -> tuple[int, int]:
+    if wanted is None:
+        return 0, extent
+    start, stop, step = wanted.indices(extent)
+    if step != 1:
+        raise ValueError(f"range: {dimension} has a step of {step}; only ranges of neighbours can be copied")
+    if stop <= start:
+        raise ValueError(
+            f"range: {dimension}={wanted.start}:{wanted.stop} holds none of the {extent} indices"
+        )
+    return start, stop
+
+
+def _clip(extents: Sequence[int], shape: Extents) -> Extents:
+    """Chunks that are no larger than what they cut, and hold at least one element."""
+    return tuple(max(1, min(pair)) for pair in zip(extents, shape))
+
+
+def _extents(
+    named: Mapping[str, int], dimensions: Sequence[str], usual: Sequence[int], shape: Extents
+) -> Extents:
+    """Chunk extents: those that are named, else the usual ones; -1 is all of a dimension."""
+    wanted = [named.get(dimension, extent) for dimension, extent in zip(dimensions, usual)]
+    return _clip([size if one == -1 else one for one, size in zip(wanted, shape)], shape)
+
+
+def _sharded(
+    named: Mapping[str, int] | None,
+    dimensions: Sequence[str],
+    usual: Sequence[int] | None,
+    chunk: Extents,
+    shape: Extents,
+) -> Extents | None:
+    """Extents of a sharded chunk: whole chunks, and no more than cover the array.
+
+    Raises:
+        ValueError: An extent that is named is no multiple of the chunk's.
+    """
+    if named is None and usual is None:
+        return None
+    if named is not None and not set(named).intersection(dimensions):
+        return None
+    # What is not named is as in the source or the proposal where that is asked for, else as in the chunk.
+    base = usual if named is None else chunk
+    shard = []
+    for dimension, one, inner, extent in zip(dimensions, base, chunk, shape):
+        covering = -(-extent // inner) * inner
+        wanted = (named or {}).get(dimension)
+        if wanted is None:
+            shard.append(max(inner, min(-(-one // inner) * inner, covering)))
+        elif wanted == -1 or wanted >= covering:
+            shard.append(max(inner, covering))
+        elif wanted % inner:
+            below = wanted // inner * inner
+            near = " or ".join(str(value) for value in (below, below + inner) if value)
+            raise ValueError(
+                f"shards: {dimension}={wanted} is no multiple of the chunk's {inner}; give {near}"
+            )
+        else:
+            shard.append(wanted)
+    return tuple(shard)
+
+
+def _codecs_of(array: zarr.Array) -> tuple[dict[str, Any], ...]:
+    """The codecs of an array's read chunks, by name and configuration."""
+    if array.metadata.zarr_format == 3:
+        chain = [codec.to_dict() for codec in (*array.filters, array.serializer, *array.compressors)]
+        return tuple({"name": one["name"], "configuration": one.get("configuration") or {}} for one in chain)
+    found = []
+    for codec in (*array.filters, *array.compressors):
+        config = dict(codec.get_config())
+        found.append({"name": config.pop("id"), "configuration": config})
+    return tuple(found)
