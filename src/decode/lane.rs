@@ -33,6 +33,7 @@ use crate::gpu::{
     StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 use crate::stats::Counters;
+use crate::trace::{self, Stage};
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -288,6 +289,7 @@ impl Lane {
     /// Waits for the next group and processes it. False once the queue is closed.
     pub fn step(&mut self) -> bool {
         let Some(mut group) = self.take() else { return false };
+        let _range = trace::range(Stage::DecodeOnGpu, group.len() as u64);
         let first = group[0].at.clone();
         self.pulse.set(Some(Busy { since: Instant::now(), first, chunks: group.len() }));
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

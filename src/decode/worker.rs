@@ -13,10 +13,12 @@ use crate::batch::{Batch, Times, Unit};
 use crate::codec::{self, GpuChain, Prepared, Road, Unpacker, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result, log_once};
+use crate::fetch::cufile::Handle;
 use crate::fetch::{Blob, Located, Locator};
 use crate::gpu::{PinnedBuffer, PinnedPool};
 use crate::options::MissingChunks;
 use crate::stats::Counters;
+use crate::trace::{self, Stage};
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -261,6 +263,29 @@ impl Workers {
         unsafe { host::assemble(source, &unit.boxes, self.conversion(chunk), output) };
     }
 
+    /// Reads a chunk with cuFile.
+    ///
+    /// # Safety
+    /// As for [`Sender::read`].
+    #[allow(clippy::too_many_arguments, reason = "what, where from, where to and for whom")]
+    unsafe fn read_with_cufile(
+        &self,
+        sender: &mut Sender,
+        blob: &dyn Blob,
+        handle: &Handle,
+        range: &Range<u64>,
+        to: u64,
+        host: Option<&mut [u8]>,
+        at: &Context,
+    ) -> Result<()> {
+        let _range = trace::range(Stage::Fetch, range.end - range.start);
+        // SAFETY: the duties of the caller.
+        unsafe { sender.read(blob, handle, range, to, host) }
+            .map_err(|source| Error::Io { at: at.clone(), source })?;
+        self.counters.bytes_read_gds.add(range.end - range.start);
+        Ok(())
+    }
+
     /// Reads and decodes a read chunk on this thread, into native byte order. Says when everything was read.
     fn read_and_unpack(
         &self,
@@ -289,6 +314,7 @@ impl Workers {
         let encoded = &mut encoded[..bytes as usize];
         read(blob, range, encoded, at)?;
         let fetched = Instant::now();
+        let _range = trace::range(Stage::DecodeOnCpu, into.len() as u64);
         if !chain.is_some_and(|chain| chain.decode_into(encoded, into, unpacker)) {
             let decoded = codec::decode_on_cpu(array, Cow::Borrowed(encoded))
                 .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })?;
@@ -363,7 +389,7 @@ impl ToGpu<'_> {
         let times = fill(buffer.bytes_mut())?;
         // SAFETY: the destination has the size of the chunk's elements and belongs to it alone.
         unsafe { sender.copy(buffer.bytes(), address)? };
-        self.depart(buffer, sender, (destination, address), work, (times, false), at)
+        self.depart(Some(buffer), sender, (destination, address), work, (times, false), at)
     }
 
     /// An uncompressed chunk: its bytes go piece by piece to where they belong.
@@ -377,6 +403,12 @@ impl ToGpu<'_> {
     ) -> Result<()> {
         check_plain_size(range.end - range.start, work.bytes, &at)?;
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
+        if let Some(handle) = sender.cufile(blob, work.bytes) {
+            // SAFETY: the destination has the size of the chunk and belongs to it alone.
+            unsafe { self.workers.read_with_cufile(sender, blob, handle, range, address, None, &at)? };
+            let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+            return self.depart(None, sender, (destination, address), work, (times, true), at);
+        }
         let mut start = range.start;
         loop {
             let end = range.end.min(start + Sender::PIECE_BYTES as u64);
@@ -386,9 +418,9 @@ impl ToGpu<'_> {
             unsafe { sender.copy(buffer.bytes(), address + (start - range.start))? };
             if end == range.end {
                 let times = Times { fetched: Some(Instant::now()), ..Times::default() };
-                return self.depart(buffer, sender, (destination, address), work, (times, true), at);
+                return self.depart(Some(buffer), sender, (destination, address), work, (times, true), at);
             }
-            sender.depart(buffer, vec![])?;
+            sender.depart(Some(buffer), vec![])?;
             start = end;
         }
     }
@@ -407,6 +439,14 @@ impl ToGpu<'_> {
         let Some(room) = self.landing.take(bytes, 0, || sender.land()) else { return Ok(true) };
         let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
         let mut start = 0;
+        if let Some(handle) = sender.cufile(blob, bytes) {
+            let (host, to) = (Some(buffer.bytes_mut()), room.address());
+            // SAFETY: room and buffer have the size of the chunk and belong to it alone.
+            unsafe { self.workers.read_with_cufile(sender, blob, handle, range, to, host, at)? };
+            // What is in the chunk is found out on the host.
+            sender.wait()?;
+            start = bytes;
+        }
         while start < bytes {
             let end = bytes.min(start + Sender::PIECE_BYTES as u64);
             let piece = &mut buffer.bytes_mut()[start as usize..end as usize];
@@ -435,7 +475,7 @@ impl ToGpu<'_> {
         let identity = (work.zstd_blocks() > 0)
             .then(|| Identity::new(self.chunk.place(), &self.chunk.read_chunk, blob.version()));
         let address = room.address();
-        let arrived = sender.depart(buffer, vec![])?;
+        let arrived = sender.depart(Some(buffer), vec![])?;
         let landed = Landed { address, room: Some(room), work, arrived };
         let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
         self.push(Fetched { identity, by_gpu: true, ..fetched }, times);
@@ -467,7 +507,7 @@ impl ToGpu<'_> {
     /// them is the GPU's part.
     fn depart(
         &self,
-        buffer: PinnedBuffer,
+        buffer: Option<PinnedBuffer>,
         sender: &mut Sender,
         (destination, address): (Destination, u64),
         work: Work,
@@ -504,6 +544,7 @@ impl ToGpu<'_> {
 }
 
 fn read(blob: &dyn Blob, range: &Range<u64>, into: &mut [u8], at: &Context) -> Result<()> {
+    let _range = trace::range(Stage::Fetch, range.end - range.start);
     blob.read_at(range.start, into).map_err(|source| Error::Io { at: at.clone(), source })
 }
 
