@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let array = Array::open(Arc::new(FilesystemStore::new(store)?), &path)?;
     let options = CodecOptions::default().with_concurrent_target(threads);
     let shape = array.shape().to_vec();
-    let mut pass = || -> Result<u64, Box<dyn Error>> {
+    let pass = || -> Result<u64, Box<dyn Error>> {
         let mut bytes = 0;
         for start in (0..shape[0]).step_by(BATCH as usize) {
             let mut ranges: Vec<_> = shape.iter().map(|&extent| 0..extent).collect();

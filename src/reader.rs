@@ -44,6 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use cudarc::driver::{CudaStream, result};
 use serde_json::{Value, json};
@@ -917,12 +918,12 @@ impl Reader {
                 for number in 0..feeders + decoders {
                     let reads = device.cufile.is_some() && number < feeders;
                     let staging = reads.then(|| Staging::new(staging, number as u64, half));
-                    senders.push(Sender::new(&device.gpu, &pinned, staging)?);
+                    senders.push(Sender::new(&device.gpu, &pinned, &running.fetched, staging)?);
                 }
                 senders.reverse();
                 self.start_lanes(device, &mut running)?;
                 let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
-                Target::Lanes { landing, queue: running.fetched.clone(), most_boxes }
+                Target::Lanes { landing, most_boxes }
             }
         };
         let chain = |part: &ArrayInfo| match codec::road(part) {
@@ -1367,13 +1368,13 @@ impl Running {
             loop {
                 let job = if decodes { jobs.decode(|| hands.rest()) } else { jobs.feed(|| hands.rest()) };
                 let Some(job) = job else { break };
-                let chunk = job.chunk().clone();
+                let (chunk, since) = (job.chunk().clone(), Instant::now());
                 let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
                 if let Err(payload) = worked {
                     chunk.fail(Error::panic("a worker", &*payload));
                 }
                 if decodes {
-                    jobs.decoded(chunk.key.array, chunk.key.part);
+                    jobs.decoded(chunk.key.array, chunk.key.part, since);
                 }
             }
         })

@@ -1,12 +1,11 @@
 //! What a worker thread does with a chunk: find its bytes, read them, decode them where that is the CPU's part, and send
 //! them to where they are decoded or belong.
 
-use super::Queue;
 use super::chunk::{Chunk, Held};
 use super::known::Identity;
 use super::lane::{self, Fetched, Landed, Payload};
 use super::rooms::{Room, Rooms};
-use super::sender::Sender;
+use super::sender::{Cargo, Sender};
 use crate::assemble::host::{self, Source};
 use crate::assemble::{self, Conversion};
 use crate::batch::{Batch, Times, Unit};
@@ -56,8 +55,6 @@ pub enum Target {
     Lanes {
         /// Device memory for chunks that are not where they belong yet.
         landing: Arc<Rooms>,
-        /// The lanes' queue.
-        queue: Arc<Queue<Fetched>>,
         /// Boxes of a chunk that one group of a lane assembles at most, unless a single unit has more.
         most_boxes: usize,
     },
@@ -121,20 +118,19 @@ impl Workers {
         }
         let done = match &self.target {
             Target::Host => self.decode_and_assemble(&chunk, hands),
-            Target::Lanes { landing, queue, most_boxes } => {
+            Target::Lanes { landing, most_boxes } => {
                 let Some(sender) = hands.sender.as_mut() else { return };
                 let road = ToGpu {
                     workers: self,
                     chunk: &chunk,
                     array: self.array(&chunk),
                     landing,
-                    queue,
                     most_boxes: *most_boxes,
                 };
                 let sent = road.send(sender, &mut hands.scratch, hands.decodes);
                 if sent.is_err() {
                     // Copies may be on their way to memory that is about to be given back.
-                    sender.land();
+                    sender.abort();
                 }
                 sent
             }
@@ -331,7 +327,6 @@ struct ToGpu<'a> {
     chunk: &'a Arc<Chunk>,
     array: &'a ArrayInfo,
     landing: &'a Arc<Rooms>,
-    queue: &'a Queue<Fetched>,
     most_boxes: usize,
 }
 
@@ -351,8 +346,8 @@ impl ToGpu<'_> {
         let (found, at) = self.workers.locate(self.chunk)?;
         let Some((blob, range)) = found else {
             if self.array.fill_element().is_some() {
-                self.push(Fetched::new(self.chunk.clone(), Payload::Missing, at), Times::default());
-                return Ok(());
+                let missing = Fetched::new(self.chunk.clone(), Payload::Missing, at);
+                return sender.add(None, self.cargo(missing, Times::default()));
             }
             return self.send_elements(sender, at, |into| {
                 into.copy_from_slice(&self.array.filled_chunk());
@@ -420,7 +415,7 @@ impl ToGpu<'_> {
                 let times = Times { fetched: Some(Instant::now()), ..Times::default() };
                 return self.depart(Some(buffer), sender, (destination, address), work, (times, true), at);
             }
-            sender.depart(Some(buffer), vec![])?;
+            sender.add(Some(buffer), Cargo::Piece)?;
             start = end;
         }
     }
@@ -463,7 +458,7 @@ impl ToGpu<'_> {
             Err(problem) => return Err(Error::Damaged { at: at.clone(), problem }),
             Ok(Prepared::Cpu(reason)) => {
                 log_once(&format!("{}: decoded on the CPU: {reason}", self.array.context()));
-                sender.land();
+                sender.abort();
                 return Ok(false);
             }
         };
@@ -475,10 +470,10 @@ impl ToGpu<'_> {
         let identity = (work.zstd_blocks() > 0)
             .then(|| Identity::new(self.chunk.place(), &self.chunk.read_chunk, blob.version()));
         let address = room.address();
-        let arrived = sender.depart(Some(buffer), vec![])?;
-        let landed = Landed { address, room: Some(room), work, arrived };
-        let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
-        self.push(Fetched { identity, by_gpu: true, ..fetched }, times);
+        let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
+        let fetched =
+            Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
+        sender.add(Some(buffer), self.cargo(fetched, times))?;
         Ok(true)
     }
 
@@ -518,28 +513,26 @@ impl ToGpu<'_> {
             Destination::Output => {
                 let mut units = self.chunk.take(usize::MAX);
                 units.iter_mut().for_each(|unit| unit.times = times);
-                sender.depart(buffer, units)?;
                 if by_gpu {
                     self.workers.counters.decoded(work.bytes, true);
                 }
-                return Ok(());
+                return sender.add(buffer, Cargo::Units(units));
             }
             Destination::Stays => None,
             Destination::Lands(room) => Some(room),
         };
-        let arrived = sender.depart(buffer, vec![])?;
-        let landed = Payload::Landed(Landed { address, room, work, arrived });
-        self.push(Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) }, times);
-        Ok(())
+        let landed = Payload::Landed(Landed { address, room, work, arrived: None });
+        let fetched = Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) };
+        sender.add(buffer, self.cargo(fetched, times))
     }
 
-    /// Gives the chunk to the lanes, with those who wait for it by now. Those that come later are assembled once it is where
-    /// it stays.
-    fn push(&self, mut fetched: Fetched, times: Times) {
+    /// The chunk for the lanes, with those who wait for it by now. Those that come later are assembled once it is where it
+    /// stays.
+    fn cargo(&self, mut fetched: Fetched, times: Times) -> Cargo {
         fetched.units = self.chunk.take(self.most_boxes);
         fetched.units.iter_mut().for_each(|unit| unit.times = times);
         fetched.arrived = times.fetched;
-        self.queue.push([fetched]);
+        Cargo::Fetched(Box::new(fetched))
     }
 }
 

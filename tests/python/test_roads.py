@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import zarr
+from nvidia.dali import types
 
 import zarr_dali
 from counting import settled_stats
@@ -71,7 +72,7 @@ def test_every_chain_is_read_the_same_way(folder, values, name, backend, io):
 def test_cufile_reads_chunks_that_are_shared_cut_and_converted(folder, values):
     path = write(folder, "four steps", values, (4, 256, 256), compressors=None)
     pipe = build(
-        GPU, path, batch_size=BATCH, io="gds", window=[1, 200, 100], dtype="float16", num_io_threads=3
+        GPU, path, batch_size=BATCH, io="gds", window=[1, 200, 100], dtype=types.FLOAT16, num_io_threads=3
     )
     (first,) = run_batches(pipe, 1)[0]
     np.testing.assert_array_equal(np.stack(first)[0], values[:1, :200, :100].astype(np.float16))
