@@ -117,6 +117,8 @@ pub(crate) struct Shares {
     pub arena_bytes: u64,
     /// Where chunks land.
     pub landing_bytes: u64,
+    /// What small chunks go together in; none if there is no room for that.
+    pub parcel_bytes: u64,
     /// What cuFile reads to; none if it does not read.
     pub staging_bytes: u64,
     largest_pinned_bytes: u64,
@@ -133,6 +135,8 @@ impl Reader {
     const SHUFFLE_SHARE: (u64, u64) = (3, 4);
     /// A shuffled order is a list; of so many samples it takes 8 GiB.
     const MOST_SHUFFLED: u64 = 1 << 30;
+    /// A parcel of fewer bytes is of no use.
+    const LEAST_PARCEL: u64 = 64 << 10;
     /// One part in so many of the device budget is for what cuFile reads to.
     const STAGING_SHARE: u64 = 16;
     /// So many chunks land for each that lanes work on, so that these find some when they are done.
@@ -816,9 +820,18 @@ impl Reader {
             lanes,
             arena_bytes: arenas / lanes,
             landing_bytes: landing,
+            parcel_bytes: self.parcel_bytes(landing),
             staging_bytes: staging,
             largest_pinned_bytes: largest_pinned,
         })
+    }
+
+    /// Each thread fills one parcel while others are decoded.
+    fn parcel_bytes(&self, landing: u64) -> u64 {
+        let threads = (self.feeders() + self.decoders()) as u64;
+        let host = self.options.host_memory_bytes / (4 * threads).max(1);
+        let bytes = (landing / (4 * threads).max(1)).min(host).min(Sender::PIECE_BYTES as u64);
+        if bytes < Self::LEAST_PARCEL { 0 } else { bytes - bytes % PinnedPool::ALIGNMENT }
     }
 
     /// Memory that cuFile reads to, for all feeders.
@@ -918,7 +931,8 @@ impl Reader {
                 for number in 0..feeders + decoders {
                     let reads = device.cufile.is_some() && number < feeders;
                     let staging = reads.then(|| Staging::new(staging, number as u64, half));
-                    senders.push(Sender::new(&device.gpu, &pinned, &running.fetched, staging)?);
+                    let (queue, parcel) = (&running.fetched, device.shares.parcel_bytes);
+                    senders.push(Sender::new(&device.gpu, &pinned, queue, &landing, parcel, staging)?);
                 }
                 senders.reverse();
                 self.start_lanes(device, &mut running)?;

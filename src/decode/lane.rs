@@ -100,7 +100,7 @@ pub struct Landed {
     /// Where they are.
     pub address: u64,
     /// What they are in, if that is not where the chunk stays.
-    pub room: Option<Room>,
+    pub room: Option<Arc<Room>>,
     /// What is to be done with them.
     pub work: Work,
     /// When they are there; known from their departure on.

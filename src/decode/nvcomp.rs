@@ -3,7 +3,9 @@
 use crate::error::{Error, Result};
 use crate::gpu::DeviceMemory;
 
+use std::collections::HashMap;
 use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
 
 use cudarc::driver::CudaStream;
 use nvcomp_sys::{Nvcomp, nvcompBatchedZstdDecompressOpts_t, nvcompStatus_t, nvcompSuccess};
@@ -11,6 +13,8 @@ use nvcomp_sys::{Nvcomp, nvcompBatchedZstdDecompressOpts_t, nvcompStatus_t, nvco
 /// nvCOMP's zstd decoder.
 pub struct Zstd {
     nvcomp: Nvcomp,
+    /// Scratch memory of one frame, by its size: asking nvCOMP takes microseconds, and groups are formed chunk by chunk.
+    scratch_of_one: Mutex<HashMap<u64, u64>>,
 }
 
 const _: () =
@@ -73,15 +77,18 @@ impl FramesOnDevice {
 }
 
 impl Zstd {
+    /// Sizes of frames that are remembered.
+    const MOST_SIZES: usize = 4096;
+
     /// Loads nvCOMP.
     ///
     /// # Errors
     /// What the loader says.
     pub fn open() -> std::result::Result<Self, nvcomp_sys::LoadError> {
-        Ok(Self { nvcomp: nvcomp_sys::open()? })
+        Ok(Self { nvcomp: nvcomp_sys::open()?, scratch_of_one: Mutex::default() })
     }
 
-    /// What a call usually needs as scratch memory, for forming groups. Not a bound: nvCOMP 5.3 assumes fewer sequences
+    /// What calls usually need as scratch memory, for forming groups: so much for each frame as for the largest. Not a bound: nvCOMP 5.3 assumes fewer sequences
     /// than zstd makes at level 19 (measured: 877,872 bytes promised and 888,368 needed for a chunk of 288,000, which
     /// ended the CUDA context), so that [`Zstd::decompress`] asks again with the chunks at hand.
     ///
@@ -91,20 +98,28 @@ impl Zstd {
         if frames.count == 0 {
             return Ok(0);
         }
+        let mut known = self.scratch_of_one.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(one) = known.get(&frames.largest) {
+            return Ok(one * frames.count);
+        }
         let mut bytes = 0;
         let options = nvcompBatchedZstdDecompressOpts_t::default();
         // SAFETY: writes to a live value; does not touch the device.
         let status = unsafe {
             self.nvcomp.nvcompBatchedZstdDecompressGetTempSizeAsync(
-                frames.count as usize,
+                1,
                 frames.largest as usize,
                 options,
                 &mut bytes,
-                frames.total as usize,
+                frames.largest as usize,
             )
         };
         self.check("nvcompBatchedZstdDecompressGetTempSizeAsync", status)?;
-        Ok(bytes as u64)
+        // Sizes of frames are those of chunks or of Blosc's blocks; few.
+        if known.len() < Self::MOST_SIZES {
+            known.insert(frames.largest, bytes as u64);
+        }
+        Ok(bytes as u64 * frames.count)
     }
 
     /// Enqueues the decoding of frames, in as many calls as the scratch memory asks for. Waits for the stream, because

@@ -77,6 +77,11 @@ impl Rooms {
         self.changed.notify_all();
     }
 
+    /// Whether nothing is handed out any more.
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     /// Bytes that there are.
     pub fn capacity_bytes(&self) -> u64 {
         self.bytes

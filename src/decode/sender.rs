@@ -5,6 +5,7 @@
 
 use super::Queue;
 use super::lane::Fetched;
+use super::rooms::{Room, Rooms};
 use crate::batch::Unit;
 use crate::error::{Error, Result};
 use crate::fetch::Blob;
@@ -26,6 +27,11 @@ pub struct Sender {
     stream: Arc<CudaStream>,
     pinned: Arc<PinnedPool>,
     queue: Arc<Queue<Fetched>>,
+    /// Where chunks land.
+    landing: Arc<Rooms>,
+    /// Of a parcel.
+    parcel_bytes: usize,
+    parcel: Option<Parcel>,
     /// Where more is added.
     boarding: Flight,
     /// What is on its way, the oldest first, with its event.
@@ -85,6 +91,17 @@ impl Flight {
     }
 }
 
+/// Memory for small chunks that go to the GPU in one copy: a GPU makes no more than some 75,000 copies a second when they come
+/// from many streams.
+struct Parcel {
+    buffer: PinnedBuffer,
+    room: Arc<Room>,
+    used: usize,
+}
+
+/// A place in the parcel that is being filled.
+pub struct Slot(Range<usize>);
+
 /// Who gets what a copy brings.
 pub enum Cargo {
     /// Nobody yet: it is a piece.
@@ -101,7 +118,9 @@ impl Sender {
     /// With more than this in flight it waits for the oldest.
     const IN_FLIGHT: usize = 2 * Self::PIECE_BYTES;
     /// Small chunks fly together until there are so many bytes or chunks of them.
-    const FULL: (usize, usize) = (1 << 20, 64);
+    const FULL: (usize, usize) = (1 << 20, 256);
+    /// A parcel has room for so many of the largest chunks that it takes.
+    const PARCEL_SHARE: usize = 4;
     /// Who waits for copies looks again so often.
     const POLL: Duration = Duration::from_micros(30);
 
@@ -113,6 +132,8 @@ impl Sender {
         gpu: &Arc<Gpu>,
         pinned: &Arc<PinnedPool>,
         queue: &Arc<Queue<Fetched>>,
+        landing: &Arc<Rooms>,
+        parcel_bytes: u64,
         staging: Option<Staging>,
     ) -> Result<Self> {
         Ok(Self {
@@ -120,6 +141,9 @@ impl Sender {
             stream: gpu.stream()?,
             pinned: pinned.clone(),
             queue: queue.clone(),
+            landing: landing.clone(),
+            parcel_bytes: parcel_bytes as usize,
+            parcel: None,
             boarding: Flight::default(),
             flights: VecDeque::new(),
             bytes: 0,
@@ -220,6 +244,43 @@ impl Sender {
         self.pinned.take(bytes)
     }
 
+    /// The most bytes of a chunk that goes in a parcel.
+    pub fn small_bytes(&self) -> usize {
+        self.parcel_bytes / Self::PARCEL_SHARE
+    }
+
+    /// A place for a chunk of at most [`Sender::small_bytes`]. `None` once the reader stops.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn slot(&mut self, bytes: usize) -> Result<Option<Slot>> {
+        let fits = |parcel: &Parcel| parcel.used + bytes <= parcel.buffer.bytes().len();
+        if !self.parcel.as_ref().is_some_and(fits) {
+            self.depart()?;
+            let landing = self.landing.clone();
+            let room = landing.take(self.parcel_bytes as u64, 0, || self.land());
+            let Some(room) = room else { return Ok(None) };
+            let Some(buffer) = self.buffer(self.parcel_bytes)? else { return Ok(None) };
+            self.parcel = Some(Parcel { buffer, room: Arc::new(room), used: 0 });
+        }
+        Ok(self.parcel.as_ref().map(|parcel| Slot(parcel.used..parcel.used + bytes)))
+    }
+
+    /// The memory of a slot.
+    pub fn slot_bytes(&mut self, slot: &Slot) -> &mut [u8] {
+        match &mut self.parcel {
+            Some(parcel) => &mut parcel.buffer.bytes_mut()[slot.0.clone()],
+            None => &mut [],
+        }
+    }
+
+    /// Keeps what is in a slot. Returns where it will be on the GPU, and what that is in.
+    pub fn keep(&mut self, slot: Slot) -> Option<(u64, Arc<Room>)> {
+        let parcel = self.parcel.as_mut()?;
+        parcel.used = slot.0.end.next_multiple_of(PinnedPool::ALIGNMENT as usize);
+        Some((parcel.room.address() + slot.0.start as u64, parcel.room.clone()))
+    }
+
     /// What is sent from now on waits for an event.
     ///
     /// # Errors
@@ -266,6 +327,14 @@ impl Sender {
     /// Lets what was added go. Lanes learn of it now, and wait for it on their streams.
     fn depart(&mut self) -> Result<()> {
         let mut flight = std::mem::take(&mut self.boarding);
+        if let Some(Parcel { buffer, room, used }) = self.parcel.take_if(|parcel| parcel.used > 0) {
+            let used = used.min(buffer.bytes().len());
+            // SAFETY: room and buffer are equally large, and the room belongs to this parcel alone.
+            if let Err(error) = unsafe { self.copy(&buffer.bytes()[..used], room.address()) } {
+                flight.fail(error);
+            }
+            flight.buffers.push(buffer);
+        }
         if flight.chunks() == 0 && flight.buffers.is_empty() {
             return Ok(());
         }

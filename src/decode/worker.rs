@@ -340,6 +340,23 @@ enum Destination {
     Lands(Room),
 }
 
+/// What is in the memory of a small chunk.
+struct Filled {
+    /// What is to be done with it.
+    work: Work,
+    /// Where it begins.
+    start: u64,
+    times: Times,
+    by_gpu: bool,
+    identity: Option<Identity>,
+}
+
+impl Filled {
+    fn new(work: Work, times: Times) -> Self {
+        Self { work, start: 0, times, by_gpu: false, identity: None }
+    }
+}
+
 impl ToGpu<'_> {
     /// Sends the chunk on its way. On an error copies of it may be in flight still. Does nothing once the reader stops.
     fn send(&self, sender: &mut Sender, scratch: &mut Scratch, decodes: bool) -> Result<()> {
@@ -379,6 +396,11 @@ impl ToGpu<'_> {
         fill: impl FnOnce(&mut [u8]) -> Result<Times>,
     ) -> Result<()> {
         let work = Work::none(self.array.read_chunk_bytes());
+        if work.bytes as usize <= sender.small_bytes() {
+            return self
+                .send_small(sender, work.bytes, &at, |into| Ok(Some(Filled::new(work, fill(into)?))))
+                .map(|_| ());
+        }
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
         let Some(mut buffer) = sender.buffer(work.bytes as usize)? else { return Ok(()) };
         let times = fill(buffer.bytes_mut())?;
@@ -397,6 +419,15 @@ impl ToGpu<'_> {
         at: Context,
     ) -> Result<()> {
         check_plain_size(range.end - range.start, work.bytes, &at)?;
+        let start = lane::misalignment(&work);
+        if work.bytes + start <= sender.small_bytes() as u64 && sender.cufile(blob, work.bytes).is_none() {
+            let fill = |into: &mut [u8]| {
+                read(blob, range, &mut into[start as usize..], &at)?;
+                let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+                Ok(Some(Filled { start, by_gpu: true, ..Filled::new(work, times) }))
+            };
+            return self.send_small(sender, range.end - range.start + start, &at, fill).map(|_| ());
+        }
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
         if let Some(handle) = sender.cufile(blob, work.bytes) {
             // SAFETY: the destination has the size of the chunk and belongs to it alone.
@@ -431,7 +462,22 @@ impl ToGpu<'_> {
         at: &Context,
     ) -> Result<bool> {
         let bytes = range.end - range.start;
-        let Some(room) = self.landing.take(bytes, 0, || sender.land()) else { return Ok(true) };
+        // Inner chunks of one file differ by their cells.
+        let identity = |work: &Work| {
+            (work.zstd_blocks() > 0)
+                .then(|| Identity::new(self.chunk.place(), &self.chunk.read_chunk, blob.version()))
+        };
+        if bytes as usize <= sender.small_bytes() && sender.cufile(blob, bytes).is_none() {
+            return self.send_small(sender, bytes, at, |into| {
+                read(blob, range, into, at)?;
+                let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
+                let Some((part, work)) = self.prepare(chain, into, at)? else { return Ok(None) };
+                // So that it begins at an aligned address.
+                into.copy_within(part, 0);
+                Ok(Some(Filled { by_gpu: true, identity: identity(&work), ..Filled::new(work, times) }))
+            });
+        }
+        let Some(room) = self.room(bytes, sender)? else { return Ok(true) };
         let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
         let mut start = 0;
         if let Some(handle) = sender.cufile(blob, bytes) {
@@ -453,23 +499,15 @@ impl ToGpu<'_> {
             start = end;
         }
         let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
-        let (part, work) = match chain.prepare(buffer.bytes()) {
-            Ok(Prepared::Gpu(part, work)) => (part, work),
-            Err(problem) => return Err(Error::Damaged { at: at.clone(), problem }),
-            Ok(Prepared::Cpu(reason)) => {
-                log_once(&format!("{}: decoded on the CPU: {reason}", self.array.context()));
-                sender.abort();
-                return Ok(false);
-            }
+        let Some((part, work)) = self.prepare(chain, buffer.bytes(), at)? else {
+            sender.abort();
+            return Ok(false);
         };
         if chain.is_verified_by_host() {
             // SAFETY: as above.
             unsafe { sender.copy(&buffer.bytes()[part], room.address())? };
         }
-        // Inner chunks of one file differ by their cells.
-        let identity = (work.zstd_blocks() > 0)
-            .then(|| Identity::new(self.chunk.place(), &self.chunk.read_chunk, blob.version()));
-        let address = room.address();
+        let (address, room, identity) = (room.address(), Arc::new(room), identity(&work));
         let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
         let fetched =
             Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
@@ -491,11 +529,60 @@ impl ToGpu<'_> {
         if let (Some(room), true, 1) = (self.chunk.room(), all, work.areas()) {
             return Ok(Some((Destination::Stays, room.address())));
         }
-        let room = self.landing.take(landing_bytes(work.bytes), 0, || sender.land());
+        let room = self.room(landing_bytes(work.bytes), sender)?;
         Ok(room.map(|room| {
             let address = room.address() + lane::misalignment(work);
             (Destination::Lands(room), address)
         }))
+    }
+
+    /// What the GPU has to do with an encoded chunk. `None` if it is the CPU's part.
+    fn prepare(
+        &self,
+        chain: &GpuChain,
+        encoded: &[u8],
+        at: &Context,
+    ) -> Result<Option<(Range<usize>, Work)>> {
+        match chain.prepare(encoded) {
+            Ok(Prepared::Gpu(part, work)) => Ok(Some((part, work))),
+            Err(problem) => Err(Error::Damaged { at: at.clone(), problem }),
+            Ok(Prepared::Cpu(reason)) => {
+                log_once(&format!("{}: decoded on the CPU: {reason}", self.array.context()));
+                Ok(None)
+            }
+        }
+    }
+
+    /// A small chunk, which goes together with others. False if what fills its memory says that it should not.
+    fn send_small(
+        &self,
+        sender: &mut Sender,
+        bytes: u64,
+        at: &Context,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Filled>>,
+    ) -> Result<bool> {
+        let Some(slot) = sender.slot(bytes as usize)? else { return Ok(true) };
+        let Some(filled) = fill(sender.slot_bytes(&slot))? else { return Ok(false) };
+        let Some((address, room)) = sender.keep(slot) else { return Ok(true) };
+        let Filled { work, start, times, by_gpu, identity } = filled;
+        let landed = Landed { address: address + start, room: Some(room), work, arrived: None };
+        let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
+        sender.add(None, self.cargo(Fetched { by_gpu, identity, ..fetched }, times))?;
+        Ok(true)
+    }
+
+    /// Waits for room to land. `None` once the reader stops.
+    fn room(&self, bytes: u64, sender: &mut Sender) -> Result<Option<Room>> {
+        let room = self.landing.take(bytes, 0, || sender.land());
+        if room.is_none() && !self.landing.is_closed() {
+            return Err(Error::Budget {
+                name: "device_memory_budget",
+                budget_bytes: self.landing.capacity_bytes(),
+                needed_bytes: bytes,
+                what: "one chunk on its way to be decoded".into(),
+            });
+        }
+        Ok(room)
     }
 
     /// Lets the last copy of bytes on which this work is to be done go to their destination. `by_gpu`: what is to be done to
@@ -519,7 +606,7 @@ impl ToGpu<'_> {
                 return sender.add(buffer, Cargo::Units(units));
             }
             Destination::Stays => None,
-            Destination::Lands(room) => Some(room),
+            Destination::Lands(room) => Some(Arc::new(room)),
         };
         let landed = Payload::Landed(Landed { address, room, work, arrived: None });
         let fetched = Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) };

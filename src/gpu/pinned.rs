@@ -45,7 +45,7 @@ unsafe impl Sync for PinnedBuffer {}
 
 impl PinnedPool {
     /// Pieces start at multiples of this, so that vector instructions and copies are aligned.
-    const ALIGNMENT: u64 = 256;
+    pub const ALIGNMENT: u64 = 256;
     /// The size of a block where the budget allows several.
     const BLOCK_BYTES: u64 = 128 << 20;
 
