@@ -23,7 +23,7 @@ use crate::decode::nvcomp::Zstd;
 use crate::decode::planner::Planner;
 use crate::decode::residents::Residents;
 use crate::decode::rooms::Rooms;
-use crate::decode::sender::{Sender, Staging};
+use crate::decode::sender::{Sender, SenderParts, Staging};
 use crate::decode::worker::{Hands, Target, Workers, largest_landing_bytes, largest_pinned_bytes};
 use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result, log_once};
@@ -909,7 +909,7 @@ impl Reader {
             memory: vec![],
         };
         let mut base = 0;
-        let mut senders: Vec<Sender> = vec![];
+        let mut senders = vec![];
         let target = match &self.device {
             None => Target::Host,
             Some(device) => {
@@ -928,11 +928,17 @@ impl Reader {
                     running.registered = Some(memory);
                 }
                 let half = device.shares.staging_bytes / (2 * feeders as u64).max(1);
+                let sender = SenderParts {
+                    gpu: device.gpu.clone(),
+                    pinned,
+                    queue: running.fetched.clone(),
+                    landing: landing.clone(),
+                    parcel_bytes: device.shares.parcel_bytes,
+                };
                 for number in 0..feeders + decoders {
                     let reads = device.cufile.is_some() && number < feeders;
                     let staging = reads.then(|| Staging::new(staging, number as u64, half));
-                    let (queue, parcel) = (&running.fetched, device.shares.parcel_bytes);
-                    senders.push(Sender::new(&device.gpu, &pinned, queue, &landing, parcel, staging)?);
+                    senders.push((sender.clone(), staging));
                 }
                 senders.reverse();
                 self.start_lanes(device, &mut running)?;
@@ -1369,20 +1375,35 @@ impl Running {
         Ok(address)
     }
 
-    /// Starts a thread that reads, or one that reads and decodes.
-    fn start_worker(&mut self, workers: Arc<Workers>, sender: Option<Sender>, decodes: bool) -> Result<()> {
+    /// Starts a thread that reads, or one that reads and decodes, with what its way to the GPU is made of.
+    fn start_worker(
+        &mut self,
+        workers: Arc<Workers>,
+        mut way: Option<(SenderParts, Option<Staging>)>,
+        decodes: bool,
+    ) -> Result<()> {
         let jobs = self.jobs.clone();
-        let is_beside_training = sender.is_some();
+        let is_beside_training = way.is_some();
         let name = if decodes { "zarr decoder" } else { "zarr reader" };
         self.spawn(name, move || {
             if decodes && is_beside_training {
                 run_when_idle();
             }
-            let mut hands = Hands::new(decodes, sender);
+            let mut hands = Hands::new(decodes);
             loop {
                 let job = if decodes { jobs.decode(|| hands.rest()) } else { jobs.feed(|| hands.rest()) };
                 let Some(job) = job else { break };
                 let (chunk, since) = (job.chunk().clone(), Instant::now());
+                // Streams take time to make, and many threads of a small reader never need theirs.
+                if let Some((parts, staging)) = &mut way {
+                    match Sender::new(parts.clone(), staging) {
+                        Ok(sender) => {
+                            hands.send_with(sender);
+                            way = None;
+                        }
+                        Err(error) => chunk.fail(error),
+                    }
+                }
                 let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
                 if let Err(payload) = worked {
                     chunk.fail(Error::panic("a worker", &*payload));

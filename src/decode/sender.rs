@@ -21,16 +21,25 @@ use std::time::Duration;
 use cudarc::driver::sys::CUresult;
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 
+/// What a sender is made of.
+#[derive(Clone)]
+pub struct SenderParts {
+    /// The GPU.
+    pub gpu: Arc<Gpu>,
+    /// Where bytes begin.
+    pub pinned: Arc<PinnedPool>,
+    /// Who is told of chunks.
+    pub queue: Arc<Queue<Fetched>>,
+    /// Where chunks land.
+    pub landing: Arc<Rooms>,
+    /// Of a parcel; none if there are no parcels.
+    pub parcel_bytes: u64,
+}
+
 /// A thread's stream.
 pub struct Sender {
-    gpu: Arc<Gpu>,
+    parts: SenderParts,
     stream: Arc<CudaStream>,
-    pinned: Arc<PinnedPool>,
-    queue: Arc<Queue<Fetched>>,
-    /// Where chunks land.
-    landing: Arc<Rooms>,
-    /// Of a parcel.
-    parcel_bytes: usize,
     parcel: Option<Parcel>,
     /// Where more is added.
     boarding: Flight,
@@ -124,30 +133,19 @@ impl Sender {
     /// Who waits for copies looks again so often.
     const POLL: Duration = Duration::from_micros(30);
 
-    /// A sender with a stream of its own, which gives what has arrived to that queue.
+    /// A sender with a stream of its own, and the memory that cuFile reads to, if it does.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(
-        gpu: &Arc<Gpu>,
-        pinned: &Arc<PinnedPool>,
-        queue: &Arc<Queue<Fetched>>,
-        landing: &Arc<Rooms>,
-        parcel_bytes: u64,
-        staging: Option<Staging>,
-    ) -> Result<Self> {
+    pub fn new(parts: SenderParts, staging: &mut Option<Staging>) -> Result<Self> {
         Ok(Self {
-            gpu: gpu.clone(),
-            stream: gpu.stream()?,
-            pinned: pinned.clone(),
-            queue: queue.clone(),
-            landing: landing.clone(),
-            parcel_bytes: parcel_bytes as usize,
+            stream: parts.gpu.stream()?,
+            parts,
             parcel: None,
             boarding: Flight::default(),
             flights: VecDeque::new(),
             bytes: 0,
-            staging,
+            staging: staging.take(),
         })
     }
 
@@ -176,7 +174,7 @@ impl Sender {
     ) -> io::Result<()> {
         let Some(staging) = &mut self.staging else { return Err(io::ErrorKind::Unsupported.into()) };
         let failed = |error: Error| io::Error::other(error.to_string());
-        self.gpu.bind().map_err(failed)?;
+        self.parts.gpu.bind().map_err(failed)?;
         let mut done = range.start;
         while done < range.end {
             // The aligned range around what is wanted.
@@ -185,7 +183,7 @@ impl Sender {
             let half = staging.turn % 2;
             staging.turn += 1;
             if let Some(free) = &staging.free[half] {
-                poll(&self.gpu, free).map_err(failed)?;
+                poll(&self.parts.gpu, free).map_err(failed)?;
             }
             let at = staging.start + half as u64 * staging.bytes;
             // SAFETY: this half of the staging memory belongs to this thread, and was waited for.
@@ -214,7 +212,7 @@ impl Sender {
             }
             let free = match staging.free[half].take() {
                 Some(event) => event,
-                None => self.gpu.quiet_event().map_err(failed)?,
+                None => self.parts.gpu.quiet_event().map_err(failed)?,
             };
             free.record(&self.stream).map_err(Error::cuda("recording an event")).map_err(failed)?;
             staging.free[half] = Some(free);
@@ -236,17 +234,17 @@ impl Sender {
     /// # Errors
     /// What the driver says.
     pub fn buffer(&mut self, bytes: usize) -> Result<Option<PinnedBuffer>> {
-        if let Some(buffer) = self.pinned.try_take(bytes)? {
+        if let Some(buffer) = self.parts.pinned.try_take(bytes)? {
             return Ok(Some(buffer));
         }
         // Whoever waits here holds nothing that others wait for.
         self.land();
-        self.pinned.take(bytes)
+        self.parts.pinned.take(bytes)
     }
 
     /// The most bytes of a chunk that goes in a parcel.
     pub fn small_bytes(&self) -> usize {
-        self.parcel_bytes / Self::PARCEL_SHARE
+        self.parts.parcel_bytes as usize / Self::PARCEL_SHARE
     }
 
     /// A place for a chunk of at most [`Sender::small_bytes`]. `None` once the reader stops.
@@ -257,10 +255,10 @@ impl Sender {
         let fits = |parcel: &Parcel| parcel.used + bytes <= parcel.buffer.bytes().len();
         if !self.parcel.as_ref().is_some_and(fits) {
             self.depart()?;
-            let landing = self.landing.clone();
-            let room = landing.take(self.parcel_bytes as u64, 0, || self.land());
+            let landing = self.parts.landing.clone();
+            let room = landing.take(self.parts.parcel_bytes, 0, || self.land());
             let Some(room) = room else { return Ok(None) };
-            let Some(buffer) = self.buffer(self.parcel_bytes)? else { return Ok(None) };
+            let Some(buffer) = self.buffer(self.parts.parcel_bytes as usize)? else { return Ok(None) };
             self.parcel = Some(Parcel { buffer, room: Arc::new(room), used: 0 });
         }
         Ok(self.parcel.as_ref().map(|parcel| Slot(parcel.used..parcel.used + bytes)))
@@ -298,7 +296,7 @@ impl Sender {
     /// # Safety
     /// The destination is device memory of that size that nothing else uses until the copy has arrived.
     pub unsafe fn copy(&self, bytes: &[u8], to: u64) -> Result<()> {
-        self.gpu.bind()?;
+        self.parts.gpu.bind()?;
         // SAFETY: the duty of the caller.
         unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) }
             .map_err(Error::cuda("copying a chunk to the GPU"))
@@ -338,7 +336,7 @@ impl Sender {
         if flight.chunks() == 0 && flight.buffers.is_empty() {
             return Ok(());
         }
-        let arrived = self.gpu.quiet_event().and_then(|event| {
+        let arrived = self.parts.gpu.quiet_event().and_then(|event| {
             event.record(&self.stream).map_err(Error::cuda("recording an event"))?;
             Ok(Arc::new(event))
         });
@@ -354,7 +352,7 @@ impl Sender {
         };
         let mut fetched = std::mem::take(&mut flight.fetched);
         fetched.iter_mut().for_each(|fetched| fetched.arrives_with(&arrived));
-        self.queue.push(fetched);
+        self.parts.queue.push(fetched);
         self.bytes += flight.bytes();
         self.flights.push_back((arrived, flight));
         Ok(())
@@ -385,7 +383,7 @@ impl Sender {
     }
 
     fn poll(&self, event: &CudaEvent) -> Result<()> {
-        poll(&self.gpu, event)
+        poll(&self.parts.gpu, event)
     }
 }
 

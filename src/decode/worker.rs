@@ -78,9 +78,14 @@ struct Scratch {
 }
 
 impl Hands {
-    /// Those of a thread that decodes or not, with its way to the GPU.
-    pub fn new(decodes: bool, sender: Option<Sender>) -> Self {
-        Self { scratch: Scratch::default(), sender, decodes }
+    /// Those of a thread that decodes or not.
+    pub fn new(decodes: bool) -> Self {
+        Self { scratch: Scratch::default(), sender: None, decodes }
+    }
+
+    /// Gives it a way to the GPU.
+    pub fn send_with(&mut self, sender: Sender) {
+        self.sender = Some(sender);
     }
 
     /// Finishes what is on its way, because nothing follows for now.
@@ -429,26 +434,46 @@ impl ToGpu<'_> {
             return self.send_small(sender, range.end - range.start + start, &at, fill).map(|_| ());
         }
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
-        if let Some(handle) = sender.cufile(blob, work.bytes) {
+        let sent = match sender.cufile(blob, work.bytes) {
             // SAFETY: the destination has the size of the chunk and belongs to it alone.
-            unsafe { self.workers.read_with_cufile(sender, blob, handle, range, address, None, &at)? };
-            let times = Times { fetched: Some(Instant::now()), ..Times::default() };
-            return self.depart(None, sender, (destination, address), work, (times, true), at);
+            Some(handle) => unsafe {
+                self.workers.read_with_cufile(sender, blob, handle, range, address, None, &at)
+            },
+            // SAFETY: as above.
+            None => unsafe { self.send_pieces(blob, range, address, sender, &at) },
+        };
+        if sent.is_err() {
+            // What arrives after this could fall on somebody else's chunk.
+            sender.abort();
         }
+        sent?;
+        let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+        self.depart(None, sender, (destination, address), work, (times, true), at)
+    }
+
+    /// Reads a chunk and sends it piece by piece. Stops early once the reader stops.
+    ///
+    /// # Safety
+    /// The destination has the size of the range and belongs to the chunk alone until the copies have arrived.
+    unsafe fn send_pieces(
+        &self,
+        blob: &dyn Blob,
+        range: &Range<u64>,
+        address: u64,
+        sender: &mut Sender,
+        at: &Context,
+    ) -> Result<()> {
         let mut start = range.start;
-        loop {
+        while start < range.end {
             let end = range.end.min(start + Sender::PIECE_BYTES as u64);
             let Some(mut buffer) = sender.buffer((end - start) as usize)? else { return Ok(()) };
-            read(blob, &(start..end), buffer.bytes_mut(), &at)?;
-            // SAFETY: the destination has the size of the chunk and belongs to it alone.
+            read(blob, &(start..end), buffer.bytes_mut(), at)?;
+            // SAFETY: the duty of the caller.
             unsafe { sender.copy(buffer.bytes(), address + (start - range.start))? };
-            if end == range.end {
-                let times = Times { fetched: Some(Instant::now()), ..Times::default() };
-                return self.depart(Some(buffer), sender, (destination, address), work, (times, true), at);
-            }
             sender.add(Some(buffer), Cargo::Piece)?;
             start = end;
         }
+        Ok(())
     }
 
     /// A chunk that the GPU decodes: its bytes land there, and what that takes is found out from them on the way. False if
@@ -479,6 +504,33 @@ impl ToGpu<'_> {
         }
         let Some(room) = self.room(bytes, sender)? else { return Ok(true) };
         let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
+        let landed = self.land_encoded(blob, range, chain, sender, &room, &mut buffer, at);
+        if !matches!(landed, Ok(Some(_))) {
+            // Before room and buffer go to others.
+            sender.abort();
+        }
+        let Some((work, times)) = landed? else { return Ok(false) };
+        let (address, room, identity) = (room.address(), Arc::new(room), identity(&work));
+        let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
+        let fetched =
+            Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
+        sender.add(Some(buffer), self.cargo(fetched, times))?;
+        Ok(true)
+    }
+
+    /// Reads an encoded chunk and sends it to its room. `None` if it is the CPU's part.
+    #[allow(clippy::too_many_arguments, reason = "what, where from and where to")]
+    fn land_encoded(
+        &self,
+        blob: &dyn Blob,
+        range: &Range<u64>,
+        chain: &GpuChain,
+        sender: &mut Sender,
+        room: &Room,
+        buffer: &mut PinnedBuffer,
+        at: &Context,
+    ) -> Result<Option<(Work, Times)>> {
+        let bytes = range.end - range.start;
         let mut start = 0;
         if let Some(handle) = sender.cufile(blob, bytes) {
             let (host, to) = (Some(buffer.bytes_mut()), room.address());
@@ -499,20 +551,12 @@ impl ToGpu<'_> {
             start = end;
         }
         let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
-        let Some((part, work)) = self.prepare(chain, buffer.bytes(), at)? else {
-            sender.abort();
-            return Ok(false);
-        };
+        let Some((part, work)) = self.prepare(chain, buffer.bytes(), at)? else { return Ok(None) };
         if chain.is_verified_by_host() {
             // SAFETY: as above.
             unsafe { sender.copy(&buffer.bytes()[part], room.address())? };
         }
-        let (address, room, identity) = (room.address(), Arc::new(room), identity(&work));
-        let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
-        let fetched =
-            Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
-        sender.add(Some(buffer), self.cargo(fetched, times))?;
-        Ok(true)
+        Ok(Some((work, times)))
     }
 
     /// Where bytes go on which this work is to be done, and the address. `None` once the reader stops.
