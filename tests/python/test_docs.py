@@ -108,7 +108,8 @@ def write_stores(folder):
             {"time": times, "latitude": lat, "longitude": lon},
         )
         chunks = {"chunks": (steps_in_chunk, 16, 32)}
-        dataset.to_zarr(folder / name, zarr_format=3, encoding={"t2m": chunks, "msl": chunks})
+        encoding = {"t2m": chunks, "msl": chunks}
+        dataset.to_zarr(folder / name, zarr_format=3, consolidated=False, encoding=encoding)
 
     write("era5.zarr", "2010-01-01", 240, 1)
     write("coarse.zarr", "2010-01-01", 240, 60)
@@ -148,9 +149,10 @@ os._exit(0)
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
 )
-def test_page_runs(page, tmp_path):
+def test_page_runs(page, tmp_path, monkeypatch):
     """All of a page in its order, and what it prints is what it says."""
     write_stores(tmp_path)
+    monkeypatch.chdir(tmp_path)
     steps, expected = [], {}
     for block in blocks(page):
         if block.mark == "shown":
@@ -160,14 +162,8 @@ def test_page_runs(page, tmp_path):
         elif block.language == "python" or (block.language == "sh" and block.mark != "gpu"):
             commands = [] if block.language == "python" else list(commands_to_run(block))
             steps.append(vars(block) | {"commands": commands})
-    here = os.getcwd()
-    os.chdir(tmp_path)
-    try:
-        done = run_python(
-            RUN_PAGE, json.dumps(steps), gpu_problem() is None, env={"OMP_NUM_THREADS": "1"}, timeout=300
-        )
-    finally:
-        os.chdir(here)
+    has_gpu = gpu_problem() is None
+    done = run_python(RUN_PAGE, json.dumps(steps), has_gpu, env={"OMP_NUM_THREADS": "1"}, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = json.loads(done.stdout.rpartition("PRINTED ")[2])
     for number, block in expected.items():
@@ -267,7 +263,7 @@ def check(words, place):
             rest[1:], {text for each in known for text in (*each.opts, *each.secondary_opts)}, place
         )
     elif program == "nsys":
-        used, command = split(rest[1:], valued=True)
+        used, command = split(rest[1:])
         check_options(used, NSYS[rest[0]], place)
         if rest[0] == "profile":
             check(command, place)
@@ -275,7 +271,7 @@ def check(words, place):
         check(rest[2:], place)
         check_options(rest[:1], EXTERNAL["taskset"], place)
     elif program == "torchrun":
-        used, command = split(rest, valued=True)
+        used, command = split(rest)
         check_options(used, options_in(help_of("-m", "torch.distributed.run")), place)
         check(["python", *command], place)
     elif program == "python" and rest[0] == "-m":
@@ -297,7 +293,7 @@ def check(words, place):
         check_options(rest, EXTERNAL[program], place)
 
 
-def split(words, valued):
+def split(words):
     """Options with their values in front of a command, and the command."""
     count = 0
     while count < len(words) and words[count].startswith("-"):
