@@ -15,9 +15,9 @@ const BRIDGE: &str = "src/bridge.rs";
 const KERNELS: &str = "src/kernels";
 const SHIM: &str = "cpp_shim";
 
-/// Where the plugin finds DALI and nvCOMP: in the same `site-packages`. libdali itself is loaded by then, because
+/// Where the plugin finds DALI, nvCOMP and cuFile: in the same `site-packages`. libdali itself is loaded by then, because
 /// `import zarr_dali` imports nvidia.dali first.
-const RUNPATH: &str = "$ORIGIN/../nvidia/dali:$ORIGIN/../nvidia/libnvcomp/lib64";
+const RUNPATH: &str = "$ORIGIN/../nvidia/dali:$ORIGIN/../nvidia/libnvcomp/lib64:$ORIGIN/../nvidia/cu13/lib";
 
 fn main() {
     if let Err(message) = build() {

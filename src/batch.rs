@@ -55,6 +55,7 @@ pub struct Progress {
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
     submitted: u64,
+    most_submitted: u64,
     ready: u64,
     /// Since when all that were submitted are complete.
     idle_since: Option<Instant>,
@@ -72,9 +73,15 @@ impl Progress {
         (state.ready, state.submitted)
     }
 
+    /// The most batches that were on their way at once.
+    pub fn most_submitted(&self) -> u64 {
+        self.lock().most_submitted
+    }
+
     fn submitted(&self) {
         let mut state = self.lock();
         state.submitted += 1;
+        state.most_submitted = state.most_submitted.max(state.submitted);
         self.busy(&mut state);
     }
 

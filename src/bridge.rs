@@ -15,6 +15,7 @@ use crate::error::{Error, Kind};
 use crate::info;
 use crate::options::Arguments;
 use crate::reader::{self, Told};
+use crate::trace;
 
 use std::cell::RefCell;
 use std::ffi::{CStr, CString, c_char};
@@ -346,6 +347,12 @@ pub extern "C" fn zarr_dali_stats() -> *mut c_char {
         Ok(Some(told)) => CString::new(told.to_string()).unwrap_or_default().into_raw(),
         _ => std::ptr::null_mut(),
     }
+}
+
+/// Makes these the functions that begin a range of a profiler, with a stage's number and a payload, and end it. For the shim.
+#[unsafe(no_mangle)]
+pub extern "C" fn zarr_dali_trace(push: extern "C" fn(u32, u64), pop: extern "C" fn()) {
+    trace::install(trace::Tracer { push, pop });
 }
 
 /// Frees what [`zarr_dali_describe`] or [`zarr_dali_stats`] returned.

@@ -235,6 +235,7 @@ impl Describer {
                         "resident_bytes": reader.resident_bytes(),
                         "budget_bytes": budget,
                         "pinned_bytes": self.options.host_memory_bytes,
+                        "io": if reader.reads_with_cufile() { "gds" } else { "posix" },
                         "io_threads": self.options.io_threads,
                         "decode_threads": reader.decoders(),
                     }))

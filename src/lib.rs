@@ -37,3 +37,4 @@ pub mod plan;
 pub mod reader;
 pub mod sampler;
 pub mod stats;
+pub mod trace;

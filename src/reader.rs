@@ -23,25 +23,28 @@ use crate::decode::nvcomp::Zstd;
 use crate::decode::planner::Planner;
 use crate::decode::residents::Residents;
 use crate::decode::rooms::Rooms;
-use crate::decode::sender::Sender;
+use crate::decode::sender::{Sender, Staging};
 use crate::decode::worker::{Hands, Target, Workers, largest_landing_bytes, largest_pinned_bytes};
 use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result, log_once};
-use crate::fetch::{Locator, Posix};
+use crate::fetch::cufile::{Driver, Memory};
+use crate::fetch::{Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, Gpu, Kernels, PinnedPool};
-use crate::options::{Arguments, Decode, Options, argument};
+use crate::options::{Arguments, Decode, Io, Options, argument};
 use crate::plan::{ArrayGeometry, OutputGeometry, count_chunks, plan_batch};
 use crate::sampler::{
     Axis, Buffer, Drawn, Grid, Groups, Order, OrderArguments, Played, Position, Run, Shuffle,
     WindowArguments, Windows,
 };
 use crate::stats::Counters;
+use crate::trace::{self, Stage};
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use cudarc::driver::{CudaStream, result};
 use serde_json::{Value, json};
@@ -99,6 +102,8 @@ struct Device {
     shares: Shares,
     /// On which the consumer allocates output memory.
     allocation: Arc<CudaStream>,
+    /// cuFile, if it reads.
+    cufile: Option<Arc<Driver>>,
 }
 
 /// How GPU memory is shared out.
@@ -112,6 +117,8 @@ pub(crate) struct Shares {
     pub arena_bytes: u64,
     /// Where chunks land.
     pub landing_bytes: u64,
+    /// What cuFile reads to; none if it does not read.
+    pub staging_bytes: u64,
     largest_pinned_bytes: u64,
 }
 
@@ -126,6 +133,8 @@ impl Reader {
     const SHUFFLE_SHARE: (u64, u64) = (3, 4);
     /// A shuffled order is a list; of so many samples it takes 8 GiB.
     const MOST_SHUFFLED: u64 = 1 << 30;
+    /// One part in so many of the device budget is for what cuFile reads to.
+    const STAGING_SHARE: u64 = 16;
     /// So many chunks land for each that lanes work on, so that these find some when they are done.
     const LANDED_AHEAD: u64 = 2;
     /// More chunks of a batch than this are not planned to know their number beforehand.
@@ -417,6 +426,7 @@ impl Reader {
         };
         let running = &self.running;
         running.iter().for_each(|running| running.jobs.wanted(!batch.is_ready()));
+        let _range = trace::range(Stage::WaitForBatch, batch.number);
         let hopeless = || running.as_ref().and_then(Running::stuck);
         // The indices are on the allocation stream, in front of the event.
         let indexed = batch.writable.as_ref().filter(|_| self.indexed);
@@ -699,9 +709,35 @@ impl Reader {
                 Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
             )),
         };
+        let cufile = match self.reads_with_cufile() {
+            false => None,
+            true => match (Driver::open(), self.options.io) {
+                (Ok(driver), _) => Some(driver),
+                (Err(problem), Io::Gds) => {
+                    return Err(argument(
+                        "io",
+                        format!("\"gds\" cannot be done: {problem}; give io=\"auto\""),
+                    ));
+                }
+                (Err(problem), _) => {
+                    log_once(&format!("chunks are read without cuFile: {problem}"));
+                    None
+                }
+            },
+        };
         let budget = self.options.device_budget(|| gpu.free_bytes())?;
         let shares = self.share(budget, zstd.as_deref())?;
-        Ok(Device { zstd, shares, allocation: gpu.stream()?, gpu })
+        Ok(Device { zstd, shares, allocation: gpu.stream()?, gpu, cufile })
+    }
+
+    /// Whether cuFile is to read, if it can be used.
+    pub(crate) fn reads_with_cufile(&self) -> bool {
+        match self.options.io {
+            Io::Posix => false,
+            Io::Gds => true,
+            // The page cache is faster than its detour through the host.
+            Io::Auto => Driver::reads_directly(),
+        }
     }
 
     /// Boxes that a batch can have in a chunk.
@@ -741,9 +777,10 @@ impl Reader {
         let landings: Vec<u64> =
             self.parts().map(|(array, road)| largest_landing_bytes(array, road)).collect();
         let largest_landing = landings.iter().copied().max().unwrap_or(0);
+        let staging = if self.reads_with_cufile() { self.staging_bytes(budget) } else { 0 };
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
-        let largest_chunk = largest_unit.saturating_add(largest_landing);
+        let largest_chunk = largest_unit.saturating_add(largest_landing).saturating_add(staging);
         let least = batch.saturating_mul(least_depth).saturating_add(largest_chunk);
         let cache = self.options.cache_bytes;
         if least.saturating_add(cache) > budget {
@@ -758,7 +795,7 @@ impl Reader {
             });
         }
         self.settle_residents(budget, least);
-        let budget = budget - self.resident_bytes;
+        let budget = budget - self.resident_bytes - staging;
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
@@ -779,8 +816,16 @@ impl Reader {
             lanes,
             arena_bytes: arenas / lanes,
             landing_bytes: landing,
+            staging_bytes: staging,
             largest_pinned_bytes: largest_pinned,
         })
+    }
+
+    /// Memory that cuFile reads to, for all feeders.
+    fn staging_bytes(&self, budget: u64) -> u64 {
+        let threads = self.feeders() as u64;
+        let half = (budget / Self::STAGING_SHARE / (2 * threads).max(1)).min(Sender::PIECE_BYTES as u64);
+        2 * threads * (half - half % Staging::ALIGNMENT).max(Staging::ALIGNMENT)
     }
 
     /// Limits what stays to its share of a budget of which so much is needed for other things.
@@ -847,6 +892,7 @@ impl Reader {
             lanes: vec![],
             landing: None,
             rooms: None,
+            registered: None,
             memory: vec![],
         };
         let mut base = 0;
@@ -861,12 +907,23 @@ impl Reader {
                 let largest = device.shares.largest_pinned_bytes;
                 let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
                 running.pinned = Some(pinned.clone());
-                for _ in 0..feeders + decoders {
-                    senders.push(Sender::new(&device.gpu, &pinned)?);
+                let staging = running.allocate(device, device.shares.staging_bytes)?;
+                if let Some(driver) = &device.cufile {
+                    // SAFETY: it is given back before the memory, see `Running`.
+                    let memory = unsafe { driver.memory(staging, device.shares.staging_bytes) };
+                    let memory = memory.map_err(|problem| argument("io", problem))?;
+                    running.registered = Some(memory);
                 }
+                let half = device.shares.staging_bytes / (2 * feeders as u64).max(1);
+                for number in 0..feeders + decoders {
+                    let reads = device.cufile.is_some() && number < feeders;
+                    let staging = reads.then(|| Staging::new(staging, number as u64, half));
+                    senders.push(Sender::new(&device.gpu, &pinned, &running.fetched, staging)?);
+                }
+                senders.reverse();
                 self.start_lanes(device, &mut running)?;
                 let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
-                Target::Lanes { landing, queue: running.fetched.clone(), most_boxes }
+                Target::Lanes { landing, most_boxes }
             }
         };
         let chain = |part: &ArrayInfo| match codec::road(part) {
@@ -879,7 +936,10 @@ impl Reader {
             roads: self.roads.clone(),
             chains: chains.collect::<Vec<Vec<Option<GpuChain>>>>(),
             conversions: self.conversions.clone(),
-            locator: Locator::new(Arc::new(Posix)),
+            locator: Locator::new(match self.device.as_ref().and_then(|device| device.cufile.clone()) {
+                Some(driver) => Arc::new(Gds::new(driver, self.options.io == Io::Gds)),
+                None => Arc::new(Posix),
+            }),
             missing_chunks: self.options.missing_chunks,
             target,
             counters: self.told.counters.clone(),
@@ -889,7 +949,18 @@ impl Reader {
         }
         let rooms = Rooms::new(base, self.resident_bytes);
         running.rooms = Some(rooms.clone());
-        self.told.lock().rooms = Some(rooms.clone());
+        {
+            let mut about = self.told.lock();
+            about.rooms = Some(rooms.clone());
+            let lanes =
+                self.device.as_ref().map_or(0, |device| device.shares.lanes * device.shares.arena_bytes);
+            about.memory = Some(InUse {
+                device_bytes: lanes + running.memory.iter().map(DeviceMemory::bytes).sum::<u64>(),
+                batch_bytes: self.batch_bytes(),
+                progress: running.progress.clone(),
+                pinned: running.pinned.clone(),
+            });
+        }
         let chunk_bytes = |array: &Joined| array.parts.iter().map(ArrayInfo::read_chunk_bytes).collect();
         let mut plans = Planner {
             windows: self.windows.clone(),
@@ -954,6 +1025,28 @@ pub struct Told {
 struct About {
     positions: Option<Positions>,
     rooms: Option<Arc<Rooms>>,
+    memory: Option<InUse>,
+}
+
+/// What memory is counted from while a reader runs.
+struct InUse {
+    /// GPU memory, without outputs.
+    device_bytes: u64,
+    batch_bytes: u64,
+    progress: Arc<Progress>,
+    /// GPU backend: through which bytes go.
+    pinned: Option<Arc<PinnedPool>>,
+}
+
+impl InUse {
+    /// Bytes with so many batches on their way: of GPU memory and of host memory. `held` bytes of chunks stay.
+    fn bytes(&self, batches: u64, held: u64) -> (u64, u64) {
+        let outputs = batches * self.batch_bytes;
+        match &self.pinned {
+            Some(pinned) => (self.device_bytes + outputs, pinned.allocated_bytes()),
+            None => (0, outputs + held),
+        }
+    }
 }
 
 /// What positions are told from.
@@ -971,6 +1064,15 @@ impl Told {
         let about = self.lock();
         let (capacity, peak) =
             about.rooms.as_ref().map_or((0, 0), |rooms| (rooms.capacity_bytes(), rooms.peak_bytes()));
+        let zero = ((0, 0), (0, 0));
+        let (now, most) = about.memory.as_ref().map_or(zero, |memory| {
+            let (batches, most) = (memory.progress.fill().1, memory.progress.most_submitted());
+            (memory.bytes(batches, peak), memory.bytes(most, peak))
+        });
+        all.insert("device_memory_bytes".into(), now.0.into());
+        all.insert("device_memory_peak_bytes".into(), most.0.into());
+        all.insert("host_memory_bytes".into(), now.1.into());
+        all.insert("host_memory_peak_bytes".into(), most.1.into());
         all.insert("resident_bytes".into(), capacity.into());
         all.insert("resident_peak_bytes".into(), peak.into());
         let order = about.positions.as_ref().map(|positions| &positions.order);
@@ -1235,7 +1337,9 @@ struct Running {
     lanes: Vec<(Arc<Pulse>, JoinHandle<()>)>,
     landing: Option<Arc<Rooms>>,
     rooms: Option<Arc<Rooms>>,
-    /// What the last two are in.
+    /// The part of the memory that cuFile knows; given back first.
+    registered: Option<Memory>,
+    /// Device memory.
     memory: Vec<DeviceMemory>,
 }
 
@@ -1264,13 +1368,13 @@ impl Running {
             loop {
                 let job = if decodes { jobs.decode(|| hands.rest()) } else { jobs.feed(|| hands.rest()) };
                 let Some(job) = job else { break };
-                let chunk = job.chunk().clone();
+                let (chunk, since) = (job.chunk().clone(), Instant::now());
                 let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
                 if let Err(payload) = worked {
                     chunk.fail(Error::panic("a worker", &*payload));
                 }
                 if decodes {
-                    jobs.decoded(chunk.key.array, chunk.key.part);
+                    jobs.decoded(chunk.key.array, chunk.key.part, since);
                 }
             }
         })
@@ -1319,7 +1423,7 @@ impl Drop for Running {
         }
         // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
         if self.stuck().is_some() {
-            std::mem::forget(std::mem::take(&mut self.memory));
+            std::mem::forget((self.registered.take(), std::mem::take(&mut self.memory)));
         }
         let lanes =
             self.lanes.drain(..).filter(|(pulse, _)| pulse.stuck().is_none()).map(|(_, thread)| thread);

@@ -67,13 +67,15 @@ impl Wheels {
         Ok(Dali { include: folder.join("include"), lib: folder })
     }
 
-    /// The folders with the CUDA runtime's headers and the CUDA C++ core headers (`nv/target`); one folder as a rule.
+    /// The folders with the CUDA runtime's headers and the CUDA C++ core headers (`nv/target`), and
+    /// NVTX's; one folder as a rule.
     pub fn cuda_include(&self) -> Result<Vec<PathBuf>, String> {
         let mut folders = Vec::new();
         for (what, wheel, probe) in [
             ("the CUDA runtime's headers", "nvidia-cuda-runtime", "cuda_runtime.h"),
             ("the CUDA compiler's headers", "nvidia-cuda-crt", "crt/host_config.h"),
             ("the CUDA C++ core headers", "nvidia-cuda-cccl", "nv/target"),
+            ("NVTX's headers", "nvidia-nvtx", "nvtx3/nvToolsExt.h"),
         ] {
             let folder = self.locate(what, wheel, &[probe], "nvidia/cu13/include")?;
             if !folders.contains(&folder) {

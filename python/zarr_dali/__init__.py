@@ -5,8 +5,8 @@ Importing this package loads the plugin: afterwards `nvidia.dali.fn.readers.zarr
 needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipeline needs them.
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
-reader, `Loader` gives batches of torch tensors without a pipeline to write, and `stats` counts what a reader
-has done.
+reader, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
+done, and `rechunk` copies a store into chunks that fit what is read.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.
@@ -17,6 +17,7 @@ from zarr_dali._info import Advice, ArrayReport, Chosen, GpuMemory, Info, Output
 from zarr_dali._loader import Loader
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
+from zarr_dali._rechunk import Rechunked, rechunk
 from zarr_dali._select import select
 from zarr_dali._stats import stats
 
@@ -29,9 +30,11 @@ __all__ = [
     "Loader",
     "Output",
     "Reading",
+    "Rechunked",
     "__version__",
     "info",
     "library_path",
+    "rechunk",
     "select",
     "stats",
 ]

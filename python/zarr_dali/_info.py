@@ -54,6 +54,8 @@ class Chosen:
     """The part of it for encoded chunks."""
     pinned_bytes: int | None = None
     """Pinned host memory that it would use at most."""
+    io: str | None = None
+    """How chunks are read: "gds" (cuFile) or "posix"."""
     io_threads: int | None = None
     """Threads that read."""
     decode_threads: int | None = None

@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from zarr_dali._rechunk_cli import rechunk
+
 
 class _List(click.ParamType):
     """Values with commas between them."""
@@ -126,3 +128,6 @@ def bench(peer: tuple[str, ...], no_peers: bool, **options: Any) -> None:
     Console(width=None if sys.stdout.isatty() else 200).print(report.render(result))
     if any(row.failed for row in result.rows.values()):
         raise SystemExit(1)
+
+
+main.add_command(rechunk)

@@ -59,7 +59,7 @@ impl Jobs {
             alone: decoders == 0,
             progress,
             origin: Instant::now(),
-            state: Mutex::default(),
+            state: Mutex::new(State { policy: Policy::new(decoders as u64), ..State::default() }),
             feeders: Condvar::new(),
             decoders: Condvar::new(),
         })
@@ -118,15 +118,15 @@ impl Jobs {
         })
     }
 
-    /// A decoder is done with a job.
-    pub fn decoded(&self, array: usize, part: usize) {
+    /// A decoder is done with a job on which it began at `since`.
+    pub fn decoded(&self, array: usize, part: usize, since: Instant) {
         let bytes = self.kinds[array][part].1;
-        self.lock().policy.cpu_ends(bytes, self.now());
+        self.lock().policy.cpu_ends(bytes, since.elapsed().as_secs_f64(), self.now());
     }
 
-    /// The GPU is done with chunks of which the first arrived at `since`.
-    pub fn decoded_on_gpu(&self, since: Instant) {
-        self.lock().policy.gpu_ends(since.elapsed().as_secs_f64());
+    /// The GPU is done with chunks of so many decoded bytes, of which the first arrived at `since`.
+    pub fn decoded_on_gpu(&self, bytes: u64, since: Instant) {
+        self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
     }
 
     /// The consumer wants a batch, and has to wait for it or not.

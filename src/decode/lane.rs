@@ -33,6 +33,7 @@ use crate::gpu::{
     StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 use crate::stats::Counters;
+use crate::trace::{self, Stage};
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -64,6 +65,20 @@ impl Fetched {
         Self { chunk, units: vec![], payload, at, identity: None, by_gpu: false, arrived: None }
     }
 
+    /// Its bytes are there when this event has happened.
+    pub fn arrives_with(&mut self, event: &Arc<CudaEvent>) {
+        if let Payload::Landed(landed) = &mut self.payload {
+            landed.arrived = Some(event.clone());
+        }
+    }
+
+    /// It cannot be read: so every batch fails that needs it.
+    pub fn fail(&self, error: Error) {
+        let error = Arc::new(error);
+        self.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
+        self.chunk.fail(Error::Sticky(error));
+    }
+
     /// A chunk that is in its room, for a further unit.
     pub fn held(chunk: Arc<Chunk>, unit: Unit) -> Self {
         Self { units: vec![unit], ..Self::new(chunk, Payload::Held, Context::default()) }
@@ -88,8 +103,8 @@ pub struct Landed {
     pub room: Option<Room>,
     /// What is to be done with them.
     pub work: Work,
-    /// When they are there.
-    pub arrived: Arc<CudaEvent>,
+    /// When they are there; known from their departure on.
+    pub arrived: Option<Arc<CudaEvent>>,
 }
 
 /// How far behind an aligned address the bytes of a chunk begin on which this work is to be done in place, so that its elements
@@ -288,6 +303,7 @@ impl Lane {
     /// Waits for the next group and processes it. False once the queue is closed.
     pub fn step(&mut self) -> bool {
         let Some(mut group) = self.take() else { return false };
+        let _range = trace::range(Stage::DecodeOnGpu, group.len() as u64);
         let first = group[0].at.clone();
         self.pulse.set(Some(Busy { since: Instant::now(), first, chunks: group.len() }));
         let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -347,8 +363,11 @@ impl Lane {
         let decoded = Instant::now().checked_sub(Duration::from_secs_f32(gathering.max(0.0) / 1e3));
         let by_gpu = group.iter_mut().filter(|fetched| fetched.by_gpu);
         by_gpu.flat_map(|fetched| &mut fetched.units).for_each(|unit| unit.times.decoded = decoded);
-        let arrived = group.iter().filter(|fetched| fetched.by_gpu).filter_map(|fetched| fetched.arrived);
-        arrived.min().into_iter().for_each(|first| self.lanes.jobs.decoded_on_gpu(first));
+        let by_gpu = || group.iter().filter(|fetched| fetched.by_gpu);
+        if let Some(first) = by_gpu().filter_map(|fetched| fetched.arrived).min() {
+            let bytes = by_gpu().map(|fetched| self.array(fetched).read_chunk_bytes()).sum();
+            self.lanes.jobs.decoded_on_gpu(bytes, first);
+        }
         self.report(group, &results);
         Ok(())
     }
@@ -381,6 +400,7 @@ impl Lane {
         let statuses = builder.put(&vec![0 as StreamStatus; group.len()]);
         let mut regions = Regions::default();
         let mut staying = vec![];
+        let mut last_arrival = None;
         for (number, fetched) in group.iter().enumerate() {
             let array = self.array(fetched);
             let fill = Source::Fill(array.fill_element().unwrap_or_default());
@@ -397,9 +417,12 @@ impl Lane {
                 Payload::Landed(landed) => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
                     let known = fetched.identity.is_some_and(|identity| lanes.known.contains(identity));
-                    self.stream
-                        .wait(&landed.arrived)
-                        .map_err(Error::cuda("waiting for a chunk to arrive"))?;
+                    // Neighbours often arrive together.
+                    let arrival = landed.arrived.as_ref().map(Arc::as_ptr);
+                    if let (Some(arrived), true) = (&landed.arrived, arrival != last_arrival) {
+                        self.stream.wait(arrived).map_err(Error::cuda("waiting for a chunk to arrive"))?;
+                        last_arrival = arrival;
+                    }
                     let to = target.map(|target| target.address());
                     let address = plan.chunk(number, status, landed.address, &landed.work, known, to);
                     match (fetched.chunk.room(), target) {
@@ -582,7 +605,7 @@ impl Lane {
         self.lanes.known.extend(valid.filter_map(|(fetched, _)| fetched.identity));
         for (fetched, problem) in group.iter().zip(problems) {
             match problem {
-                Some(problem) => fail(fetched, Error::Damaged { at: fetched.at.clone(), problem }),
+                Some(problem) => fetched.fail(Error::Damaged { at: fetched.at.clone(), problem }),
                 None => self.finish(fetched),
             }
         }
@@ -640,17 +663,10 @@ fn target(fetched: &Fetched, conversion: &Conversion) -> Option<Target> {
     (!work.swaps_bytes && address.is_multiple_of(ELEMENT_ALIGNMENT)).then_some(Target::Output(address))
 }
 
-/// An error of a chunk.
-fn fail(fetched: &Fetched, error: Error) {
-    let error = Arc::new(error);
-    fetched.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
-    fetched.chunk.fail(Error::Sticky(error));
-}
-
 /// An error of a whole group: the first batch gets it, the others its text.
 fn fail_all(group: &[Fetched], error: Error) {
     let error = Arc::new(error);
-    group.iter().for_each(|fetched| fail(fetched, Error::Sticky(error.clone())));
+    group.iter().for_each(|fetched| fetched.fail(Error::Sticky(error.clone())));
 }
 
 /// What the kernels of a group do, in device addresses.

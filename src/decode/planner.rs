@@ -11,6 +11,7 @@ use crate::batch::Batch;
 use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
 use crate::sampler::{Order, Windows};
 use crate::stats::Counters;
+use crate::trace::{self, Stage};
 
 use std::sync::Arc;
 
@@ -45,6 +46,7 @@ pub struct Planner {
 impl Planner {
     /// Plans a batch.
     pub fn plan(&mut self, batch: &Arc<Batch>) {
+        let _range = trace::range(Stage::Plan, batch.number);
         while let Some(ahead) = self.residents.wants(batch.number, self.batch_size) {
             self.look_at(ahead);
         }

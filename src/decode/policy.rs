@@ -9,7 +9,8 @@
 //!   one, and the GPU takes those behind them.
 //! - The consumer waits for every batch: what counts is what gets done. Whether that is most with the GPU, the CPU or both depends on
 //!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
-//!   memory. So each is tried for a while, and the best is kept.
+//!   memory. So each is tried for a while, and the best is kept. Cores that could not do a good part of what the GPU
+//!   does, by the time that they need for a chunk, are not tried.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -27,8 +28,11 @@ pub struct Policy {
     cpu_rate: f64,
     /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
     gpu_latency: f64,
-    /// Jobs that cores work on.
+    /// Bytes in a second of one core.
+    core_rate: f64,
+    /// Jobs that cores work on, and how many cores there are.
     busy: u64,
+    cores: u64,
     window: Window,
 }
 
@@ -52,54 +56,65 @@ enum Side {
 #[derive(Clone, Debug, Default)]
 struct Trials {
     side: Side,
-    /// Batches in a second, in the order of the sides.
+    /// Decoded bytes in a second, in the order of the sides.
     rates: [Option<f64>; 3],
-    /// Of the present trial: since when, and batches since. It begins when the batches of the last one are through.
+    /// Of the present trial: since when, and batches and bytes since. It begins when the batches of the last one are through.
     since: Option<f64>,
     batches: u64,
-    /// When it was begun with.
+    bytes: u64,
+    /// When it was begun with, and bytes since.
     begun: f64,
+    all_bytes: u64,
 }
 
 impl Trials {
-    /// The first figure of a trial is of so many times the batches in flight.
-    const TIMES: u64 = 1;
-    /// But of so many batches and seconds at least.
-    const LEAST: (u64, f64) = (8, 0.1);
+    /// A trial is as long as the batches in flight, but of so many batches and seconds at least.
+    const LEAST: (u64, f64) = (8, 0.05);
     /// A side that does this much of the best does as well. Then the one is taken that leaves more of the GPU to others.
     const AS_GOOD: f64 = 0.97;
-    /// A trial that takes so many times as long as the best one would have taken is given up.
+    /// Cores that could do this much of what the GPU does are worth a trial.
+    const WORTH_IT: f64 = 0.4;
+    /// A trial that is this much slower than the best one is given up soon.
     const PATIENCE: f64 = 2.0;
     /// When the rate has changed by this factor, the others' rates are of no use any more.
     const CHANGED: f64 = 1.5;
 
-    /// The consumer got a batch for which it had waited.
-    fn batch(&mut self, in_flight: u64, now: f64) {
+    /// So many bytes were decoded.
+    fn done(&mut self, bytes: u64) {
+        self.bytes += bytes;
+        self.all_bytes += bytes;
+    }
+
+    /// The consumer got a batch for which it had waited. The cores together could do so many bytes in a second.
+    fn batch(&mut self, in_flight: u64, cores_rate: f64, now: f64) {
         self.batches += 1;
-        self.begun = self.begun.min(now);
+        if self.begun > now {
+            (self.begun, self.all_bytes) = (now, 0);
+        }
         let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+        let rate = self.all_bytes as f64 / (now - self.begun);
         if self.rates[self.side as usize].is_none()
-            && (now - self.begun) * best > self.batches as f64 * Self::PATIENCE + in_flight as f64
+            && self.batches >= in_flight / 2
+            && rate * Self::PATIENCE < best
         {
-            let rate = self.batches as f64 / (now - self.begun);
-            return self.ends(rate, now);
+            return self.ends(rate, cores_rate, now);
         }
         let Some(since) = self.since else {
             if self.batches >= in_flight {
-                (self.since, self.batches) = (Some(now), 0);
+                (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
             }
             return;
         };
         let seconds = now - since;
-        if self.batches < (in_flight * Self::TIMES).max(Self::LEAST.0) || seconds < Self::LEAST.1 {
+        if self.batches < in_flight.max(Self::LEAST.0) || seconds < Self::LEAST.1 {
             return;
         }
-        self.ends(self.batches as f64 / seconds, now);
+        self.ends(self.bytes as f64 / seconds, cores_rate, now);
     }
 
-    /// The side of now gets so many batches done in a second.
-    fn ends(&mut self, rate: f64, now: f64) {
-        (self.since, self.batches) = (Some(now), 0);
+    /// The side of now gets so many bytes done in a second.
+    fn ends(&mut self, rate: f64, cores_rate: f64, now: f64) {
+        (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
         let own = self.side as usize;
         if self.rates.iter().all(Option::is_some)
             && let Some(before) = self.rates[own]
@@ -108,9 +123,14 @@ impl Trials {
             self.rates = [None; 3];
         }
         self.rates[own] = Some(rate);
+        if self.side == Side::Gpu && cores_rate < rate * Self::WORTH_IT {
+            for other in [Side::Both, Side::Cpu] {
+                self.rates[other as usize].get_or_insert(cores_rate.min(rate * Self::WORTH_IT));
+            }
+        }
         let next = self.next();
         if next != self.side {
-            (self.side, self.since, self.begun) = (next, None, now);
+            (self.side, self.since, self.begun, self.all_bytes) = (next, None, now, 0);
         }
     }
 
@@ -132,6 +152,11 @@ impl Trials {
 }
 
 impl Policy {
+    /// For so many cores.
+    pub fn new(cores: u64) -> Self {
+        Self { cores, ..Self::default() }
+    }
+
     /// The GPU begins to help when fewer than this share of the submitted batches are complete,
     const LOW: (u64, u64) = (1, 4);
     /// and goes on until this share is.
@@ -165,7 +190,7 @@ impl Policy {
             self.trials.interrupt();
         }
         if self.waited_for {
-            self.trials.batch(submitted, now);
+            self.trials.batch(submitted, self.core_rate * self.cores as f64, now);
         }
         before != (self.gpu_helps(), self.cpu_helps())
     }
@@ -178,15 +203,18 @@ impl Policy {
         self.busy += 1;
     }
 
-    /// A core is done with a chunk of so many decoded bytes.
-    pub fn cpu_ends(&mut self, bytes: u64, now: f64) {
+    /// A core is done with a chunk of so many decoded bytes, for which it took so many seconds.
+    pub fn cpu_ends(&mut self, bytes: u64, seconds: f64, now: f64) {
+        self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
+        self.trials.done(bytes);
         self.busy = self.busy.saturating_sub(1);
         self.window.bytes += bytes;
         self.measure(now);
     }
 
-    /// The GPU is done with a chunk that arrived so many seconds ago.
-    pub fn gpu_ends(&mut self, latency: f64) {
+    /// The GPU is done with chunks of so many decoded bytes, of which the first arrived so many seconds ago.
+    pub fn gpu_ends(&mut self, bytes: u64, latency: f64) {
+        self.trials.done(bytes);
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
     }
 
@@ -315,7 +343,7 @@ mod tests {
         fn run(self, gpu: bool, cpu: bool) -> Outcome {
             const BYTES: u64 = 1000;
             const TICK: f64 = 2e-4;
-            let (mut policy, alone) = (Policy::default(), Policy::default());
+            let (mut policy, alone) = (Policy::new(self.cores), Policy::default());
             let mut backlog = Backlog::default();
             let mut missing: VecDeque<u64> = VecDeque::new();
             let (mut planned, mut taken, mut by_gpu, mut waited) = (0u64, 0u64, 0u64, 0.0);
@@ -337,7 +365,7 @@ mod tests {
                         && end <= now
                     {
                         finish(batch, taken);
-                        policy.cpu_ends(BYTES, now);
+                        policy.cpu_ends(BYTES, self.core_seconds, now);
                         *core = None;
                     }
                     if core.is_none()
@@ -358,7 +386,7 @@ mod tests {
                         if *end <= now {
                             for (batch, arrived) in group.drain(..) {
                                 finish(batch, taken);
-                                policy.gpu_ends(now - arrived);
+                                policy.gpu_ends(BYTES, now - arrived);
                             }
                             if !waiting.is_empty() {
                                 *group = std::mem::take(&mut waiting);
@@ -441,9 +469,9 @@ mod tests {
     #[test]
     fn cores_that_stand_still_keep_nothing_back() {
         let mut policy = Policy::default();
-        policy.gpu_ends(0.1);
+        policy.gpu_ends(1, 0.1);
         (0..8).for_each(|_| policy.cpu_begins(0.0));
-        policy.cpu_ends(1 << 30, 0.1);
+        policy.cpu_ends(1 << 30, 0.1, 0.1);
         assert!(policy.reserve_bytes(0.1) > 1 << 29);
         // Seven of them are at work still, and nothing comes.
         for step in 1..40 {

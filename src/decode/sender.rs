@@ -3,31 +3,96 @@
 //! Pieces are small and their memory is used again as soon as they have arrived, so that it stays in the host's cache: the
 //! copy then costs the host's memory nothing, and reaches the rate of the bus instead of two thirds of it (benches/NOTES.md).
 
+use super::Queue;
+use super::lane::Fetched;
 use crate::batch::Unit;
 use crate::error::{Error, Result};
+use crate::fetch::Blob;
+use crate::fetch::cufile::Handle;
 use crate::gpu::{Gpu, PinnedBuffer, PinnedPool};
 
 use std::collections::VecDeque;
+use std::io;
+use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
-use cudarc::driver::{CudaEvent, CudaStream, result};
+use cudarc::driver::sys::CUresult;
+use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 
 /// A thread's stream.
 pub struct Sender {
     gpu: Arc<Gpu>,
     stream: Arc<CudaStream>,
     pinned: Arc<PinnedPool>,
-    flights: VecDeque<Flight>,
+    queue: Arc<Queue<Fetched>>,
+    /// Where more is added.
+    boarding: Flight,
+    /// What is on its way, the oldest first, with its event.
+    flights: VecDeque<(Arc<CudaEvent>, Flight)>,
+    /// Bytes of all flights.
     bytes: usize,
+    staging: Option<Staging>,
 }
 
-/// Copies that have not arrived yet.
+/// A part of the memory that cuFile reads to, in two halves.
+pub struct Staging {
+    /// The start of all that memory, as cuFile knows it.
+    base: u64,
+    /// Where the part begins in it.
+    start: u64,
+    /// Of one half.
+    bytes: u64,
+    turn: usize,
+    /// When the halves may be written to again.
+    free: [Option<CudaEvent>; 2],
+}
+
+impl Staging {
+    /// What direct access needs offsets, sizes and addresses to be multiples of.
+    pub const ALIGNMENT: u64 = 4096;
+
+    /// Part number `number` of memory at `base`, with halves of so many bytes.
+    pub fn new(base: u64, number: u64, bytes: u64) -> Self {
+        Self { base, start: 2 * number * bytes, bytes, turn: 0, free: [None, None] }
+    }
+}
+
+/// Copies that arrive together.
+#[derive(Default)]
 struct Flight {
-    arrived: Arc<CudaEvent>,
     /// What they are made from.
-    buffer: PinnedBuffer,
+    buffers: Vec<PinnedBuffer>,
     /// Who is finished when they have arrived.
     units: Vec<Unit>,
+    /// What the lanes can begin with then.
+    fetched: Vec<Fetched>,
+}
+
+impl Flight {
+    fn bytes(&self) -> usize {
+        self.buffers.iter().map(|buffer| buffer.bytes().len()).sum()
+    }
+
+    fn chunks(&self) -> usize {
+        self.units.len() + self.fetched.len()
+    }
+
+    fn fail(&self, error: Error) {
+        let error = Arc::new(error);
+        self.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
+        self.fetched.iter().for_each(|fetched| fetched.fail(Error::Sticky(error.clone())));
+    }
+}
+
+/// Who gets what a copy brings.
+pub enum Cargo {
+    /// Nobody yet: it is a piece.
+    Piece,
+    /// Units that are finished with it.
+    Units(Vec<Unit>),
+    /// The lanes.
+    Fetched(Box<Fetched>),
 }
 
 impl Sender {
@@ -35,14 +100,111 @@ impl Sender {
     pub const PIECE_BYTES: usize = 2 << 20;
     /// With more than this in flight it waits for the oldest.
     const IN_FLIGHT: usize = 2 * Self::PIECE_BYTES;
+    /// Small chunks fly together until there are so many bytes or chunks of them.
+    const FULL: (usize, usize) = (1 << 20, 64);
+    /// Who waits for copies looks again so often.
+    const POLL: Duration = Duration::from_micros(30);
 
-    /// A sender with a stream of its own.
+    /// A sender with a stream of its own, which gives what has arrived to that queue.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(gpu: &Arc<Gpu>, pinned: &Arc<PinnedPool>) -> Result<Self> {
-        let (stream, flights) = (gpu.stream()?, VecDeque::new());
-        Ok(Self { gpu: gpu.clone(), stream, pinned: pinned.clone(), flights, bytes: 0 })
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        pinned: &Arc<PinnedPool>,
+        queue: &Arc<Queue<Fetched>>,
+        staging: Option<Staging>,
+    ) -> Result<Self> {
+        Ok(Self {
+            gpu: gpu.clone(),
+            stream: gpu.stream()?,
+            pinned: pinned.clone(),
+            queue: queue.clone(),
+            boarding: Flight::default(),
+            flights: VecDeque::new(),
+            bytes: 0,
+            staging,
+        })
+    }
+
+    /// What cuFile reads that many bytes with, if it does.
+    pub fn cufile<'a>(&self, blob: &'a dyn Blob, bytes: u64) -> Option<&'a Handle> {
+        /// Fewer bytes are read faster by the host.
+        const LEAST_BYTES: u64 = 64 << 10;
+        self.staging.as_ref().and_then(|_| blob.cufile()).filter(|_| bytes >= LEAST_BYTES)
+    }
+
+    /// Reads a range of a file with cuFile, to device memory and, if they are wanted there, to pinned memory. The bytes are in
+    /// both when what follows on the stream runs.
+    ///
+    /// # Errors
+    /// What cuFile, the system or the driver says, as an error of reading.
+    ///
+    /// # Safety
+    /// The destinations have the size of the range, and nothing else uses them until the copies have arrived.
+    pub unsafe fn read(
+        &mut self,
+        blob: &dyn Blob,
+        handle: &Handle,
+        range: &Range<u64>,
+        to: u64,
+        mut host: Option<&mut [u8]>,
+    ) -> io::Result<()> {
+        let Some(staging) = &mut self.staging else { return Err(io::ErrorKind::Unsupported.into()) };
+        let failed = |error: Error| io::Error::other(error.to_string());
+        self.gpu.bind().map_err(failed)?;
+        let mut done = range.start;
+        while done < range.end {
+            // The aligned range around what is wanted.
+            let start = done - done % Staging::ALIGNMENT;
+            let end = range.end.next_multiple_of(Staging::ALIGNMENT).min(start + staging.bytes);
+            let half = staging.turn % 2;
+            staging.turn += 1;
+            if let Some(free) = &staging.free[half] {
+                poll(&self.gpu, free).map_err(failed)?;
+            }
+            let at = staging.start + half as u64 * staging.bytes;
+            // SAFETY: this half of the staging memory belongs to this thread, and was waited for.
+            let read = unsafe { handle.read(staging.base, at, end - start, start)? };
+            let until = range.end.min(start + read);
+            if until <= done || (until < range.end && until < end) {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+            let (from, bytes) = (staging.base + at + (done - start), (until - done) as usize);
+            if !handle.is_verified() {
+                verify(blob, done, from, bytes)?;
+                handle.set_verified();
+            }
+            let offset = (done - range.start) as usize;
+            let stream = self.stream.cu_stream();
+            // SAFETY: the duties of the caller; the staging memory is not written to before the event below.
+            unsafe {
+                result::memcpy_dtod_async(to + offset as u64, from, bytes, stream)
+                    .map_err(Error::cuda("copying a chunk on the GPU"))
+                    .map_err(failed)?;
+                if let Some(host) = &mut host {
+                    result::memcpy_dtoh_async(&mut host[offset..offset + bytes], from, stream)
+                        .map_err(Error::cuda("copying a chunk to the host"))
+                        .map_err(failed)?;
+                }
+            }
+            let free = match staging.free[half].take() {
+                Some(event) => event,
+                None => self.gpu.quiet_event().map_err(failed)?,
+            };
+            free.record(&self.stream).map_err(Error::cuda("recording an event")).map_err(failed)?;
+            staging.free[half] = Some(free);
+            done = until;
+        }
+        blob.check_unchanged()
+    }
+
+    /// Waits until everything so far is where it should be.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn wait(&self) -> Result<()> {
+        self.stream.synchronize().map_err(Error::cuda("copying a chunk on the GPU"))
     }
 
     /// Takes pinned memory, waiting for some. `None` once the pool is closed.
@@ -66,7 +228,7 @@ impl Sender {
         self.stream.wait(event).map_err(Error::cuda("waiting for output memory"))
     }
 
-    /// Enqueues a copy out of memory that [`Sender::buffer`] gave, which is then either given to [`Sender::depart`] or
+    /// Enqueues a copy out of memory that [`Sender::buffer`] gave, which is then either given to [`Sender::add`] or
     /// kept until [`Sender::land`].
     ///
     /// # Errors
@@ -81,57 +243,114 @@ impl Sender {
             .map_err(Error::cuda("copying a chunk to the GPU"))
     }
 
-    /// Lets the copies out of a buffer go. The event happens when they have arrived; then `units` are finished too.
+    /// Adds what was copied last, and the memory that it was copied from.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn depart(&mut self, buffer: PinnedBuffer, units: Vec<Unit>) -> Result<Arc<CudaEvent>> {
-        let arrived = self.gpu.event().and_then(|event| {
+    pub fn add(&mut self, buffer: Option<PinnedBuffer>, cargo: Cargo) -> Result<()> {
+        self.boarding.buffers.extend(buffer);
+        match cargo {
+            Cargo::Piece => {}
+            Cargo::Units(units) => self.boarding.units.extend(units),
+            Cargo::Fetched(fetched) => self.boarding.fetched.push(*fetched),
+        }
+        if self.boarding.bytes() >= Self::FULL.0 || self.boarding.chunks() >= Self::FULL.1 {
+            self.depart()?;
+        }
+        while self.bytes > Self::IN_FLIGHT && self.flights.len() > 1 {
+            self.land_oldest();
+        }
+        Ok(())
+    }
+
+    /// Lets what was added go. Lanes learn of it now, and wait for it on their streams.
+    fn depart(&mut self) -> Result<()> {
+        let mut flight = std::mem::take(&mut self.boarding);
+        if flight.chunks() == 0 && flight.buffers.is_empty() {
+            return Ok(());
+        }
+        let arrived = self.gpu.quiet_event().and_then(|event| {
             event.record(&self.stream).map_err(Error::cuda("recording an event"))?;
             Ok(Arc::new(event))
         });
         let arrived = match arrived {
             Ok(arrived) => arrived,
             Err(error) => {
-                self.land();
-                return Err(error);
+                // Nothing of it may be on its way when its memory is given back.
+                let _ = self.stream.synchronize();
+                let error = Arc::new(error);
+                flight.fail(Error::Sticky(error.clone()));
+                return Err(Error::Sticky(error));
             }
         };
-        self.bytes += buffer.bytes().len();
-        self.flights.push_back(Flight { arrived: arrived.clone(), buffer, units });
-        while self.bytes > Self::IN_FLIGHT && self.flights.len() > 1 {
-            self.land_oldest();
-        }
-        Ok(arrived)
+        let mut fetched = std::mem::take(&mut flight.fetched);
+        fetched.iter_mut().for_each(|fetched| fetched.arrives_with(&arrived));
+        self.queue.push(fetched);
+        self.bytes += flight.bytes();
+        self.flights.push_back((arrived, flight));
+        Ok(())
     }
 
-    /// Waits until everything has arrived.
+    /// Lets everything go and waits until it has arrived.
     pub fn land(&mut self) {
-        if let Err(error) = self.stream.synchronize().map_err(Error::cuda("copying chunks to the GPU")) {
-            self.fail(error);
+        // An error was told to those whom it concerns.
+        let _ = self.depart();
+        while !self.flights.is_empty() {
+            self.land_oldest();
         }
-        self.flights.clear();
-        self.bytes = 0;
+    }
+
+    /// As [`Sender::land`], where something went wrong: copies of what was not added are waited for too.
+    pub fn abort(&mut self) {
+        self.land();
+        // If this fails, the context is broken and nothing runs any more.
+        let _ = self.stream.synchronize();
     }
 
     fn land_oldest(&mut self) {
-        let Some(oldest) = self.flights.pop_front() else { return };
-        self.bytes -= oldest.buffer.bytes().len();
-        if let Err(error) = oldest.arrived.synchronize().map_err(Error::cuda("copying a chunk to the GPU")) {
-            let error = Arc::new(error);
-            oldest.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
+        let Some((arrived, flight)) = self.flights.pop_front() else { return };
+        self.bytes -= flight.bytes();
+        if let Err(error) = self.poll(&arrived) {
+            flight.fail(error);
         }
     }
 
-    fn fail(&self, error: Error) {
-        let error = Arc::new(error);
-        let units = self.flights.iter().flat_map(|flight| &flight.units);
-        units.for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
+    fn poll(&self, event: &CudaEvent) -> Result<()> {
+        poll(&self.gpu, event)
+    }
+}
+
+/// Waits for a quiet event.
+fn poll(gpu: &Gpu, event: &CudaEvent) -> Result<()> {
+    gpu.bind()?;
+    loop {
+        // SAFETY: the event lives; the call only asks.
+        match unsafe { result::event::query(event.cu_event()) } {
+            Ok(()) => return Ok(()),
+            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => std::thread::sleep(Sender::POLL),
+            Err(error) => return Err(Error::cuda("copying a chunk to the GPU")(error)),
+        }
+    }
+}
+
+/// Compares the beginning of what cuFile read to `address` with what the system reads: some file systems give it something else.
+fn verify(blob: &dyn Blob, offset: u64, address: u64, bytes: usize) -> io::Result<()> {
+    let mut theirs = vec![0; bytes.min(Staging::ALIGNMENT as usize)];
+    let mut ours = theirs.clone();
+    blob.read_at(offset, &mut ours)?;
+    // SAFETY: so many bytes were just read to that address.
+    unsafe { result::memcpy_dtoh_sync(&mut theirs, address) }
+        .map_err(|error| io::Error::other(format!("copying from the GPU failed ({error})")))?;
+    match ours == theirs {
+        true => Ok(()),
+        false => Err(io::Error::other(
+            "cuFile does not read what is there: it does not work with this file system; give io=\"posix\"",
+        )),
     }
 }
 
 impl Drop for Sender {
     fn drop(&mut self) {
-        self.land();
+        self.abort();
     }
 }

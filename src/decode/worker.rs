@@ -1,22 +1,23 @@
 //! What a worker thread does with a chunk: find its bytes, read them, decode them where that is the CPU's part, and send
 //! them to where they are decoded or belong.
 
-use super::Queue;
 use super::chunk::{Chunk, Held};
 use super::known::Identity;
 use super::lane::{self, Fetched, Landed, Payload};
 use super::rooms::{Room, Rooms};
-use super::sender::Sender;
+use super::sender::{Cargo, Sender};
 use crate::assemble::host::{self, Source};
 use crate::assemble::{self, Conversion};
 use crate::batch::{Batch, Times, Unit};
 use crate::codec::{self, GpuChain, Prepared, Road, Unpacker, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result, log_once};
+use crate::fetch::cufile::Handle;
 use crate::fetch::{Blob, Located, Locator};
 use crate::gpu::{PinnedBuffer, PinnedPool};
 use crate::options::MissingChunks;
 use crate::stats::Counters;
+use crate::trace::{self, Stage};
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -54,8 +55,6 @@ pub enum Target {
     Lanes {
         /// Device memory for chunks that are not where they belong yet.
         landing: Arc<Rooms>,
-        /// The lanes' queue.
-        queue: Arc<Queue<Fetched>>,
         /// Boxes of a chunk that one group of a lane assembles at most, unless a single unit has more.
         most_boxes: usize,
     },
@@ -119,20 +118,19 @@ impl Workers {
         }
         let done = match &self.target {
             Target::Host => self.decode_and_assemble(&chunk, hands),
-            Target::Lanes { landing, queue, most_boxes } => {
+            Target::Lanes { landing, most_boxes } => {
                 let Some(sender) = hands.sender.as_mut() else { return };
                 let road = ToGpu {
                     workers: self,
                     chunk: &chunk,
                     array: self.array(&chunk),
                     landing,
-                    queue,
                     most_boxes: *most_boxes,
                 };
                 let sent = road.send(sender, &mut hands.scratch, hands.decodes);
                 if sent.is_err() {
                     // Copies may be on their way to memory that is about to be given back.
-                    sender.land();
+                    sender.abort();
                 }
                 sent
             }
@@ -261,6 +259,29 @@ impl Workers {
         unsafe { host::assemble(source, &unit.boxes, self.conversion(chunk), output) };
     }
 
+    /// Reads a chunk with cuFile.
+    ///
+    /// # Safety
+    /// As for [`Sender::read`].
+    #[allow(clippy::too_many_arguments, reason = "what, where from, where to and for whom")]
+    unsafe fn read_with_cufile(
+        &self,
+        sender: &mut Sender,
+        blob: &dyn Blob,
+        handle: &Handle,
+        range: &Range<u64>,
+        to: u64,
+        host: Option<&mut [u8]>,
+        at: &Context,
+    ) -> Result<()> {
+        let _range = trace::range(Stage::Fetch, range.end - range.start);
+        // SAFETY: the duties of the caller.
+        unsafe { sender.read(blob, handle, range, to, host) }
+            .map_err(|source| Error::Io { at: at.clone(), source })?;
+        self.counters.bytes_read_gds.add(range.end - range.start);
+        Ok(())
+    }
+
     /// Reads and decodes a read chunk on this thread, into native byte order. Says when everything was read.
     fn read_and_unpack(
         &self,
@@ -289,6 +310,7 @@ impl Workers {
         let encoded = &mut encoded[..bytes as usize];
         read(blob, range, encoded, at)?;
         let fetched = Instant::now();
+        let _range = trace::range(Stage::DecodeOnCpu, into.len() as u64);
         if !chain.is_some_and(|chain| chain.decode_into(encoded, into, unpacker)) {
             let decoded = codec::decode_on_cpu(array, Cow::Borrowed(encoded))
                 .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })?;
@@ -305,7 +327,6 @@ struct ToGpu<'a> {
     chunk: &'a Arc<Chunk>,
     array: &'a ArrayInfo,
     landing: &'a Arc<Rooms>,
-    queue: &'a Queue<Fetched>,
     most_boxes: usize,
 }
 
@@ -325,8 +346,8 @@ impl ToGpu<'_> {
         let (found, at) = self.workers.locate(self.chunk)?;
         let Some((blob, range)) = found else {
             if self.array.fill_element().is_some() {
-                self.push(Fetched::new(self.chunk.clone(), Payload::Missing, at), Times::default());
-                return Ok(());
+                let missing = Fetched::new(self.chunk.clone(), Payload::Missing, at);
+                return sender.add(None, self.cargo(missing, Times::default()));
             }
             return self.send_elements(sender, at, |into| {
                 into.copy_from_slice(&self.array.filled_chunk());
@@ -363,7 +384,7 @@ impl ToGpu<'_> {
         let times = fill(buffer.bytes_mut())?;
         // SAFETY: the destination has the size of the chunk's elements and belongs to it alone.
         unsafe { sender.copy(buffer.bytes(), address)? };
-        self.depart(buffer, sender, (destination, address), work, (times, false), at)
+        self.depart(Some(buffer), sender, (destination, address), work, (times, false), at)
     }
 
     /// An uncompressed chunk: its bytes go piece by piece to where they belong.
@@ -377,6 +398,12 @@ impl ToGpu<'_> {
     ) -> Result<()> {
         check_plain_size(range.end - range.start, work.bytes, &at)?;
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
+        if let Some(handle) = sender.cufile(blob, work.bytes) {
+            // SAFETY: the destination has the size of the chunk and belongs to it alone.
+            unsafe { self.workers.read_with_cufile(sender, blob, handle, range, address, None, &at)? };
+            let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+            return self.depart(None, sender, (destination, address), work, (times, true), at);
+        }
         let mut start = range.start;
         loop {
             let end = range.end.min(start + Sender::PIECE_BYTES as u64);
@@ -386,9 +413,9 @@ impl ToGpu<'_> {
             unsafe { sender.copy(buffer.bytes(), address + (start - range.start))? };
             if end == range.end {
                 let times = Times { fetched: Some(Instant::now()), ..Times::default() };
-                return self.depart(buffer, sender, (destination, address), work, (times, true), at);
+                return self.depart(Some(buffer), sender, (destination, address), work, (times, true), at);
             }
-            sender.depart(buffer, vec![])?;
+            sender.add(Some(buffer), Cargo::Piece)?;
             start = end;
         }
     }
@@ -407,6 +434,14 @@ impl ToGpu<'_> {
         let Some(room) = self.landing.take(bytes, 0, || sender.land()) else { return Ok(true) };
         let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
         let mut start = 0;
+        if let Some(handle) = sender.cufile(blob, bytes) {
+            let (host, to) = (Some(buffer.bytes_mut()), room.address());
+            // SAFETY: room and buffer have the size of the chunk and belong to it alone.
+            unsafe { self.workers.read_with_cufile(sender, blob, handle, range, to, host, at)? };
+            // What is in the chunk is found out on the host.
+            sender.wait()?;
+            start = bytes;
+        }
         while start < bytes {
             let end = bytes.min(start + Sender::PIECE_BYTES as u64);
             let piece = &mut buffer.bytes_mut()[start as usize..end as usize];
@@ -423,7 +458,7 @@ impl ToGpu<'_> {
             Err(problem) => return Err(Error::Damaged { at: at.clone(), problem }),
             Ok(Prepared::Cpu(reason)) => {
                 log_once(&format!("{}: decoded on the CPU: {reason}", self.array.context()));
-                sender.land();
+                sender.abort();
                 return Ok(false);
             }
         };
@@ -435,10 +470,10 @@ impl ToGpu<'_> {
         let identity = (work.zstd_blocks() > 0)
             .then(|| Identity::new(self.chunk.place(), &self.chunk.read_chunk, blob.version()));
         let address = room.address();
-        let arrived = sender.depart(buffer, vec![])?;
-        let landed = Landed { address, room: Some(room), work, arrived };
-        let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
-        self.push(Fetched { identity, by_gpu: true, ..fetched }, times);
+        let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
+        let fetched =
+            Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
+        sender.add(Some(buffer), self.cargo(fetched, times))?;
         Ok(true)
     }
 
@@ -467,7 +502,7 @@ impl ToGpu<'_> {
     /// them is the GPU's part.
     fn depart(
         &self,
-        buffer: PinnedBuffer,
+        buffer: Option<PinnedBuffer>,
         sender: &mut Sender,
         (destination, address): (Destination, u64),
         work: Work,
@@ -478,32 +513,31 @@ impl ToGpu<'_> {
             Destination::Output => {
                 let mut units = self.chunk.take(usize::MAX);
                 units.iter_mut().for_each(|unit| unit.times = times);
-                sender.depart(buffer, units)?;
                 if by_gpu {
                     self.workers.counters.decoded(work.bytes, true);
                 }
-                return Ok(());
+                return sender.add(buffer, Cargo::Units(units));
             }
             Destination::Stays => None,
             Destination::Lands(room) => Some(room),
         };
-        let arrived = sender.depart(buffer, vec![])?;
-        let landed = Payload::Landed(Landed { address, room, work, arrived });
-        self.push(Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) }, times);
-        Ok(())
+        let landed = Payload::Landed(Landed { address, room, work, arrived: None });
+        let fetched = Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) };
+        sender.add(buffer, self.cargo(fetched, times))
     }
 
-    /// Gives the chunk to the lanes, with those who wait for it by now. Those that come later are assembled once it is where
-    /// it stays.
-    fn push(&self, mut fetched: Fetched, times: Times) {
+    /// The chunk for the lanes, with those who wait for it by now. Those that come later are assembled once it is where it
+    /// stays.
+    fn cargo(&self, mut fetched: Fetched, times: Times) -> Cargo {
         fetched.units = self.chunk.take(self.most_boxes);
         fetched.units.iter_mut().for_each(|unit| unit.times = times);
         fetched.arrived = times.fetched;
-        self.queue.push([fetched]);
+        Cargo::Fetched(Box::new(fetched))
     }
 }
 
 fn read(blob: &dyn Blob, range: &Range<u64>, into: &mut [u8], at: &Context) -> Result<()> {
+    let _range = trace::range(Stage::Fetch, range.end - range.start);
     blob.read_at(range.start, into).map_err(|source| Error::Io { at: at.clone(), source })
 }
 

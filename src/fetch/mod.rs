@@ -1,8 +1,11 @@
 //! Reads encoded bytes: a trait, its backends, and the search for a read chunk's place in its file.
 
+pub mod cufile;
+mod gds;
 mod locate;
 mod posix;
 
+pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
 
@@ -38,4 +41,15 @@ pub trait Blob: Send + Sync {
     /// # Errors
     /// What the system says; `UnexpectedEof` if the bytes end before.
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()>;
+
+    /// Checks that nobody wrote to them since they were opened; done by [`Blob::read_at`].
+    ///
+    /// # Errors
+    /// What the system says, or that somebody did.
+    fn check_unchanged(&self) -> io::Result<()>;
+
+    /// What cuFile reads them with, if it does.
+    fn cufile(&self) -> Option<&cufile::Handle> {
+        None
+    }
 }

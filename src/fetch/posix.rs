@@ -2,7 +2,7 @@
 
 use super::{Blob, Fetch};
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -13,9 +13,43 @@ use std::sync::Arc;
 #[derive(Debug, Default)]
 pub struct Posix;
 
-struct OpenFile {
+/// A regular file, and what it was like when it was opened.
+pub struct OpenFile {
     file: File,
     version: Version,
+}
+
+impl OpenFile {
+    /// Opens a file. `None` if there is none.
+    ///
+    /// # Errors
+    /// What else stands in the way.
+    pub fn open(path: &Path) -> io::Result<Option<Self>> {
+        let file = match File::open(path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let version = Version::of(&file.metadata()?)?;
+        Ok(Some(Self { file, version }))
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
+    /// Whether the path leads to this file still, as it was.
+    ///
+    /// # Errors
+    /// What the system says, unless that there is none.
+    pub fn is_that_of(&self, path: &Path) -> io::Result<bool> {
+        match path.metadata() {
+            Ok(metadata) => Ok(Version::of(&metadata)? == self.version),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
 }
 
 /// What changes when somebody writes to a file.
@@ -27,8 +61,7 @@ struct Version {
 }
 
 impl Version {
-    fn of(file: &File) -> io::Result<Self> {
-        let metadata = file.metadata()?;
+    fn of(metadata: &Metadata) -> io::Result<Self> {
         if !metadata.is_file() {
             return Err(io::Error::new(io::ErrorKind::IsADirectory, "it is not a regular file"));
         }
@@ -39,13 +72,7 @@ impl Version {
 
 impl Fetch for Posix {
     fn open(&self, root: &Path, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
-        let file = match File::open(root.join(key)) {
-            Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let version = Version::of(&file)?;
-        Ok(Some(Arc::new(OpenFile { file, version })))
+        Ok(OpenFile::open(&root.join(key))?.map(|file| Arc::new(file) as Arc<dyn Blob>))
     }
 }
 
@@ -62,8 +89,12 @@ impl Blob for OpenFile {
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, offset)?;
+        self.check_unchanged()
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
         // A chunk that is replaced is another file; one that is written to in place would be read in part from before.
-        if Version::of(&self.file)? != self.version {
+        if Version::of(&self.file.metadata()?)? != self.version {
             return Err(io::Error::other("the file was written to while it was read"));
         }
         Ok(())

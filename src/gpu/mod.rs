@@ -61,6 +61,18 @@ impl Gpu {
         self.context.new_stream().map_err(Error::cuda("creating a stream"))
     }
 
+    /// An event for other streams to wait for, and for the host to look at. What waits for it on the host polls: an event whose
+    /// waiters sleep makes the GPU interrupt the host each time, which a virtual machine does not do often
+    /// (benches/NOTES.md).
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn quiet_event(&self) -> Result<CudaEvent> {
+        self.context
+            .new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING))
+            .map_err(Error::cuda("creating an event"))
+    }
+
     /// An event whose waiters sleep. It also takes a time stamp that nobody reads: cudarc takes one flag only.
     ///
     /// # Errors

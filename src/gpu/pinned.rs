@@ -112,6 +112,11 @@ impl PinnedPool {
         }
     }
 
+    /// Bytes of all blocks that there are.
+    pub fn allocated_bytes(&self) -> u64 {
+        self.lock().blocks.len() as u64 * self.block_bytes
+    }
+
     /// Ends all waiting, now and later.
     pub fn close(&self) {
         self.lock().closed = true;

@@ -175,7 +175,14 @@ def slow_store(tmp_path_factory):
 def interrupted(code, *arguments, wait):
     """Runs a script and sends SIGINT `wait` seconds after its line "go": the seconds that it lives on."""
     process = subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)],
+        # A shell's background job ignores SIGINT, and so would its child.
+        [
+            sys.executable,
+            "-c",
+            "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            + textwrap.dedent(code),
+            *map(str, arguments),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

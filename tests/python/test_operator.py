@@ -65,6 +65,9 @@ ARGUMENTS = (
     "missing_chunks",
     "decode",
     "num_io_threads",
+    "num_decode_threads",
+    "io",
+    "cache_bytes",
     "device_memory_budget",
     "host_memory_budget",
 )
@@ -346,6 +349,8 @@ def test_prefetch_queue_depth_of_the_reader(backend, store, depth):
     [
         {"num_io_threads": 1},
         {"num_io_threads": 3},
+        {"num_decode_threads": 1},
+        {"io": "posix", "cache_bytes": 1 << 20},
         {"host_memory_budget": 1 << 20},
         {"device_memory_budget": 1 << 26},
         {"num_io_threads": 1, "host_memory_budget": 1 << 20, "device_memory_budget": 1 << 26},

@@ -1,0 +1,182 @@
+"""How chunks are read, decoded and kept changes nothing but the counters: `io`, `decode`, `cache_bytes`."""
+
+import re
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zarr
+from nvidia.dali import types
+
+import zarr_dali
+from counting import settled_stats
+from reading import CPU, GPU, build, run_batches
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from gpu_chains import CHAINS  # a neighbour, not a package
+
+STEPS, BATCH = 12, 4
+
+
+@pytest.fixture(scope="module")
+def values():
+    """Three steps [STEPS, 300, 256] whose chunks encode to more than cuFile's least size."""
+    return np.random.default_rng(3).integers(0, 1 << 16, (STEPS, 300, 256)).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("roads")
+
+
+def write(folder, name, values, chunks=(1, 256, 256), **codecs):
+    """A store of its own for each name; written once."""
+    path = folder / f"{name}.zarr"
+    if not path.exists():
+        array = zarr.create_array(
+            store=path, shape=values.shape, chunks=chunks, dtype=values.dtype, fill_value=5, **codecs
+        )
+        array[:] = values
+    return path
+
+
+def epochs(pipe, how_many=1):
+    """Samples of whole epochs in the order of a reader that neither shuffles nor pads."""
+    batches = run_batches(pipe, how_many * STEPS // BATCH)
+    return np.stack([sample for (samples,) in batches for sample in samples])
+
+
+@pytest.mark.parametrize("name", [name for name in CHAINS if "transpose" not in name])
+@pytest.mark.parametrize(
+    "backend, io",
+    [
+        pytest.param(CPU, "posix", id="cpu"),
+        pytest.param(GPU, "posix", id="gpu", marks=pytest.mark.gpu),
+        pytest.param(GPU, "gds", id="gds", marks=pytest.mark.gpu),
+    ],
+)
+def test_every_chain_is_read_the_same_way(folder, values, name, backend, io):
+    codecs = dict(CHAINS[name])
+    if "shards" in codecs:
+        codecs["shards"] = (1, 512, 256)
+    path = write(folder, name, values, **codecs)
+    pipe = build(backend, path, batch_size=BATCH, io=io)
+    np.testing.assert_array_equal(epochs(pipe, 2), np.concatenate([values, values]))
+    by_cufile = zarr_dali.stats(pipe)["bytes_read_gds"]
+    assert (by_cufile > 0) == (io == "gds")
+
+
+@pytest.mark.gpu
+def test_cufile_reads_chunks_that_are_shared_cut_and_converted(folder, values):
+    path = write(folder, "four steps", values, (4, 256, 256), compressors=None)
+    pipe = build(
+        GPU, path, batch_size=BATCH, io="gds", window=[1, 200, 100], dtype=types.FLOAT16, num_io_threads=3
+    )
+    (first,) = run_batches(pipe, 1)[0]
+    np.testing.assert_array_equal(np.stack(first)[0], values[:1, :200, :100].astype(np.float16))
+
+
+@pytest.mark.gpu
+def test_a_file_that_is_replaced_is_read_anew(folder, values):
+    path = write(folder, "replaced", values, compressors=None)
+    pipe = build(GPU, path, batch_size=BATCH, io="gds", num_io_threads=1)
+    epochs(pipe)
+    zarr.open_array(path)[:] = -values
+    # What was read ahead may be of either.
+    later = epochs(pipe, 6)[-STEPS:]
+    np.testing.assert_array_equal(later, -values)
+
+
+def test_cufile_needs_the_gpu_backend(folder, values):
+    path = write(folder, "raw", values, compressors=None)
+    with pytest.raises(ValueError, match=r'`io`.*"gds" reads to a GPU; give device="gpu", or io="auto"'):
+        build(CPU, path, io="gds")
+    with pytest.raises(ValueError, match=r'`io`.*none of "auto", "posix" and "gds"'):
+        build(CPU, path, io="uring")
+
+
+@pytest.mark.parametrize(
+    "backend, decode",
+    [
+        pytest.param(CPU, "auto", id="cpu"),
+        *(pytest.param(GPU, decode, id=decode, marks=pytest.mark.gpu) for decode in ("auto", "cpu", "gpu")),
+    ],
+)
+def test_each_chunk_is_counted_by_who_decoded_it(folder, values, backend, decode):
+    path = write(folder, "zstd", values, **CHAINS["zstd"])
+    pipe = build(backend, path, batch_size=BATCH, decode=decode, num_decode_threads=2)
+    epochs(pipe, 3)
+    stats = settled_stats(pipe)
+    chunk_bytes = 256 * 256 * 4
+    assert stats["chunks_decoded"] == stats["chunks_decoded_cpu"] + stats["chunks_decoded_gpu"]
+    assert stats["bytes_decoded"] == stats["bytes_decoded_cpu"] + stats["bytes_decoded_gpu"]
+    assert stats["bytes_decoded_cpu"] == stats["chunks_decoded_cpu"] * chunk_bytes
+    if backend is CPU or decode == "cpu":
+        assert stats["chunks_decoded_gpu"] == 0
+    if decode == "gpu":
+        assert stats["chunks_decoded_cpu"] == 0
+    # Everything that can be read ahead is there, so that the reader waits for DALI.
+    pipe.run()
+    waiting = {name: ms for name, ms in zarr_dali.stats(pipe).items() if name.startswith("ms_waiting_")}
+    assert len(waiting) == 5 and min(waiting.values()) >= 0
+    assert waiting["ms_waiting_consumer"] > 100
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("name", ["raw", "zstd"])
+def test_a_cache_that_holds_everything_reads_once(backend, folder, values, name, shuffle):
+    path = write(folder, name, values, **CHAINS[name])
+    pipe = build(backend, path, batch_size=BATCH, cache_bytes=1 << 24, random_shuffle=shuffle, seed=1)
+    plain = build(backend, path, batch_size=BATCH, random_shuffle=shuffle, seed=1)
+    np.testing.assert_array_equal(epochs(pipe, 4), epochs(plain, 4))
+    stats = settled_stats(pipe)
+    assert stats["chunks_read"] == stats["chunks_decoded"] == 2 * STEPS
+    # From the second epoch on; those that were prepared ahead too.
+    assert stats["cache_hits"] >= 3 * 2 * STEPS
+    assert settled_stats(plain)["cache_hits"] == 0
+
+
+@pytest.mark.parametrize("chunks", [6, 12, 18])
+def test_a_smaller_cache_keeps_as_much_as_it_holds(backend, folder, values, chunks):
+    path = write(folder, "zstd", values, **CHAINS["zstd"])
+    pipe = build(backend, path, batch_size=BATCH, cache_bytes=chunks * 256 * 256 * 4)
+    np.testing.assert_array_equal(epochs(pipe, 6), np.concatenate([values] * 6))
+    stats = settled_stats(pipe)
+    done = stats["chunks_decoded"] + stats["chunks_reused"]
+    assert stats["resident_peak_bytes"] <= chunks * 256 * 256 * 4
+    # In order, Belady's rule keeps nearly as many chunks as there is room for from one epoch to the next.
+    kept = (chunks - 1) / (2 * STEPS)
+    assert stats["cache_hits"] >= kept * (done - 2 * STEPS) * 0.8, stats
+
+
+def test_windows_that_overlap_and_a_cache(backend, folder, values):
+    path = write(folder, "zstd", values, **CHAINS["zstd"])
+    pipe = build(backend, path, batch_size=3, window=[2], cache_bytes=1 << 24)
+    (first,), (second,) = run_batches(pipe, 2)
+    for i, sample in enumerate([*first, *second]):
+        np.testing.assert_array_equal(sample, values[i : i + 2])
+    assert settled_stats(pipe)["chunks_decoded"] == 2 * STEPS
+
+
+def test_a_cache_is_part_of_the_budget(backend, folder, values):
+    path = write(folder, "raw", values, compressors=None)
+    name = f"{'device' if backend is GPU else 'host'}_memory_budget"
+    with pytest.raises(ValueError, match=f"(?s)`?{name}`?.*{1 << 30} bytes of cache") as refused:
+        build(backend, path, cache_bytes=1 << 30, **{name: 1 << 28})
+    needed = max(int(number) for number in re.findall(r"\d{6,}", str(refused.value)))
+    pipe = build(backend, path, batch_size=BATCH, cache_bytes=1 << 30, **{name: 2 * needed})
+    np.testing.assert_array_equal(epochs(pipe), values)
+
+
+def test_memory_in_use_is_told(backend, folder, values):
+    path = write(folder, "raw", values, compressors=None)
+    name = "device" if backend is GPU else "host"
+    pipe = build(backend, path, batch_size=BATCH, **{f"{name}_memory_budget": 1 << 28})
+    epochs(pipe, 2)
+    stats = zarr_dali.stats(pipe)
+    sample_bytes = values[0].nbytes
+    assert (
+        BATCH * sample_bytes <= stats[f"{name}_memory_bytes"] <= stats[f"{name}_memory_peak_bytes"] <= 1 << 28
+    )
