@@ -1,7 +1,7 @@
-"""mkdocs hook: a line `<!-- include: README.md results -->` in a page becomes that part of the file.
+"""mkdocs hook: a line `<!-- include: README.md performance -->` in a page becomes that part of the file.
 
-A part stands between `<!-- results: begin -->` and `<!-- results: end -->`. Its links are relative to the
-repository's root and point into the repository afterwards.
+A part stands between `<!-- performance: begin -->` and `<!-- performance: end -->`. Its links are relative to
+the repository's root and point into the repository afterwards.
 """
 
 from __future__ import annotations

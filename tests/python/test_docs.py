@@ -386,4 +386,5 @@ def test_builds(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     for page in PAGES:
         stem = page.removesuffix(".md")
-        assert (tmp_path / "site" / ("" if stem == "index" else stem) / "index.html").is_file()
+        html = (tmp_path / "site" / ("" if stem == "index" else stem) / "index.html").read_text()
+        assert "<!-- include" not in html
