@@ -1,0 +1,243 @@
+"""The operator with types, for editors and type checkers: they do not see DALI's plugins.
+
+Made from the operator's schema by docs/generate.py: change the text in cpp_shim/schema.cc.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from nvidia.dali.data_node import DataNode
+    from nvidia.dali.types import DALIDataType
+
+    Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
+def zarr(
+    *,
+    path: Paths,
+    arrays: str | Sequence[str] | None = None,
+    stack: bool = False,
+    missing_chunks: Literal["fill", "error"] = "fill",
+    window: int | Sequence[int] | None = None,
+    stride: int | Sequence[int] | None = None,
+    dilation: int | Sequence[int] | None = None,
+    offsets: int | Sequence[int] | None = None,
+    roi_start: int | Sequence[int] | None = None,
+    roi_end: int | Sequence[int] | None = None,
+    exclude: int | Sequence[int] | None = None,
+    return_index: bool = False,
+    mask_and_scale: bool = False,
+    mean: float | Sequence[float] | None = None,
+    std: float | Sequence[float] | None = None,
+    dtype: DALIDataType | None = None,
+    random_shuffle: bool = False,
+    initial_fill: int = 1024,
+    seed: int = -1,
+    position: str = "",
+    shard_id: int = 0,
+    num_shards: int = 1,
+    stick_to_shard: bool = False,
+    pad_last_batch: bool = False,
+    decode: Literal["auto", "gpu", "cpu"] = "auto",
+    io: Literal["auto", "posix", "gds"] = "auto",
+    num_io_threads: int = 0,
+    num_decode_threads: int = 0,
+    cache_bytes: int = 0,
+    device_memory_budget: int = 0,
+    host_memory_budget: int = 0,
+    prefetch_queue_depth: int = 1,
+    lazy_init: bool = False,
+    device: Literal["cpu", "gpu"] | None = None,
+    name: str | None = None,
+    preserve: bool = False,
+    bytes_per_sample_hint: int | Sequence[int] = 0,
+) -> DataNode | list[DataNode]:
+    """Reads samples from the arrays of a Zarr store.
+
+    A sample is a window over the leading dimensions of an array, or, without `window`, one step `array[i]` of
+    its first dimension. Along each of these dimensions there are `(extent - span) // stride + 1` windows of
+    `span = (window - 1) * dilation + 1` indices; samples are numbered row by row, the last of these
+    dimensions fastest.
+
+    All samples of an output have the same shape. The element type is the array's: bool, signed or unsigned
+    integers of 8 to 64 bits, or floating-point numbers of 16, 32 or 64 bits. Narrower types are widened:
+    integers of 2 and 4 bits to 8 bits, bfloat16 to float32, floating-point numbers of 4 to 8 bits to float16,
+    or to float32 where that cannot hold them. Complex numbers have a further, last dimension of 2: the real
+    and the imaginary part. datetime64 and timedelta64 are int64, the number of their units, and "not a time"
+    is the least int64. Strings, structures and raw bytes are refused. Values arrive in the byte order of the
+    machine.
+
+    An output's layout is made from the array's dimension names (`dimension_names` in Zarr v3,
+    `_ARRAY_DIMENSIONS` in v2) if each of them is a single letter or a known name and no letter comes twice;
+    else it is empty. Known are `time` (T); `level`, `z` and `depth` (D); `latitude`, `lat` and `y` (H);
+    `longitude`, `lon` and `x` (W); `channel`, `c` and `variable` (C). The `source_info` of a sample says
+    where it came from: `path/array[a:b, c:d, ...]`, a range of indices for each dimension of the array. Of
+    joined stores the first and the last are named, `first..last/array[...]`, with indices in the joined
+    array; of stacked arrays all of them, `path/[a,b][...]`.
+
+    Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU backend,
+    chunks are decoded on the GPU if they are uncompressed or compressed with zstd, blosc, gzip, zlib, lz4 or
+    snappy, also behind shuffle, delta and checksums; other codecs are decoded on the CPU and the chunks
+    copied. With the CPU backend everything is decoded on the CPU.
+
+    Every batch has `max_batch_size` samples. Epochs, reader shards and padding are those of DALI's own
+    readers, and the state of the reader is part of a pipeline's checkpoint.
+
+    Arguments and datasets that do not fit raise `ValueError` when the pipeline is built, or at the first use
+    with `lazy_init`. What is found while reading, such as a damaged chunk, raises `RuntimeError`; the reader
+    then stays in that error.
+
+    Args:
+        path: Folder of a Zarr group or array on a local or mounted file system, or a list of them.
+            A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined
+            in its order along the first dimension, and windows cross from one to the next. A path with `*`,
+            `?` or `[...]` that does not exist as it stands is a pattern for all the folders that it matches,
+            in the order of their names with numbers by value: `era5/20??.zarr`. The stores may differ in
+            format, chunks, codecs and fill values, but not in further dimensions, data types, and the
+            attributes `scale_factor`, `add_offset`, `_FillValue`, `missing_value`, `units` and `_Unsigned`.
+        arrays: Paths of arrays below `path`, one output each, in this order.
+            The dimensions that `window` covers (without `window`: the first) must have the same extents in
+            all of them; further dimensions and element types may differ. If not given or empty, `path` itself
+            is an array and the operator has one output.
+        stack: Determines whether the arrays are stacked into one output.
+            They are stacked in the order of `arrays` on a new axis behind the first dimension of the window:
+            a sample of C arrays has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given.
+            All arrays need the same shape and element type. The layout gets a `C` there, or is empty if the
+            arrays have one already.
+        missing_chunks: What a chunk without data in the store means: `"fill"` or `"error"`.
+            `"fill"` reads it as the array's fill value, as the Zarr specification says. `"error"` stops with
+            an error that names the chunk, for stores in which every chunk should be there.
+        window: Extents of a sample along the leading dimensions of the array, in elements.
+            Each is at least 1 and at most the array's extent. Dimensions beyond the list are taken whole, so
+            that a sample has the shape `window + array.shape[len(window):]`. If not given, a sample is
+            `array[i]`, whose shape lacks the first dimension.
+        stride: Steps between the starts of neighbouring samples, in elements.
+            One value, at least 1, for each extent of `window`; one value if `window` is not given. By default
+            1 in the first dimension and as many as the window spans, so that samples do not overlap, in the
+            others.
+        dilation: Steps between neighbouring elements of a window, in elements.
+            One value, at least 1, for each extent of `window`, by default 1. A window of extent `w` and
+            dilation `d` spans `(w - 1) * d + 1` indices.
+        offsets: Steps of a sample in the first dimension, relative to the step it is named by.
+            Sample `t` holds the steps `t + o` for each `o`, in this order: `[-6, 0, 6, 12]` is history and
+            lead times. Instead of `window` and `dilation` in the first dimension; `window` may be given for
+            the later ones, its first extent then is the number of offsets. `t` starts where all steps lie in
+            the array and in `roi_start`, `roi_end`.
+        roi_start: Start of the region that samples are taken from, an index for each leading dimension.
+            Every element of a sample lies in the region. The list may be longer than `window`: dimensions
+            behind those of the window are then cut to the region. By default 0.
+        roi_end: End of that region, the first index behind it, for each leading dimension.
+            By default the extent of the array.
+        exclude: Indices of the first dimension that no sample may touch, such as missing or bad days.
+            Samples that would are left out before samples are counted and shared out to reader shards.
+        return_index: Determines whether the indices of each sample are a further, last output.
+            It is int64 with one value for each dimension of `window`: the index at which the sample starts,
+            or, with `offsets`, the one it is named by.
+        mask_and_scale: Determines whether values are decoded by the CF attributes of their array.
+            The attributes `_FillValue` and `missing_value` (NaN where a value equals one of them),
+            `scale_factor`, `add_offset` and `_Unsigned` are applied as `xarray.open_zarr` applies them, types
+            and rounding included: of Zarr v2 arrays the fill value counts as `_FillValue`, of v3 arrays only
+            the attribute; masked integers of 8 and 16 bits become float32, others float64; scaled values are
+            float64. Integers that stand for bool (attribute `dtype`) become bool. Points in time and time
+            spans are left alone. Arrays without these attributes stay as they are. Attributes that cannot be
+            applied are refused.
+        mean: Subtracted from the values: one number for all arrays, or one for each of `arrays`.
+            `(x - mean) / std` is computed behind `mask_and_scale`, in float32 if the values are bool,
+            integers of at most 16 bits or floating-point numbers of at most 32 bits, else in float64, which
+            also is the type of the output unless `dtype` is given.
+        std: The values are divided by it: one number for all arrays, or one for each of `arrays`.
+            Not 0. See `mean`; either can be given alone.
+        dtype: Element type of the outputs: bool, an integer or a floating-point type.
+            If not given, it is the type of the array, or what `mask_and_scale` or `mean` and `std` make of
+            it. Floating-point numbers are rounded to the nearest, ties to even, and become infinite beyond
+            the largest. Integers are rounded to, ties to even, and saturate; NaN becomes 0. As bool,
+            everything but 0 is true.
+        random_shuffle: Determines whether the samples of a reader shard come in random order.
+            In each pass over a shard every sample comes once, in an order that depends on nothing but `seed`,
+            the epoch, the shard and the arguments. Where several samples share a chunk, they come near each
+            other: samples are drawn at random from the chunks of a buffer, whose chunks are replaced at
+            random by others, so that each is decoded once in an epoch. See `initial_fill`. If no chunk
+            belongs to several samples, the shard is shuffled as a whole. Which samples belong to a shard does
+            not depend on `seed`; with windows over several dimensions shards are cut from the list of samples
+            sorted by chunk.
+        initial_fill: Size of the shuffle's buffer: samples of the chunks that it draws from.
+            At least 1. It is made smaller where the decoded chunks would need more than half of the memory
+            budget that is given, or more than 2 GiB if none is.
+        seed: Random seed; if not set, one will be assigned automatically.
+        position: Where to start: a position as `zarr_dali.stats` tells it, as JSON.
+            For programs that stop and go on, such as `zarr_dali.Loader`; a checkpoint of the pipeline does
+            the same. With `pad_last_batch` a position of readers with another number of reader shards, or
+            another batch size, will do: what they left of the epoch is cut anew. All shards need the same
+            `seed` for that.
+        shard_id: Index of the reader shard to start with, 0 to `num_shards - 1`.
+        num_shards: Number of reader shards: contiguous parts of the samples, for several GPUs or nodes.
+            At least 1 and at most the number of samples. Shard `i` of `n` starts at sample `size * i // n`.
+            This has nothing to do with the sharded chunks of Zarr v3.
+        stick_to_shard: Determines whether the reader reads the same reader shard in every epoch.
+            Otherwise it moves on to the next shard after each epoch and so sees the whole dataset.
+        pad_last_batch: Determines whether the last sample is repeated until an epoch's last batch is full.
+            Every shard then has the same number of batches in every epoch: as many as the largest shard
+            needs. Otherwise batches run on across the end of an epoch. Recommended with the policies
+            `PARTIAL` and `DROP` of the framework iterators, which are exact in every epoch only with padding.
+        decode: Where chunks are decoded: `"auto"`, `"gpu"` or `"cpu"`.
+            `"auto"` decodes on the GPU what can be decoded there (GPU backend only) and the rest on the CPU.
+            `"auto"` lets the GPU decode only what idle cores cannot finish in time, because what it decodes
+            is taken from a model that trains on it. `"gpu"` refuses an array whose codecs the GPU cannot
+            decode, and the CPU backend as a whole. `"cpu"` decodes everything on the CPU; the GPU backend
+            then copies the decoded chunks.
+        io: How chunks are read: `"auto"`, `"posix"` or `"gds"`.
+            `"auto"` uses cuFile where it can read from the disk to the GPU without a detour through the host
+            (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"` uses cuFile in any case,
+            in its compatibility mode if it has to, and is an error where cuFile cannot be used.
+        num_io_threads: Number of threads that read chunks, in the CPU backend also decode them, at least 1.
+            0 chooses from the cores that the process may use.
+        num_decode_threads: Number of threads that decode on the CPU, at least 1.
+            0 chooses from the cores that the process may use; in the CPU backend as many as `num_io_threads`.
+            In the GPU backend they run at a lower priority than the training's own threads.
+        cache_bytes: Memory in bytes for decoded chunks that are kept from one epoch to the next.
+            It is part of `device_memory_budget`, in the CPU backend of `host_memory_budget`, and raises
+            neither. Chunks that are found there are neither read nor decoded.
+        device_memory_budget: GPU memory in bytes for batches in flight, encoded and decoded chunks and
+            decoding.
+            0 chooses from the memory that is free when the reader starts. Without effect in the CPU backend.
+        host_memory_budget: Host memory in bytes: for encoded chunks in pinned memory in the GPU backend, for
+            batches in flight in the CPU backend.
+            0 chooses from the memory of the machine.
+        prefetch_queue_depth: Least number of batches that are kept in flight, at least 1.
+            The reader runs further ahead on its own as its memory budgets allow. More than the budgets can
+            hold is refused.
+        lazy_init: Determines whether the dataset is opened at its first use and not in `build`.
+            The first use is the first batch, the first request for the reader's metadata, or a checkpoint. A
+            wrong `path` is then reported only there.
+        device: The backend: where chunks are decoded as a rule, and where the outputs are. Without it the
+            CPU.
+        name: Name of the operator, for `reader_meta` and the iterators.
+        preserve: Prevents the operator from being removed from the graph even if its outputs are not used.
+        bytes_per_sample_hint: Output size hint, in bytes per sample.
+            If specified, the operator's outputs residing in GPU or page-locked host memory will be
+            preallocated to accommodate a batch of samples of this size.
+
+    Returns:
+        One output, or a list of them: one for each of `arrays`, or one for all with `stack`; then the
+        indices with `return_index`.
+    """
+    given = locals()
+    from nvidia.dali import fn  # here, because the package says first which release of DALI it needs
+
+    return fn.readers.zarr(**_other_than_defaults(given))
+
+
+def _other_than_defaults(given: dict[str, Any]) -> dict[str, Any]:
+    # To DALI an argument with its default is not the same as none: a seed of -1 hides the pipeline's. And in
+    # DALI's conditional mode `zarr` is rewritten and has further local variables.
+    parameters = inspect.signature(zarr).parameters.values()
+    return {each.name: given[each.name] for each in parameters if not _same(given[each.name], each.default)}
+
+
+def _same(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(default, (bool, int, str)) and value == default)

@@ -1,0 +1,390 @@
+"""The documentation: every code block in it works, and what it repeats is what the sources say.
+
+In a page of `docs/`
+
+- Python blocks run one after the other in one interpreter, in a folder with the stores that `write_stores`
+  makes. A text block right behind one is what it prints, with `...` for what varies.
+- of shell blocks `zarr-dali info` and `zarr-dali rechunk` run, too, in the same order; of all others it is
+  checked that programs, scripts, targets and options exist.
+- `<!-- gpu -->` in front of a block: without a GPU it is only compiled and its arguments are checked.
+- `<!-- ranks: 2 -->` in front of a Python block: it is a script of its own that torchrun starts.
+- `<!-- shown -->` in front of a block: it is to be looked at only.
+"""
+
+import ast
+import doctest
+import importlib.util
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from markdown_it import MarkdownIt
+from nvidia.dali import backend
+
+import zarr_dali.cli
+from reading import gpu_problem, run_python
+from stores import FORMATS
+from test_readers import load_generator
+from zarr_dali import readers
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(path.name for path in DOCS.glob("*.md"))
+MARK = re.compile(r"<!-- (gpu|shown|ranks: \d+) -->\s*")
+RUN_COMMANDS = ("info", "rechunk")
+"""Subcommands of `zarr-dali` that run; `bench` takes too long."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A fenced block of a page."""
+
+    page: str
+    line: int
+    language: str
+    code: str
+    mark: str = ""
+
+    @property
+    def place(self) -> str:
+        return f"docs/{self.page}:{self.line}"
+
+
+@lru_cache
+def blocks(page):
+    """The blocks of a page, each with the mark in front of it."""
+    found, mark = [], ""
+    for token in MarkdownIt().parse((DOCS / page).read_text()):
+        if token.type == "html_block":
+            marked = MARK.fullmatch(token.content)
+            mark = marked[1] if marked else ""
+        elif token.type == "fence":
+            found.append(Block(page, token.map[0] + 2, token.info.strip(), token.content, mark))
+            mark = ""
+        else:
+            assert token.type != "code_block", f"docs/{page}:{token.map[0] + 1}: indented code is not tested"
+            mark = ""
+    return found
+
+
+def all_blocks(language):
+    every = [block for page in PAGES for block in blocks(page)]
+    return [block for block in every if block.language == language and block.mark != "shown"]
+
+
+def of_place(block):
+    return block.place
+
+
+# --- Python ---------------------------------------------------------------------------------------
+
+
+def write_stores(folder):
+    """What the pages read: weather on a small grid every six hours, whole, by year, and in long chunks."""
+    import pandas as pd
+    import xarray as xr
+
+    if 3 not in FORMATS:
+        pytest.skip("the documentation is about Zarr v3, which this zarr-python does not write")
+    rng = np.random.default_rng(1)
+    lat, lon = np.linspace(90, -90, 16), np.arange(0, 360, 360 / 32)
+
+    def write(name, start, steps, steps_in_chunk):
+        field = (("time", "latitude", "longitude"), rng.normal(280, 10, (steps, 16, 32)).astype("float32"))
+        pressure = (field[0], rng.normal(1e5, 100, (steps, 16, 32)).astype("float32"))
+        mask = (("latitude", "longitude"), (rng.random((16, 32)) < 0.3).astype("float32"))
+        times = pd.date_range(start, periods=steps, freq="6h")
+        dataset = xr.Dataset(
+            {"t2m": field, "msl": pressure, "land_mask": mask},
+            {"time": times, "latitude": lat, "longitude": lon},
+        )
+        chunks = {"chunks": (steps_in_chunk, 16, 32)}
+        encoding = {"t2m": chunks, "msl": chunks}
+        dataset.to_zarr(folder / name, zarr_format=3, consolidated=False, encoding=encoding)
+
+    write("era5.zarr", "2010-01-01", 240, 1)
+    write("coarse.zarr", "2010-01-01", 240, 60)
+    (folder / "years").mkdir()
+    write("years/2010.zarr", "2010-12-30", 8, 1)
+    write("years/2011.zarr", "2011-01-01", 8, 1)
+
+
+RUN_PAGE = """
+import contextlib, io, json, os, subprocess, sys
+
+page, has_gpu = json.loads(sys.argv[1]), sys.argv[2] == "True"
+printed, names = [], {"__name__": "__main__"}
+for block in page:
+    if block["language"] == "python":
+        code = compile("\\n" * (block["line"] - 1) + block["code"], f"docs/{block['page']}", "exec")
+        output = io.StringIO()
+        if not block["mark"] or (block["mark"] == "gpu" and has_gpu):
+            with contextlib.redirect_stdout(output):
+                exec(code, names)
+        printed.append(output.getvalue())
+    else:
+        printed.append("")
+        for command in block["commands"]:
+            words = [sys.executable, "-m", "zarr_dali", *command]
+            done = subprocess.run(words, capture_output=True, text=True)
+            if done.returncode:
+                sys.exit(f"docs/{block['page']}:{block['line']}: {command}: {done.stderr or done.stdout}")
+            printed[-1] += done.stdout
+print("PRINTED", json.dumps(printed))
+# What DALI and the interpreter do behind the last line is the matter of other tests.
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+)
+def test_page_runs(page, tmp_path, monkeypatch):
+    """All of a page in its order, and what it prints is what it says."""
+    write_stores(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    steps, expected = [], {}
+    for block in blocks(page):
+        if block.mark == "shown":
+            continue
+        if block.language == "text":
+            expected[len(steps) - 1] = block
+        elif block.language == "python" or (block.language == "sh" and block.mark != "gpu"):
+            commands = [] if block.language == "python" else list(commands_to_run(block))
+            steps.append(vars(block) | {"commands": commands})
+    has_gpu = gpu_problem() is None
+    done = run_python(RUN_PAGE, json.dumps(steps), has_gpu, env={"OMP_NUM_THREADS": "1"}, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    printed = json.loads(done.stdout.rpartition("PRINTED ")[2])
+    for number, block in expected.items():
+        options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+        assert doctest.OutputChecker().check_output(block.code, printed[number], options), (
+            f"{block.place}: printed was\n{printed[number]}"
+        )
+
+
+def commands_to_run(block):
+    for words in commands(block):
+        if words[0] == "zarr-dali" and words[1] in RUN_COMMANDS:
+            yield words[1:]
+
+
+@pytest.mark.parametrize(
+    "block", [b for b in all_blocks("python") if b.mark.startswith("ranks")], ids=of_place
+)
+def test_script_of_ranks(block, tmp_path):
+    """A script that torchrun starts, with the CPU backend."""
+    write_stores(tmp_path)
+    (tmp_path / "script.py").write_text(block.code)
+    ranks = block.mark.removeprefix("ranks: ")
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            ranks,
+            "script.py",
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("block", all_blocks("python"), ids=of_place)
+def test_arguments_of_readers(block):
+    """Whether or not a block runs here: it compiles, and its readers get arguments that they have."""
+    schema = backend.GetSchema("readers__Zarr")
+    of_reader = {name for name in schema.GetArgumentNames() if not schema.IsDeprecatedArg(name)}
+    of_loader = set(zarr_dali.Loader.__init__.__kwdefaults__) | {"path", "arrays", "batch_size"}
+    known = {
+        "zarr": of_reader | {"device", "name"},
+        "zarr_reader": of_reader | {"device", "name"},
+        "Loader": of_reader | of_loader,
+    }
+    for call in ast.walk(ast.parse(block.code, block.place)):
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in known:
+            given = {keyword.arg for keyword in call.keywords if keyword.arg}
+            assert given <= known[call.func.attr], f"{block.place}: line {call.lineno} of the block"
+
+
+def test_blocks_are_of_known_languages():
+    assert {block.language for page in PAGES for block in blocks(page)} <= {"python", "sh", "text"}
+    assert all_blocks("python") and all_blocks("sh")
+
+
+# --- shell ----------------------------------------------------------------------------------------
+
+# Options of programs that are not installed where tests run; from the user guide of Nsight Systems 2025.
+NSYS = {
+    "profile": {"--trace", "--output", "--capture-range", "--capture-range-end", "--nvtx-domain-include"},
+    "stats": {"--report"},
+}
+EXTERNAL = {"taskset": {"--cpu-list"}, "nvidia-smi": set(), "git": set(), "vmtouch": {"-e"}}
+
+
+def commands(block):
+    """The commands of a shell block as lists of words; comments left out, continued lines joined."""
+    for line in block.code.replace("\\\n", " ").splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        if words:
+            yield words
+
+
+@pytest.mark.parametrize("block", all_blocks("sh"), ids=of_place)
+def test_shell_commands(block):
+    """Programs, scripts, targets and options are there."""
+    for words in commands(block):
+        check(words, block.place)
+
+
+def check(words, place):
+    program, rest = words[0], words[1:]
+    if program == "zarr-dali":
+        known = zarr_dali.cli.main.commands[rest[0]].params
+        check_options(
+            rest[1:], {text for each in known for text in (*each.opts, *each.secondary_opts)}, place
+        )
+    elif program == "nsys":
+        used, command = split(rest[1:])
+        check_options(used, NSYS[rest[0]], place)
+        if rest[0] == "profile":
+            check(command, place)
+    elif program == "taskset":
+        check(rest[2:], place)
+        check_options(rest[:1], EXTERNAL["taskset"], place)
+    elif program == "torchrun":
+        used, command = split(rest)
+        check_options(used, options_in(help_of("-m", "torch.distributed.run")), place)
+        check(["python", *command], place)
+    elif program == "python" and rest[0] == "-m":
+        assert importlib.util.find_spec(rest[1]), f"{place}: there is no module {rest[1]}"
+    elif program == "python" and rest[0] != "your_training.py":
+        script = ROOT / rest[0]
+        assert script.is_file(), f"{place}: there is no {rest[0]}"
+        check_options(rest[1:], options_in(help_of(script)), place)
+    elif program == "pip":
+        assert rest[0] == "install", place
+        assert set(re.findall(r"\[(.*?)\]", " ".join(rest[1:]))) <= extras(), place
+    elif program == "make":
+        targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+        assert {word for word in rest if "=" not in word} <= set(targets), place
+    elif program == "mkdocs":
+        assert rest[0] in ("serve", "build"), place
+    elif program != "python":
+        assert program in EXTERNAL, f"{place}: {program} is not known to this test"
+        check_options(rest, EXTERNAL[program], place)
+
+
+def split(words):
+    """Options with their values in front of a command, and the command."""
+    count = 0
+    while count < len(words) and words[count].startswith("-"):
+        count += 1 if "=" in words[count] or words[count] in ("--standalone",) else 2
+    return words[:count], words[count:]
+
+
+def check_options(words, known, place):
+    used = {word.partition("=")[0] for word in words if re.match(r"--?[a-zA-Z]", word)}
+    assert used <= known, f"{place}: {sorted(used - known)} are no options"
+
+
+def options_in(text):
+    return set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w-]*", text))
+
+
+@lru_cache
+def help_of(*program):
+    done = subprocess.run(
+        [sys.executable, *map(str, program), "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def extras():
+    table = (ROOT / "pyproject.toml").read_text().partition("[project.optional-dependencies]")[2]
+    return set(re.findall(r"^(\w+) = \[", table.partition("\n[")[0], re.MULTILINE))
+
+
+# --- what pages repeat ----------------------------------------------------------------------------
+
+
+def test_arguments_page_is_what_the_schema_says():
+    generator = load_generator()
+    assert generator.PAGE.read_text() == generator.page(), "run python docs/generate.py"
+
+
+def sources(*patterns):
+    """Text of source files as their string literals show it: escapes undone, literals that follow joined."""
+    text = "\n".join(path.read_text() for pattern in patterns for path in sorted(ROOT.glob(pattern)))
+    text = text.replace('\\"', '"')
+    return re.sub(r'\s*"\s*\n\s*f?"|\\\n\s*', "", text)
+
+
+def test_every_error_has_an_entry():
+    """Troubleshooting names each kind of error of the core, and each with a text that is in the sources."""
+    page = (DOCS / "troubleshooting.md").read_text()
+    errors = (ROOT / "src" / "error.rs").read_text()
+    body = re.search(r"pub enum Error \{\n(.*?)\n\}\n", errors, re.DOTALL)[1]
+    kinds = set(re.findall(r"^    (\w+)", body, re.MULTILINE)) - {"Sticky"}
+    entries = re.findall(r"^#### `(.+)`\n\n<!-- (?:error: (\w+)|(python)) -->$", page, re.MULTILINE)
+    assert {kind for _, kind, _ in entries if kind} == kinds
+    assert len(re.findall(r"^#### ", page, re.MULTILINE)) == len(entries)
+    rust, python = sources("src/**/*.rs"), sources("python/zarr_dali/*.py")
+    for text, kind, _ in entries:
+        for fragment in filter(None, (piece.strip() for piece in text.split("…"))):
+            assert fragment in (rust if kind else python), f"{fragment!r} is not in the sources"
+
+
+def test_counters_that_are_named_are_there():
+    page = (DOCS / "profiling.md").read_text()
+    named = set(re.findall(r"`((?:ms_waiting|bytes|chunks|cache|device_memory|host_memory)_\w+)`", page))
+    core = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.rs"))
+    left_out = {name for name in named if not re.search(rf"\b{name.replace('ms_', 'us_')}\b", core)}
+    assert len(named) >= 10
+    # Arguments are named as well.
+    assert left_out <= set(inspect.signature(readers.zarr).parameters)
+
+
+def test_ranges_are_described():
+    """The page about profiling has a row for each NVTX range, by the names that the core gives them."""
+    page = (DOCS / "profiling.md").read_text()
+    trace = ROOT / "cpp_shim" / "trace.cc"
+    names = re.search(r"kStages\{(.*?)\}", trace.read_text(), re.DOTALL)[1]
+    for name in re.findall(r'"([^"]+)"', names):
+        assert f"| `{name}` |" in page
+
+
+def test_builds(tmp_path):
+    """mkdocs finds no broken link, and no page that is not in the navigation."""
+    pytest.importorskip("material", reason="mkdocs-material is not installed")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for page in PAGES:
+        stem = page.removesuffix(".md")
+        html = (tmp_path / "site" / ("" if stem == "index" else stem) / "index.html").read_text()
+        assert "<!-- include" not in html
