@@ -355,7 +355,7 @@ class ExternalSource(_Peer):
 
 
 class KvikIO(_Peer):
-    """zarr-python with `enable_gpu` over KvikIO's GDSStore, in this process: it reads and decodes to the GPU."""
+    """zarr-python with `enable_gpu` over KvikIO's GDSStore, in this process."""
 
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted)

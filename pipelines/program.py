@@ -1,4 +1,4 @@
-"""What the programs in this folder share: options, devices, ranks, clocks, progress, tables, the small store."""
+"""What the programs in this folder share: options, devices, ranks, clocks, tables, the small store."""
 
 from __future__ import annotations
 
@@ -94,11 +94,17 @@ def chosen_device(name: str, local_rank: int | None = None) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def demo_store(folder: Path, *, quick: bool = False) -> str:
-    """Path of the small ERA5-like store, a group of [T, H, W] arrays, which is written on first use."""
+def demo_store(folder: Path, *, quick: bool = False, write: bool = True) -> str:
+    """Path of the small ERA5-like store, a group of [T, H, W] arrays, which is written on first use.
+
+    Args:
+        folder: where it is kept.
+        quick: a still smaller one.
+        write: False for ranks that leave the writing to another one.
+    """
     steps, grid = (QUICK_STEPS, QUICK_GRID) if quick else (DEMO_STEPS, DEMO_GRID)
     store = folder / ("era5_like_quick.zarr" if quick else "era5_like.zarr")
-    if era5_like.ensure_stores({"zstd": store}, steps=steps, grid=grid, arrangement="separate"):
+    if write and era5_like.ensure_stores({"zstd": store}, steps=steps, grid=grid, arrangement="separate"):
         print(f"wrote {store}: {steps} steps of {len(era5_like.VARIABLES)} variables on {grid}")
     return str(store)
 

@@ -15,9 +15,9 @@ from scratch.
   --batch-size is that of a rank.
 - `--checkpoint FILE` keeps model, optimiser and the place in the data together; `--resume` goes on with the
   sample behind the last one that the checkpoint has seen. The number of ranks may be another one then.
-- `--loader` puts another loader in the reader's place: `synthetic` trains on a batch that stays on the device,
-  the speed that no loader can exceed; `torch`, `external-source` and `kvikio` are what people use today;
-  `memory` holds the whole store in memory.
+- `--loader` puts another loader in the reader's place: `synthetic` trains on a batch that stays on the
+  device, the speed that no loader can exceed; `torch`, `external-source` and `kvikio` are what people use
+  today; `memory` holds the whole store in memory.
 
 The summary says how much of the time went into waiting for data: the time that next(loader) blocked, on a GPU
 only as far as the GPU had nothing to do meanwhile, read from CUDA events. Warm-up steps are left out.
@@ -243,6 +243,8 @@ def _train(
     first = 0
     if checkpoint and args.resume and args.checkpoint.exists():
         first = checkpoint.load(device)
+    if ranks.reduced([first], "max") != [first]:
+        raise ValueError(f"{args.checkpoint} is not there for all ranks: put it where every node sees it")
     replica: nn.Module = model
     if ranks.size > 1:
         # The decoder's last block has attention on a skip connection that it lacks: the same parameters stay
@@ -367,7 +369,9 @@ def parser() -> argparse.ArgumentParser:
         const="synthetic",
         help="the same as --loader synthetic",
     )
-    add("--workers", type=int, help="worker processes of the loaders that have them (default: from the cores)")
+    add(
+        "--workers", type=int, help="worker processes of the loaders that have them (default: from the cores)"
+    )
     add("--epochs", type=positive, default=2, help="passes over the store (default: %(default)s)")
     add("--steps", type=positive, help="stop after so many steps instead, however many epochs that takes")
     add("--seconds", type=float, help="stop so long after the warm-up instead; of one rank only")
@@ -419,10 +423,10 @@ def run(args: argparse.Namespace) -> None:
     ranks = program.join_ranks(args.device)
     args.quiet = args.quiet or not ranks.is_first
     args.amp = ranks.device.type == "cuda" if args.amp is None else args.amp
-    if args.store is None and ranks.is_first:
-        args.store = program.demo_store(args.data_dir)
+    if args.store is None:
+        args.store = program.demo_store(args.data_dir, write=ranks.is_first)
     ranks.wait()
-    source = inspect(args.store or program.demo_store(args.data_dir), args.arrays)
+    source = inspect(args.store, args.arrays)
     if ranks.is_first:
         print(
             f"{source.store}: {source.channels} channels on {source.height} x {source.width}, "
