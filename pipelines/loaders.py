@@ -92,8 +92,6 @@ class Ours:
 
     def __init__(self, wanted: Wanted) -> None:
         source = wanted.source
-        # The reader stacks arrays of one type as it gathers them, which costs nothing.
-        self.dim = 2
         self.join = torch.cat if source.dims == 4 else torch.stack
         self.loader = zarr_dali.Loader(
             source.store,
@@ -105,6 +103,7 @@ class Ours:
             rank=wanted.rank,
             world_size=wanted.world_size,
             window=[WINDOW],
+            # The reader stacks arrays of one type as it gathers them, which costs nothing.
             stack=source.dims == 3 and len(source.arrays) > 1 and len(set(source.dtypes)) == 1,
             return_index=True,
             **({} if source.float32 else {"dtype": "float32"}),
@@ -119,7 +118,7 @@ class Ours:
             index = batch.pop("index")[:, 0]
             values = list(batch.values())
             if len(values) > 1 or values[0].ndim == 4:
-                values = [self.join(values, dim=self.dim)]
+                values = [self.join(values, dim=2)]
             yield {"fields": values[0], "index": index}
 
     def state_dict(self) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -386,19 +387,17 @@ def test_patches(backend, tmp_path):
     assert summary["train"]["steps"] == 20
 
 
-def patch_arguments(store, patch, overlap, device):
-    from argparse import Namespace
-
-    return Namespace(store=str(store), patch=patch, overlap=overlap, batch_size=4, seed=1), device
+def patches_of(store, patch, overlap):
+    """What cuts patches of this store on the CPU."""
+    args = Namespace(store=str(store), patch=patch, overlap=overlap, batch_size=4, seed=1)
+    return patches.Patches(args, fields.inspect_planes(str(store), WEATHER), torch.device("cpu"))
 
 
 def test_patches_are_stitched_where_they_were_cut(store):
     """Overlapping patches of the reader make the fields again, normalised."""
-    source = fields.inspect_planes(str(store), WEATHER)
-    args, device = patch_arguments(store, [1, 20, 24], [0, 6, 4], torch.device("cpu"))
-    cut = patches.Patches(args, source, device)
-    shape = (STEPS - cut.split, 2, *GRID)
-    stitched = patches.Stitched(shape, cut.split, device)
+    cut = patches_of(store, [1, 20, 24], [0, 6, 4])
+    source = cut.source
+    stitched = patches.Stitched((STEPS - cut.split, 2, *GRID), cut.split, cut.device)
     for batch in cut.on_grid():
         stitched.add(batch["data"], batch["index"])
     values = np.stack([read_array(store, name)[cut.split :] for name in WEATHER], axis=1)
@@ -410,9 +409,7 @@ def test_patches_are_stitched_where_they_were_cut(store):
 
 def test_random_patches_move(store):
     """Another grid in each epoch, inside the steps for training, no place twice."""
-    source = fields.inspect_planes(str(store), WEATHER)
-    args, device = patch_arguments(store, [2, 20, 24], [0, 0, 0], torch.device("cpu"))
-    cut = patches.Patches(args, source, device)
+    cut = patches_of(store, [2, 20, 24], [0, 0, 0])
     epochs = []
     for _ in range(4):
         places = [tuple(place) for batch in cut.randomly() for place in batch["index"].tolist()]
@@ -420,7 +417,7 @@ def test_random_patches_move(store):
         assert all(
             start >= 0 and start + size <= end
             for place in places
-            for start, size, end in zip(place, args.patch, (cut.split, *GRID))
+            for start, size, end in zip(place, cut.args.patch, (cut.split, *GRID))
         )
         epochs.append(frozenset(places))
     assert len(set(epochs)) > 1
@@ -457,8 +454,6 @@ def test_forecast_rollout(backend, tmp_path):
 
 def test_forecast_parts_are_the_stores_steps(tmp_path):
     """History, lead times and static fields of a sample, normalised."""
-    from argparse import Namespace
-
     store = forecast_rollout.demo_store(tmp_path, quick=True)
     source = fields.inspect_planes(store)
     args = Namespace(
