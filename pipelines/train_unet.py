@@ -1,12 +1,23 @@
-"""Trains a U-Net to predict the next time step, on batches that DALI reads from a Zarr store.
+"""Trains a U-Net to predict the next time step from a Zarr store, on one or many GPUs.
 
     python pipelines/train_unet.py                                  # writes and uses a small ERA5-like store
     python pipelines/train_unet.py --store era5.zarr --arrays t2m msl z500 --batch-size 16 --epochs 2
+    torchrun --nproc-per-node 4 pipelines/train_unet.py --store era5.zarr           # four GPUs
+    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d --rdzv-endpoint HOST:29500 \\
+        pipelines/train_unet.py --store /shared/era5.zarr           # the same on each of two nodes
 
 The store is a group of arrays [T, H, W] or [T, C, H, W], or one such array; all variables and levels become
 the channels of one image. A sample is a window of two steps: the first is the input, the second the target.
 The model is the U-Net of segmentation-models-pytorch with a ResNet-18 encoder and scSE attention, trained
 from scratch.
+
+- With torchrun each rank reads its own part of the samples and trains a replica (DistributedDataParallel);
+  --batch-size is that of a rank.
+- `--checkpoint FILE` keeps model, optimiser and the place in the data together; `--resume` goes on with the
+  sample behind the last one that the checkpoint has seen. The number of ranks may be another one then.
+- `--loader` puts another loader in the reader's place: `synthetic` trains on a batch that stays on the
+  device, the speed that no loader can exceed; `torch`, `external-source` and `kvikio` are what people use
+  today; `memory` holds the whole store in memory.
 
 The summary says how much of the time went into waiting for data: the time that next(loader) blocked, on a GPU
 only as far as the GPU had nothing to do meanwhile, read from CUDA events. Warm-up steps are left out.
@@ -16,161 +27,28 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-import numpy as np
-import nvidia.dali.fn as fn
 import segmentation_models_pytorch as smp
 import torch
 import torch.nn.functional as F
-import zarr
-from nvidia.dali import pipeline_def, types
-from nvidia.dali.plugin.base_iterator import LastBatchPolicy
-from nvidia.dali.plugin.pytorch import DALIGenericIterator
 from torch import Tensor, nn
-from tqdm import tqdm
+from torch.nn.parallel import DistributedDataParallel
+from torch.profiler import record_function
 
-import era5_like
-import zarr_dali  # noqa: F401  registers fn.readers.zarr
+import program
+from fields import Source, inspect
+from loaders import LOADERS, Loader, Wanted, default_workers
+from program import Ranks, Waiting, positive
 
-# The store that is written when none is named: small enough for a laptop's CPU.
-DEMO_STEPS = 161
-DEMO_GRID = (64, 128)
-
-# Samples that the normalisation is computed from, spread evenly over the store.
-STATISTICS_SAMPLES = 16
-
-
-@dataclass(frozen=True)
-class Source:
-    """What is read: the store, its arrays (none if the store itself is one) and the shape of one step."""
-
-    store: str
-    arrays: list[str]
-    steps: int
-    dims: int
-    channels: int
-    height: int
-    width: int
-    float32: bool
-    mean: Tensor
-    std: Tensor
-
-    @property
-    def step_bytes(self) -> int:
-        """Bytes of one time step as float32."""
-        return self.channels * self.height * self.width * 4
-
-
-def inspect(store: str, names: Sequence[str] | None) -> Source:
-    """Looks at the store's arrays and computes mean and standard deviation of each channel.
-
-    `names` picks arrays of a group; without it a group gives all its arrays that share the largest shape.
-    Raises ValueError when the store holds nothing that a U-Net can be trained on.
-    """
-    if "://" not in store and not os.path.exists(store):
-        raise ValueError(f"{store} does not exist; check --store")
-    node = zarr.open(store, mode="r")
-    if isinstance(node, zarr.Array):
-        if names:
-            raise ValueError(f"{store} is an array, so --arrays does not apply; leave it out")
-        names, arrays = [], [node]
-    else:
-        if not names:
-            names = largest_arrays(node, store)
-        if unknown := [name for name in names if name not in node]:
-            raise ValueError(
-                f"{store} has no array {unknown[0]!r}; it has {', '.join(sorted(node.array_keys()))}"
-            )
-        arrays = [node[name] for name in names]
-        if groups := [
-            name for name, array in zip(names, arrays, strict=True) if isinstance(array, zarr.Group)
-        ]:
-            raise ValueError(f"{groups[0]!r} in {store} is a group; name an array inside it")
-    shape = arrays[0].shape
-    for name, array in zip(names or [store], arrays, strict=True):
-        if array.ndim not in (3, 4) or array.shape[0] < 2:
-            raise ValueError(
-                f"{name} has shape {list(array.shape)}; it must be [T, H, W] or [T, C, H, W], with at least "
-                "2 steps"
-            )
-        if (array.ndim, array.shape[0], array.shape[-2:]) != (len(shape), shape[0], shape[-2:]):
-            raise ValueError(
-                f"{name} has shape {list(array.shape)} and {names[0]} {list(shape)}; choose with --arrays "
-                "those that share time steps and grid"
-            )
-    mean, std = (np.concatenate(parts) for parts in zip(*map(channel_statistics, arrays), strict=True))
-    return Source(
-        store=store,
-        arrays=list(names),
-        steps=shape[0],
-        dims=len(shape),
-        channels=len(mean),
-        height=shape[-2],
-        width=shape[-1],
-        float32=all(array.dtype == np.float32 for array in arrays),
-        mean=torch.tensor(mean, dtype=torch.float32),
-        std=torch.tensor(std, dtype=torch.float32),
-    )
-
-
-def channel_statistics(array: zarr.Array) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation [C] of an array's channels, over the finite values of a few steps.
-
-    A constant channel gets the standard deviation 1, one without any value the mean 0 as well.
-    """
-    count, total, squares = 0, 0.0, 0.0
-    for step in np.unique(np.linspace(0, array.shape[0] - 1, STATISTICS_SAMPLES).astype(int)):
-        values = np.asarray(array[int(step)], dtype=np.float64).reshape(-1, math.prod(array.shape[-2:]))
-        finite = np.isfinite(values)
-        values = np.where(finite, values, 0.0)
-        count = count + finite.sum(axis=1)
-        total = total + values.sum(axis=1)
-        squares = squares + np.square(values).sum(axis=1)
-    mean = total / np.maximum(count, 1)
-    std = np.sqrt(np.maximum(squares / np.maximum(count, 1) - np.square(mean), 0.0))
-    return mean, np.where(std > 0, std, 1.0)
-
-
-def largest_arrays(group: zarr.Group, store: str) -> list[str]:
-    """Names of a group's arrays [T, H, W] or [T, C, H, W] of the shape that holds the most elements."""
-    shapes = {name: array.shape for name, array in group.arrays() if array.ndim in (3, 4)}
-    if not shapes:
-        raise ValueError(
-            f"{store} has no array [T, H, W] or [T, C, H, W]; it has "
-            f"{', '.join(sorted(group.array_keys())) or 'no arrays'}"
-        )
-    largest = max(shapes.values(), key=math.prod)
-    return sorted(name for name, shape in shapes.items() if shape == largest)
-
-
-@pipeline_def
-def step_pairs(source: Source, device: str, options: dict[str, Any]) -> Any:
-    """Samples [2, C, H, W] float32: two consecutive steps of all variables; `options` go to the reader."""
-    fields = fn.readers.zarr(
-        name="reader",
-        device=device,
-        path=source.store,
-        arrays=source.arrays or None,
-        window=[2],
-        # Every epoch then ends with the reader shard's own samples, which PARTIAL needs to cut exactly.
-        pad_last_batch=True,
-        **options,
-    )
-    fields = fields if isinstance(fields, list) else [fields]
-    if not source.float32:
-        fields = [fn.cast(field, dtype=types.FLOAT) for field in fields]
-    if source.dims == 3:
-        return fn.stack(*fields, axis=1)
-    return fn.cat(*fields, axis=1) if len(fields) > 1 else fields[0]
+MOST_STEPS = 1_000_000
+"""Of a training that ends by its time."""
 
 
 class PaddedUnet(nn.Module):
@@ -180,10 +58,10 @@ class PaddedUnet(nn.Module):
     # Below two positions at the bottleneck, batch normalisation has nothing to average in a batch of one.
     SMALLEST = 64
 
-    def __init__(self, channels: int) -> None:
+    def __init__(self, channels: int, encoder: str = "resnet18") -> None:
         super().__init__()
         self.unet = smp.Unet(
-            "resnet18",
+            encoder,
             encoder_weights=None,
             decoder_attention_type="scse",
             in_channels=channels,
@@ -199,255 +77,384 @@ class PaddedUnet(nn.Module):
         return self.unet(x)[..., :height, :width]
 
 
-class Waiting:
-    """Times what the training waits for, after a number of warm-up steps.
-
-    `blocked` is the host time inside next(loader), `waited` the part of it that held the training up. On the
-    CPU they are equal. On a GPU the host runs one step ahead, so being blocked does no harm while the GPU
-    still works: what counts is the gap between the end of a step and the arrival of the next batch, read from
-    the GPU's clock.
-    """
-
-    def __init__(self, device: torch.device, warmup: int) -> None:
-        self.cuda = device.type == "cuda"
-        self.warmup = warmup
-        self.steps = 0
-        self.start()
-
-    def start(self) -> None:
-        """Forgets what was counted and starts the clock, with the device idle."""
-        self.samples, self.blocked, self.waited = 0, 0.0, 0.0
-        # The i-th batch came after the i-th of these ends; the first one stands for the start.
-        self._ends: list[torch.cuda.Event] = []
-        self._arrivals: list[tuple[torch.cuda.Event, float]] = []
-        if self.cuda:
-            torch.cuda.synchronize()
-            self._ends.append(self._record())
-        self._began = time.perf_counter()
-
-    def next(self, batches: Iterator[Any]) -> Any:
-        """next(batches), timed; None at the end of an epoch."""
-        began = time.perf_counter()
-        batch = next(batches, None)
-        blocked = time.perf_counter() - began
-        self.blocked += blocked
-        if not self.cuda:
-            self.waited += blocked
-        elif batch is not None:
-            self._arrivals.append((self._record(), blocked))
-        return batch
-
-    def stepped(self, samples: int) -> None:
-        """Called when all work of a step has been given to the device. Waits for the step before it."""
-        self.steps += 1
-        self.samples += samples
-        if self.cuda:
-            self._ends.append(self._record())
-            self._ends[-2].synchronize()
-            if len(self._arrivals) > 1:
-                self._settle()
-        if self.steps == self.warmup:
-            self.start()
-
-    def finish(self) -> float:
-        """Waits for the device and returns the seconds since the warm-up ended."""
-        if self.cuda:
-            torch.cuda.synchronize()
-            while self._arrivals:
-                self._settle()
-        return time.perf_counter() - self._began
-
-    def _settle(self) -> None:
-        """Adds the gap between the oldest end of a step and the batch that came after it."""
-        arrival, blocked = self._arrivals.pop(0)
-        gap = self._ends.pop(0).elapsed_time(arrival) / 1e3
-        self.waited += min(max(gap, 0.0), blocked)
-
-    @staticmethod
-    def _record() -> torch.cuda.Event:
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-
 @dataclass(frozen=True)
 class Summary:
-    """What a run measured, without its warm-up steps."""
+    """What a run measured, without its warm-up steps; of all ranks together.
 
+    Attributes:
+        samples_per_s: of all ranks.
+        wait_share, blocked_share: of the rank that waited longest.
+        cpu_seconds_per_sample, busy_cores: CPU time of all processes on all ranks, workers included.
+        host_bytes: of all processes on all ranks at the end, shared pages counted once.
+        device_peak_bytes: what PyTorch had allocated at most on one GPU, which the reader's memory is not in.
+        gpu_share: chunks that the GPU decoded, of those that were decoded; None for other loaders.
+        losses: of each step, averaged over the ranks.
+    """
+
+    loader: str
+    ranks: int
     steps: int
     samples: int
     seconds: float
     samples_per_s: float
     wait_share: float
     blocked_share: float
+    cpu_seconds_per_sample: float
+    busy_cores: float
+    host_bytes: int
+    device_peak_bytes: int
+    gpu_share: float | None
+    first_step: int
     first_loss: float
     last_loss: float
+    losses: list[float]
 
 
-def batches_of(args: argparse.Namespace, source: Source, device: torch.device) -> Any:
-    """The loader: an iterable over epochs of [{"fields": [B, 2, C, H, W]}]."""
-    if args.synthetic:
-        shape = (args.batch_size, 2, source.channels, source.height, source.width)
-        values = torch.randn(shape, device=device) * source.std.to(device)[:, None, None]
-        batch = {"fields": values + source.mean.to(device)[:, None, None]}
-        return [[batch]] * math.ceil((source.steps - 1) / args.batch_size)
-    options: dict[str, Any] = {"random_shuffle": args.shuffle, "seed": args.seed}
-    if args.decode is not None:
-        options["decode"] = args.decode
-    if args.prefetch_queue_depth is not None:
-        options["prefetch_queue_depth"] = args.prefetch_queue_depth
-    pipe = step_pairs(
-        source,
-        "gpu" if device.type == "cuda" else "cpu",
-        options,
-        batch_size=args.batch_size,
-        num_threads=args.num_threads,
-        device_id=device.index if device.type == "cuda" else None,
+@dataclass
+class Checkpoint:
+    """A file with all that a training needs to go on: model, optimiser, place in the data, random numbers."""
+
+    path: Path
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loader: Loader
+
+    def save(self, step: int) -> None:
+        """Replaces the file; one that is being written is never taken for a checkpoint."""
+        part = self.path.with_name(self.path.name + ".part")
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        torch.save(
+            {
+                "step": step,
+                "model": self.model.state_dict(),
+                "optimizer": self.optimizer.state_dict(),
+                "loader": self.loader.state_dict(),
+                "random": torch.get_rng_state(),
+            },
+            part,
+        )
+        os.replace(part, self.path)
+
+    def load(self, device: torch.device) -> int:
+        """Restores everything; returns the number of steps that were done."""
+        state = torch.load(self.path, map_location=device, weights_only=True)
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.loader.load_state_dict(state["loader"])
+        torch.set_rng_state(state["random"].cpu())
+        return state["step"]
+
+
+class History:
+    """One line of JSON for each step of a rank: step, epoch, loss and the first time step of each sample."""
+
+    def __init__(self, folder: Path | None, ranks: Ranks) -> None:
+        self.file: IO[str] | None = None
+        self.late: list[tuple[int, int, Tensor, Tensor]] = []
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.file = (folder / f"rank{ranks.rank}.jsonl").open("a")
+
+    def add(self, step: int, epoch: int, loss: Tensor, index: Tensor) -> None:
+        """Keeps a step's figures; `loss` is on its way to the host, and `index` is sent there."""
+        if self.file is not None:
+            on_host = torch.empty(index.shape, dtype=index.dtype, pin_memory=index.is_cuda)
+            on_host.copy_(index, non_blocking=True)
+            self.late.append((step, epoch, loss, on_host))
+
+    def write(self, keep: int = 0) -> None:
+        """Writes the lines of all steps but the last ones, which the device may still be at."""
+        while self.file is not None and len(self.late) > keep:
+            step, epoch, loss, index = self.late.pop(0)
+            line = {"step": step, "epoch": epoch, "loss": loss.item(), "samples": index.tolist()}
+            self.file.write(json.dumps(line) + "\n")
+            self.file.flush()
+
+    def close(self) -> None:
+        """Writes what is left; the device has to be idle."""
+        self.write()
+        if self.file is not None:
+            self.file.close()
+
+
+def loader_of(args: argparse.Namespace, source: Source, ranks: Ranks) -> Loader:
+    """The loader that was asked for; ValueError or ImportError where it cannot run here."""
+    options: dict[str, Any] = {}
+    for name in ("decode", "prefetch_queue_depth", "cache_bytes", "num_threads"):
+        if (value := getattr(args, name)) is not None:
+            options[name] = value
+    workers = args.workers
+    if workers is None:
+        workers = default_workers(int(os.environ.get("LOCAL_WORLD_SIZE", 1)))
+    return LOADERS[args.loader](
+        Wanted(
+            source,
+            args.batch_size,
+            ranks.device,
+            shuffle=args.shuffle,
+            seed=args.seed,
+            rank=ranks.rank,
+            world_size=ranks.size,
+            workers=workers,
+            options=options,
+        )
     )
-    return DALIGenericIterator(
-        pipe, ["fields"], reader_name="reader", last_batch_policy=LastBatchPolicy.PARTIAL, auto_reset=True
-    )
 
 
-def train(args: argparse.Namespace, source: Source, device: torch.device) -> Summary:
-    """Runs the training loop; returns its measurements."""
-    torch.manual_seed(args.seed)
+def train(
+    args: argparse.Namespace,
+    source: Source,
+    ranks: Ranks,
+    after_step: Callable[[], None] = lambda: None,
+) -> Summary:
+    """Runs the training loop.
+
+    Args:
+        args: what `parser` gives.
+        source: the fields to train on.
+        ranks: this process and its device.
+        after_step: called after each step.
+
+    Returns:
+        Its measurements, the same on all ranks.
+    """
+    loader = loader_of(args, source, ranks)
+    try:
+        return _train(args, source, ranks, loader, after_step)
+    finally:
+        loader.close()
+
+
+def _train(
+    args: argparse.Namespace,
+    source: Source,
+    ranks: Ranks,
+    loader: Loader,
+    after_step: Callable[[], None],
+) -> Summary:
+    device = ranks.device
     on_gpu = device.type == "cuda"
+    torch.manual_seed(args.seed)
     layout = torch.channels_last if on_gpu else torch.contiguous_format
     torch.backends.cudnn.benchmark = on_gpu
-    model = PaddedUnet(source.channels).to(device=device, memory_format=layout).train()
+    model = PaddedUnet(source.channels, args.encoder).to(device=device, memory_format=layout).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
+    checkpoint = Checkpoint(args.checkpoint, model, optimizer, loader) if args.checkpoint else None
+    first = 0
+    if checkpoint and args.resume and args.checkpoint.exists():
+        first = checkpoint.load(device)
+    if ranks.reduced([first], "max") != [first]:
+        raise ValueError(f"{args.checkpoint} is not there for all ranks: put it where every node sees it")
+    replica: nn.Module = model
+    if ranks.size > 1:
+        # The decoder's last block has attention on a skip connection that it lacks: the same parameters stay
+        # without gradients in every step.
+        replica = DistributedDataParallel(
+            model, device_ids=[device.index] if on_gpu else None, static_graph=True
+        )
     mean, std = (t.to(device)[:, None, None] for t in (source.mean, source.std))
-    amp = torch.autocast(device.type, torch.bfloat16) if args.amp else nullcontext()
+    bf16 = torch.autocast(device.type, torch.bfloat16) if args.amp else nullcontext()
 
-    loader = batches_of(args, source, device)
-    total = args.epochs * len(loader) if args.steps is None else args.steps
-    warmup = min(max(args.warmup, 0), total - 1)
+    if args.steps is not None:
+        last = args.steps
+    elif args.seconds is not None:
+        last = first + MOST_STEPS
+    else:
+        place = loader.state_dict()
+        last = first + (args.epochs - place["epoch"]) * len(loader) - place["batch"]
+    if last <= first:
+        raise ValueError(f"{args.checkpoint} has {first} steps, there is nothing left to train")
+    warmup = min(max(args.warmup, 0), last - first - 1)
     waiting = Waiting(device, warmup)
+    cpu_before = program.cpu_seconds()
+    if on_gpu:
+        torch.cuda.reset_peak_memory_stats(device)
     # Losses travel to the host behind the step, so that showing them stops nothing.
-    losses = torch.empty(total, pin_memory=on_gpu)
-    done = 0
-    with tqdm(total=total, unit="step", file=sys.stdout, disable=args.quiet) as bar:
-        while done < total:
-            batches = iter(loader)
-            while done < total and (batch := waiting.next(batches)) is not None:
+    losses = torch.empty(last - first, pin_memory=on_gpu)
+    history = History(args.history, ranks)
+    step, over = first, False
+    bar = program.progress(last if args.seconds is None else None, quiet=args.quiet, initial=first)
+    while step < last and not over:
+        batches = iter(loader)
+        while step < last and not over:
+            epoch = loader.state_dict()["epoch"]
+            with record_function("next batch"):
+                batch = waiting.next(batches)
+            if batch is None:
+                break
+            with record_function("training step"):
                 # Missing values become the channel's mean.
-                fields = torch.nan_to_num((batch[0]["fields"] - mean) / std, nan=0.0, posinf=0.0, neginf=0.0)
+                fields = torch.nan_to_num((batch["fields"] - mean) / std, nan=0.0, posinf=0.0, neginf=0.0)
                 x = fields[:, 0].contiguous(memory_format=layout)
-                with amp:
-                    prediction = model(x)
+                with bf16:
+                    prediction = replica(x)
                 loss = F.mse_loss(prediction.float(), fields[:, 1])
                 optimizer.zero_grad(set_to_none=True)
                 loss.backward()
                 optimizer.step()
-                losses[done].copy_(loss.detach(), non_blocking=True)
+                place = step - first
+                losses[place].copy_(loss.detach(), non_blocking=True)
+                history.add(step, epoch, losses[place], batch["index"])
+                # Waits for the step before this one on a GPU, whose figures are on the host then.
                 waiting.stepped(len(x))
-                shown = done if not on_gpu else done - 1
-                if shown >= 0:
-                    bar.set_postfix(loss=f"{losses[shown]:.3f}", refresh=False)
-                done += 1
-                bar.update()
+            history.write(keep=int(on_gpu))
+            if (seen := place - on_gpu) >= 0:
+                bar.set_postfix(loss=f"{losses[seen]:.3f}", refresh=False)
+            step += 1
+            bar.update()
+            after_step()
+            if waiting.steps == warmup:
+                cpu_before = program.cpu_seconds()
+            if checkpoint and (step % args.checkpoint_every == 0 or step == last) and ranks.is_first:
+                checkpoint.save(step)
+            over = args.seconds is not None and place >= warmup and waiting.seconds > args.seconds
+        if args.steps is None and args.seconds is None and loader.state_dict()["epoch"] >= args.epochs:
+            break
+    bar.close()
     seconds = waiting.finish()
-    few = max(1, min(5, total // 2))
-    return Summary(
-        steps=total - warmup,
-        samples=waiting.samples,
-        seconds=seconds,
-        samples_per_s=waiting.samples / seconds,
-        wait_share=waiting.waited / seconds,
-        blocked_share=waiting.blocked / seconds,
-        first_loss=losses[:few].mean().item(),
-        last_loss=losses[-few:].mean().item(),
+    history.close()
+    losses = losses[: step - first]
+    cpu = program.cpu_seconds() - cpu_before
+    counted = loader.stats()
+    # Nobody leaves before the first rank has written its checkpoint.
+    ranks.wait()
+    samples, cpu, host, *curve = ranks.reduced(
+        [waiting.samples, cpu, program.host_bytes(), *(losses / ranks.size).tolist()]
     )
-
-
-def demo_store(folder: Path) -> str:
-    """Path of the small ERA5-like store, which is written on first use."""
-    store = folder / "era5_like.zarr"
-    if era5_like.ensure_stores({"zstd": store}, steps=DEMO_STEPS, grid=DEMO_GRID, arrangement="separate"):
-        print(f"wrote {store}: {DEMO_STEPS} steps of {len(era5_like.VARIABLES)} variables on {DEMO_GRID}")
-    return str(store)
-
-
-def chosen_device(name: str) -> torch.device:
-    """`name` as a torch device; `auto` is the GPU when PyTorch can use one and else the CPU."""
-    if name == "gpu" and not torch.cuda.is_available():
-        raise ValueError("--device gpu: PyTorch sees no CUDA device; use --device cpu, or check nvidia-smi")
-    if name == "cpu" or not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
-
-
-def positive(text: str) -> int:
-    """A command line argument that has to be a positive integer."""
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not positive")
-    return value
+    seconds, waited, blocked, peak = ranks.reduced(
+        [
+            seconds,
+            waiting.waited / seconds,
+            waiting.blocked / seconds,
+            torch.cuda.max_memory_allocated(device) if on_gpu else 0,
+        ],
+        "max",
+    )
+    few = max(1, min(5, len(curve) // 2))
+    decoded = counted.get("chunks_decoded", 0)
+    return Summary(
+        loader=args.loader,
+        ranks=ranks.size,
+        steps=step - first - warmup,
+        samples=int(samples),
+        seconds=seconds,
+        samples_per_s=samples / seconds,
+        wait_share=waited,
+        blocked_share=blocked,
+        cpu_seconds_per_sample=cpu / samples,
+        busy_cores=cpu / seconds,
+        host_bytes=int(host),
+        device_peak_bytes=int(peak),
+        gpu_share=counted["chunks_decoded_gpu"] / decoded if decoded else None,
+        first_step=first,
+        first_loss=sum(curve[:few]) / few,
+        last_loss=sum(curve[-few:]) / few,
+        losses=curve,
+    )
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
-    result = argparse.ArgumentParser(
-        description="Train a U-Net (ResNet-18, scSE) to predict the next time step from a Zarr store, read "
-        "through DALI. Without --store a small ERA5-like store is written and used."
+    result = program.parser(
+        "Train a U-Net (ResNet-18, scSE) to predict the next time step from a Zarr store, read through DALI. "
+        "Without --store a small ERA5-like store is written and used. Several GPUs: torchrun."
     )
     add = result.add_argument
-    add("--store", help="path of a group of arrays [T, H, W] or [T, C, H, W], or of one such array")
     add("--arrays", nargs="+", metavar="NAME", help="arrays of the group (default: all of the largest shape)")
-    add("--data-dir", type=Path, default=Path("data"), help="where the small store is kept (default: ./data)")
-    add("--batch-size", type=positive, default=8, help="samples in a batch (default: %(default)s)")
+    add("--loader", choices=tuple(LOADERS), default="ours", help="what reads the data (default: %(default)s)")
+    add(
+        "--synthetic",
+        action="store_const",
+        dest="loader",
+        const="synthetic",
+        help="the same as --loader synthetic",
+    )
+    add(
+        "--workers", type=int, help="worker processes of the loaders that have them (default: from the cores)"
+    )
     add("--epochs", type=positive, default=2, help="passes over the store (default: %(default)s)")
     add("--steps", type=positive, help="stop after so many steps instead, however many epochs that takes")
+    add("--seconds", type=float, help="stop so long after the warm-up instead; of one rank only")
     add("--warmup", type=int, default=4, help="steps left out of the timing (default: %(default)s)")
-    add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU when one can be used")
     add(
         "--shuffle",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="read the samples in random order (default: yes)",
     )
-    add("--seed", type=int, default=0, help="of the order and of the weights (default: %(default)s)")
     add("--lr", type=float, default=1e-3, help="AdamW's learning rate (default: %(default)s)")
+    add("--encoder", default="resnet18", help="of the U-Net, such as resnet101 (default: %(default)s)")
     add("--amp", action=argparse.BooleanOptionalAction, help="bf16 autocast (default: on a GPU)")
+    add("--checkpoint", type=Path, metavar="FILE", help="keep model, optimiser and place in the data there")
+    add(
+        "--checkpoint-every",
+        type=positive,
+        default=100,
+        metavar="STEPS",
+        help="how often; at the end in any case (default: %(default)s)",
+    )
+    add("--resume", action="store_true", help="go on where --checkpoint ends, if it is there")
+    add("--history", type=Path, metavar="FOLDER", help="a line for each step of each rank: loss and samples")
     add("--decode", choices=("auto", "gpu", "cpu"), help="where chunks are decoded (default: the reader's)")
     add("--prefetch-queue-depth", type=positive, metavar="N", help="batches the reader keeps ready")
-    add("--num-threads", type=positive, default=min(4, os.cpu_count() or 1), help="DALI's CPU threads")
-    add(
-        "--synthetic",
-        action="store_true",
-        help="train on one random batch that stays on the device: the speed that no loader can exceed",
-    )
-    add("--json", type=Path, metavar="FILE", help="write the summary there as well")
-    add("--quiet", action="store_true", help="no progress bar")
+    add("--cache-bytes", type=positive, metavar="N", help="memory for chunks that stay from epoch to epoch")
+    add("--num-threads", type=positive, help="DALI's CPU threads (default: 2)")
     return result
+
+
+def check(line: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Ends the program where arguments do not fit together."""
+    if args.resume and args.checkpoint is None:
+        line.error("--resume needs --checkpoint")
+    if args.seconds is not None and int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        line.error("--seconds: several ranks have to take the same number of steps; give --steps")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    args = parser().parse_args(argv)
-    try:
-        device = chosen_device(args.device)
-        args.amp = device.type == "cuda" if args.amp is None else args.amp
-        source = inspect(args.store or demo_store(args.data_dir), args.arrays)
+    line = parser()
+    args = line.parse_args(argv)
+    check(line, args)
+    return program.run("train_unet.py", lambda: run(args))
+
+
+def run(args: argparse.Namespace) -> None:
+    """Trains and prints the summary."""
+    ranks = program.join_ranks(args.device)
+    args.quiet = args.quiet or not ranks.is_first
+    args.amp = ranks.device.type == "cuda" if args.amp is None else args.amp
+    if args.store is None:
+        args.store = program.demo_store(args.data_dir, write=ranks.is_first)
+    ranks.wait()
+    source = inspect(args.store, args.arrays)
+    if ranks.is_first:
         print(
             f"{source.store}: {source.channels} channels on {source.height} x {source.width}, "
-            f"{source.step_bytes / 1e6:.2f} MB a step as float32, training on {device}"
+            f"{source.step_bytes / 1e6:.2f} MB a step as float32, training on {ranks.device}"
+            + (f" and {ranks.size - 1} more" if ranks.size > 1 else "")
         )
-        summary = train(args, source, device)
-    except (FileNotFoundError, RuntimeError, ValueError) as error:
-        print(f"train_unet.py: {error}", file=sys.stderr)
-        return 1
-    blocked = f" (host blocked in next(): {summary.blocked_share:.2%})" if device.type == "cuda" else ""
-    print(
-        f"{summary.samples} samples in {summary.seconds:.1f} s after the warm-up: "
-        f"{summary.samples_per_s:.1f} samples/s\n"
-        f"waiting for data: {summary.wait_share:.2%} of the time{blocked}\n"
-        f"loss {summary.first_loss:.3f} -> {summary.last_loss:.3f}"
-    )
-    if args.json:
-        args.json.write_text(json.dumps(asdict(summary), indent=2) + "\n")
-    return 0
+    summary = train(args, source, ranks)
+    if not ranks.is_first:
+        return
+    waited = f"{summary.wait_share:.2%} of the time"
+    if ranks.device.type == "cuda":
+        waited += f" (host blocked in next(): {summary.blocked_share:.2%})"
+    facts = {
+        "loader": summary.loader,
+        "steps": f"{summary.steps} behind the warm-up, from step {summary.first_step}",
+        "samples": f"{summary.samples} in {summary.seconds:.1f} s",
+        "speed": f"{summary.samples_per_s:.1f} samples/s",
+        "waiting for data": waited,
+        "CPU": f"{summary.busy_cores:.1f} cores busy, {summary.cpu_seconds_per_sample * 1e3:.1f} ms a sample",
+        "host memory": f"{summary.host_bytes / 1e9:.2f} GB",
+        "loss": f"{summary.first_loss:.3f} -> {summary.last_loss:.3f}",
+    }
+    if ranks.size > 1:
+        facts["ranks"] = str(ranks.size)
+    if summary.gpu_share is not None:
+        facts["decoded on the GPU"] = f"{summary.gpu_share:.0%} of the chunks"
+    program.print_summary("train_unet.py", facts)
+    program.write_json(args.json, asdict(summary))
 
 
 if __name__ == "__main__":
