@@ -253,32 +253,31 @@ with an error that names the chunk, for stores in which every chunk should be th
     .AddOptionalArg("decode",
                     R"code(Where chunks are decoded: ``"auto"``, ``"gpu"`` or ``"cpu"``.
 
-``"auto"`` decodes on the GPU what can be decoded there (GPU backend only) and the rest on the CPU.
-``"auto"`` lets the GPU decode only what idle cores cannot finish in time, because what it decodes is
-taken from a model that trains on it.
+``"auto"`` decodes on the CPU what idle cores finish in time, because what the GPU decodes is
+taken from a model that trains on it, and on the GPU what it can of the rest (GPU backend only).
 ``"gpu"`` refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole.
 ``"cpu"`` decodes everything on the CPU; the GPU backend then copies the decoded chunks.)code",
                     "auto")
-    .AddOptionalArg("num_io_threads",
-                    R"code(Number of threads that read chunks, in the CPU backend also decode them, at
+    .AddOptionalArg(
+        "num_io_threads",
+        R"code(Number of threads that read chunks, in the CPU backend also decode them, at
 least 1.
 
 0 chooses from the cores that the process may use.)code",
-                    int64_t{0})
+        int64_t{0})
     .AddOptionalArg("num_decode_threads",
                     R"code(Number of threads that decode on the CPU, at least 1.
 
 0 chooses from the cores that the process may use; in the CPU backend as many as `num_io_threads`.
 In the GPU backend they run at a lower priority than the training's own threads.)code",
                     int64_t{0})
-    .AddOptionalArg(
-        "io",
-        R"code(How chunks are read: ``"auto"``, ``"posix"`` or ``"gds"``.
+    .AddOptionalArg("io",
+                    R"code(How chunks are read: ``"auto"``, ``"posix"`` or ``"gds"``.
 
 ``"auto"`` uses cuFile where it can read from the disk to the GPU without a detour through the host
 (GPUDirect Storage), and reads through the page cache elsewhere. ``"gds"`` uses cuFile in any
 case, in its compatibility mode if it has to, and is an error where cuFile cannot be used.)code",
-        "auto")
+                    "auto")
     .AddOptionalArg(
         "cache_bytes",
         R"code(Memory in bytes for decoded chunks that are kept from one epoch to the next.

@@ -1,4 +1,5 @@
-// Gives NVTX's functions to the core: NVTX is a C header, which finds an attached profiler by itself.
+// Gives NVTX's functions to the core: NVTX is a C header, which finds an attached profiler by
+// itself.
 
 #include <nvtx3/nvToolsExt.h>
 

@@ -73,6 +73,11 @@ impl Progress {
         (state.ready, state.submitted)
     }
 
+    /// Microseconds since everything that was submitted is complete; 0 while it is not.
+    pub fn idle_us(&self) -> u64 {
+        self.lock().idle_since.map_or(0, |since| since.elapsed().as_micros() as u64)
+    }
+
     /// The most batches that were on their way at once.
     pub fn most_submitted(&self) -> u64 {
         self.lock().most_submitted

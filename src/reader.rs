@@ -1084,6 +1084,10 @@ impl Told {
         let about = self.lock();
         let (capacity, peak) =
             about.rooms.as_ref().map_or((0, 0), |rooms| (rooms.capacity_bytes(), rooms.peak_bytes()));
+        // With the time that is not over yet.
+        let idle = about.memory.as_ref().map_or(0, |memory| memory.progress.idle_us());
+        let waited = self.counters.us_waiting_consumer.get() + idle;
+        all.insert("ms_waiting_consumer".into(), (waited as f64 / 1e3).into());
         let zero = ((0, 0), (0, 0));
         let (now, most) = about.memory.as_ref().map_or(zero, |memory| {
             let (batches, most) = (memory.progress.fill().1, memory.progress.most_submitted());

@@ -12,7 +12,7 @@ Raises ImportError when DALI is missing, when it is another release than the lib
 another copy of the plugin is loaded already.
 """
 
-from zarr_dali import _fork, _plugin
+from zarr_dali import _fork, _plugin, readers
 from zarr_dali._info import Advice, ArrayReport, Chosen, GpuMemory, Info, Output, Reading, info
 from zarr_dali._loader import Loader
 from zarr_dali._plugin import VERSION as __version__
@@ -34,6 +34,7 @@ __all__ = [
     "__version__",
     "info",
     "library_path",
+    "readers",
     "rechunk",
     "select",
     "stats",

@@ -185,11 +185,10 @@ def zarr(
             needs. Otherwise batches run on across the end of an epoch. Recommended with the policies
             `PARTIAL` and `DROP` of the framework iterators, which are exact in every epoch only with padding.
         decode: Where chunks are decoded: `"auto"`, `"gpu"` or `"cpu"`.
-            `"auto"` decodes on the GPU what can be decoded there (GPU backend only) and the rest on the CPU.
-            `"auto"` lets the GPU decode only what idle cores cannot finish in time, because what it decodes
-            is taken from a model that trains on it. `"gpu"` refuses an array whose codecs the GPU cannot
-            decode, and the CPU backend as a whole. `"cpu"` decodes everything on the CPU; the GPU backend
-            then copies the decoded chunks.
+            `"auto"` decodes on the CPU what idle cores finish in time, because what the GPU decodes is taken
+            from a model that trains on it, and on the GPU what it can of the rest (GPU backend only). `"gpu"`
+            refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole. `"cpu"`
+            decodes everything on the CPU; the GPU backend then copies the decoded chunks.
         io: How chunks are read: `"auto"`, `"posix"` or `"gds"`.
             `"auto"` uses cuFile where it can read from the disk to the GPU without a detour through the host
             (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"` uses cuFile in any case,

@@ -12,16 +12,22 @@ way; the machine may be busy with something else, but not for ever."""
 
 def settled_stats(pipe):
     """The counters of the reader "reader" once it has stopped reading ahead."""
-    stats, since = zarr_dali.stats(pipe, "reader"), time.monotonic()
+    stats, since = counters(pipe), time.monotonic()
     end = since + PATIENCE_SECONDS
     while time.monotonic() < (
         end if stats["chunks_read"] > stats["chunks_decoded"] else since + SETTLED_SECONDS
     ):
         time.sleep(0.01)
-        now = zarr_dali.stats(pipe, "reader")
+        now = counters(pipe)
         if now != stats:
             stats, since = now, time.monotonic()
     return stats
+
+
+def counters(pipe):
+    """The reader's statistics without times, which run on while nothing happens."""
+    stats = zarr_dali.stats(pipe, "reader")
+    return {name: value for name, value in stats.items() if not name.startswith("ms_")}
 
 
 class Chunks:
