@@ -103,14 +103,16 @@ def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
     return found
 
 
-def newest_table(results: Sequence[tuple[str, dict[str, Any]]]) -> tuple[str, dict[str, Any]] | None:
-    """The newest results of read_table.py on a GPU that have peers, with their file's name."""
+def newest_table(
+    results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool
+) -> tuple[str, dict[str, Any]] | None:
+    """The newest results of read_table.py on a GPU, with their file's name; those with peers or those without."""
     tables = [
         (name, result)
         for name, result in results
         if name.startswith("read_table")
         and result["work"]["device"] == "gpu"
-        and any(store.get("best_peer") for store in result["stores"].values())
+        and any(store.get("best_peer") for store in result["stores"].values()) == peers
     ]
     return max(tables, key=lambda item: (written(item[1]), len(item[1]["stores"]), item[0]), default=None)
 
@@ -163,7 +165,7 @@ def problems(found: Found) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def read_table_lines(name: str, result: dict[str, Any], folder: str) -> list[str]:
+def read_table_lines(title: str, name: str, result: dict[str, Any], folder: str) -> list[str]:
     """The table of read_table.py: loaders and stores."""
     stores = result["stores"]
     loaders = dict.fromkeys(loader for store in stores.values() for loader in store["loaders"])
@@ -174,14 +176,15 @@ def read_table_lines(name: str, result: dict[str, Any], folder: str) -> list[str
 
     rows = [[loader, *(cell(store, loader) for store in stores.values())] for loader in loaders]
     times = [store["times_best_peer"] for store in stores.values()]
-    rows.append(["**times the best peer**", *(f"**{n:.1f}**" if n else "" for n in times)])
+    if any(times):
+        rows.append(["**times the best peer**", *(f"**{n:.1f}**" if n else "" for n in times)])
     work = result["work"]
     values = (
         f"batches of {work['batch_size']} steps of 6 x {work['grid'][0]} x {work['grid'][1]} float32, "
         f"median of {work['rounds']} rounds"
     )
     return [
-        "### Beside other loaders",
+        f"### {title}",
         "",
         f"GB/s of decoded values on the GPU; {values}.",
         "",
@@ -438,8 +441,12 @@ def section(results: Path, folder: str) -> str:
     """
     all_results = results_of(results)
     parts = [NOTE]
-    if chosen := newest_table(all_results):
-        parts.append("\n".join(read_table_lines(*chosen, folder)))
+    beside, alone = (newest_table(all_results, peers=peers) for peers in (True, False))
+    # Without peers only where that is newer.
+    if alone and not (beside and written(beside[1]) >= written(alone[1])):
+        parts.append("\n".join(read_table_lines("The reader alone", *alone, folder)))
+    if beside:
+        parts.append("\n".join(read_table_lines("Beside other loaders", *beside, folder)))
     for kind, lines in SECTIONS.items():
         found = newest(all_results, kind)
         if found.good():

@@ -325,18 +325,17 @@ impl Sender {
     /// Lets what was added go. Lanes learn of it now, and wait for it on their streams.
     fn depart(&mut self) -> Result<()> {
         let mut flight = std::mem::take(&mut self.boarding);
+        let mut copied = Ok(());
         if let Some(Parcel { buffer, room, used }) = self.parcel.take_if(|parcel| parcel.used > 0) {
             let used = used.min(buffer.bytes().len());
             // SAFETY: room and buffer are equally large, and the room belongs to this parcel alone.
-            if let Err(error) = unsafe { self.copy(&buffer.bytes()[..used], room.address()) } {
-                flight.fail(error);
-            }
+            copied = unsafe { self.copy(&buffer.bytes()[..used], room.address()) };
             flight.buffers.push(buffer);
         }
         if flight.chunks() == 0 && flight.buffers.is_empty() {
             return Ok(());
         }
-        let arrived = self.parts.gpu.quiet_event().and_then(|event| {
+        let arrived = copied.and_then(|()| self.parts.gpu.quiet_event()).and_then(|event| {
             event.record(&self.stream).map_err(Error::cuda("recording an event"))?;
             Ok(Arc::new(event))
         });
@@ -362,6 +361,8 @@ impl Sender {
     pub fn land(&mut self) {
         // An error was told to those whom it concerns.
         let _ = self.depart();
+        // One that is empty would be in the way of large chunks.
+        self.parcel = None;
         while !self.flights.is_empty() {
             self.land_oldest();
         }
@@ -377,13 +378,9 @@ impl Sender {
     fn land_oldest(&mut self) {
         let Some((arrived, flight)) = self.flights.pop_front() else { return };
         self.bytes -= flight.bytes();
-        if let Err(error) = self.poll(&arrived) {
+        if let Err(error) = poll(&self.parts.gpu, &arrived) {
             flight.fail(error);
         }
-    }
-
-    fn poll(&self, event: &CudaEvent) -> Result<()> {
-        poll(&self.parts.gpu, event)
     }
 }
 
