@@ -94,3 +94,87 @@ fn fill(mut decoder: impl Read, into: &mut [u8]) -> Option<()> {
     // Its end, and with it the checksum.
     (decoder.read(&mut [0]).ok()? == 0).then_some(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::io::Write;
+
+    fn chain(compression: Option<Compression>) -> GpuChain {
+        GpuChain {
+            outer: vec![],
+            compression,
+            inner: vec![],
+            delta_element_bytes: None,
+            swaps_bytes: false,
+            decoded_bytes: 0,
+        }
+    }
+
+    fn blosc(content: &[u8], name: &std::ffi::CStr) -> Vec<u8> {
+        let mut encoded = vec![0; content.len() + 16];
+        // SAFETY: both pointers are those of slices with these lengths; the name ends with a zero byte.
+        let bytes = unsafe {
+            blosc_src::blosc_compress_ctx(
+                5,
+                1,
+                4,
+                content.len(),
+                content.as_ptr().cast(),
+                encoded.as_mut_ptr().cast(),
+                encoded.len(),
+                name.as_ptr(),
+                0,
+                1,
+            )
+        };
+        encoded.truncate(usize::try_from(bytes).unwrap());
+        encoded
+    }
+
+    fn encoded(content: &[u8]) -> Vec<(Option<Compression>, Vec<u8>)> {
+        let level = flate2::Compression::default();
+        let mut gzip = flate2::write::GzEncoder::new(vec![], level);
+        gzip.write_all(content).unwrap();
+        let mut zlib = flate2::write::ZlibEncoder::new(vec![], level);
+        zlib.write_all(content).unwrap();
+        vec![
+            (None, content.to_vec()),
+            (Some(Compression::Zstd), ::zstd::bulk::compress(content, 3).unwrap()),
+            (Some(Compression::Blosc { zstd: false }), blosc(content, c"lz4")),
+            (Some(Compression::Blosc { zstd: true }), blosc(content, c"zstd")),
+            (Some(Compression::Gzip), gzip.finish().unwrap()),
+            (Some(Compression::Zlib), zlib.finish().unwrap()),
+            (Some(Compression::Lz4), lz4_flex::block::compress_prepend_size(content)),
+            (Some(Compression::Snappy), snap::raw::Encoder::new().compress_vec(content).unwrap()),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn what_an_encoder_makes_is_decoded_and_nothing_shorter_or_longer(
+            content in prop::collection::vec(0u8..9, 1..3000),
+            repeats in 1usize..20,
+            cut in 1usize..40,
+        ) {
+            let content = content.repeat(repeats);
+            let mut unpacker = Unpacker::default();
+            for (compression, bytes) in encoded(&content) {
+                let chain = chain(compression);
+                let mut into = vec![1; content.len()];
+                prop_assert!(chain.decode_into(&bytes, &mut into, &mut unpacker), "{:?}", compression);
+                prop_assert_eq!(&into, &content);
+                // Cut off, with something behind it, or for chunks of other sizes: that is left to zarrs.
+                let shorter = &bytes[..bytes.len() - cut.min(bytes.len())];
+                prop_assert!(!chain.decode_into(shorter, &mut into, &mut unpacker), "{:?}", compression);
+                let longer = [&bytes[..], &[7; 3]].concat();
+                prop_assert!(!chain.decode_into(&longer, &mut into, &mut unpacker), "{:?}", compression);
+                for other in [content.len() - 1, content.len() + 1] {
+                    let mut into = vec![1; other];
+                    prop_assert!(!chain.decode_into(&bytes, &mut into, &mut unpacker), "{:?}", compression);
+                }
+            }
+        }
+    }
+}

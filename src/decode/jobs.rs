@@ -205,3 +205,73 @@ impl Jobs {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::Batch;
+    use crate::decode::chunk::Chunk;
+    use crate::plan::ChunkKey;
+
+    /// Jobs of three arrays, one of each kind, and a batch with a unit for each of so many chunks.
+    fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
+        let progress = Progress::new(Arc::default());
+        let kinds = [Kind::Plain, Kind::Either, Kind::Cpu].map(|kind| vec![(kind, 100)]).to_vec();
+        let jobs = Jobs::new(kinds, decoders, progress.clone());
+        let batch = Batch::new(0, vec![], vec![], None, progress);
+        let chunk = |(number, &array): (usize, &usize)| {
+            let key = ChunkKey { array, part: 0, number: number as u128 };
+            Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))
+        };
+        jobs.push(arrays.iter().enumerate().map(chunk));
+        batch.planned();
+        (jobs, batch)
+    }
+
+    fn taken(job: Option<Job>) -> Option<(usize, u128)> {
+        job.map(|job| (job.chunk().key.array, job.chunk().key.number))
+    }
+
+    #[test]
+    fn each_kind_of_chunk_goes_to_those_who_can_take_it() {
+        let (jobs, _batch) = jobs(2, &[1, 0, 2, 1]);
+        // Nothing is ready, so that the GPU helps, but what both can do comes behind what only one can.
+        assert_eq!(taken(jobs.decode(|| ())), Some((2, 2)));
+        assert_eq!(taken(jobs.decode(|| ())), Some((1, 0)));
+        assert_eq!(taken(jobs.feed(|| ())), Some((0, 1)));
+        assert_eq!(taken(jobs.feed(|| ())), Some((1, 3)));
+    }
+
+    #[test]
+    fn without_decoders_feeders_take_everything() {
+        let (jobs, _batch) = jobs(0, &[1, 1]);
+        jobs.wanted(false);
+        assert_eq!(taken(jobs.feed(|| ())), Some((1, 0)));
+        assert_eq!(taken(jobs.feed(|| ())), Some((1, 1)));
+    }
+
+    #[test]
+    fn who_waits_is_prepared_first_and_woken_by_work_or_the_end() {
+        let (jobs, batch) = jobs(1, &[]);
+        let waiting = std::thread::spawn({
+            let jobs = jobs.clone();
+            move || {
+                let mut prepared = 0;
+                let first = taken(jobs.decode(|| prepared += 1));
+                (first, taken(jobs.decode(|| prepared += 1)), prepared)
+            }
+        });
+        let key = ChunkKey { array: 2, part: 0, number: 7 };
+        jobs.push([Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
+        while jobs.lock().waiting[DECODERS] == 0 || !jobs.lock().cpu.is_empty() {
+            std::thread::yield_now();
+        }
+        jobs.close();
+        let (first, second, prepared) = waiting.join().unwrap();
+        assert_eq!((first, second), (Some((2, 7)), None));
+        assert!((1..=2).contains(&prepared));
+        // What comes later is dropped, and its unit finished.
+        jobs.push([Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
+        assert!(batch.is_ready());
+    }
+}
