@@ -345,14 +345,19 @@ impl Lane {
         })
     }
 
-    /// Copies, decodes and gathers a group, and waits for it. On the way out nothing of it is in flight any more,
-    /// however it ends, so that its buffers may go.
+    /// Decodes and gathers a group, and waits for it. On the way out nothing of it is in flight any more, however it ends,
+    /// so that its memory may go to others.
     fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
         let results = match self.enqueue(group) {
             Ok(results) => results,
             Err(error) => {
-                // What was enqueued before the error still reads the group's buffers. If even this fails, the context
-                // is broken and nothing runs any more.
+                // What was enqueued before the error still reads the group's memory, and what was not waited for is on its
+                // way there. If even this fails, the context is broken and nothing runs any more.
+                for fetched in group.iter() {
+                    if let Payload::Landed(Landed { arrived: Some(arrived), .. }) = &fetched.payload {
+                        let _ = arrived.synchronize();
+                    }
+                }
                 let _ = self.stream.synchronize();
                 return Err(error);
             }
