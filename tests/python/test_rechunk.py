@@ -466,6 +466,8 @@ def test_region_of_the_array_end_with_half_a_file(tmp_path, rng):
 def test_stop_says_how_to_go_on(era, tmp_path, number):
     copy = tmp_path / "copy.zarr"
     child = textwrap.dedent(CHILD).split("rechunk(sys.argv[1]")[0]
+    # A shell's background job ignores SIGINT, and so would its child.
+    child += "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     child += "from zarr_dali._rechunk_cli import rechunk as command\ncommand(sys.argv[1:])"
     options = ["--chunks", "time=1", "--workers", "1"]
     arguments = [sys.executable, "-c", child, str(era), str(copy), *options]
