@@ -106,7 +106,7 @@ def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
 def newest_table(
     results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool
 ) -> tuple[str, dict[str, Any]] | None:
-    """The newest results of read_table.py on a GPU, with their file's name; those with peers or those without."""
+    """The newest results of read_table.py on a GPU, with or without peers, and their file's name."""
     tables = [
         (name, result)
         for name, result in results
