@@ -181,7 +181,7 @@ def read_table_lines(title: str, name: str, result: dict[str, Any], folder: str)
     work = result["work"]
     values = (
         f"batches of {work['batch_size']} steps of 6 x {work['grid'][0]} x {work['grid'][1]} float32, "
-        f"median of {work['rounds']} rounds"
+        + ("one round" if work["rounds"] == 1 else f"median of {work['rounds']} rounds")
     )
     return [
         f"### {title}",
