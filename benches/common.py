@@ -9,11 +9,9 @@ from __future__ import annotations
 import argparse
 import datetime
 import fnmatch
-import importlib.metadata
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 import threading
@@ -36,54 +34,11 @@ STORES = ("raw", "zstd", "sharded", "blosc-lz4", "blosc-zstd")
 STEPS, GRID = 64, (640, 1280)
 QUICK_STEPS, QUICK_GRID = 16, (80, 160)
 
-PACKAGES = (
-    "zarr-dali",
-    "nvidia-dali-cuda130",
-    "nvidia-libnvcomp-cu13",
-    "torch",
-    "segmentation-models-pytorch",
-    "numpy",
-    "zarr",
-    "numcodecs",
-    "zarrs",
-)
-
 # Options whose values are places on one machine, which results do not tell.
 PLACES = ("--folder", "--out", "--zarrs-direct", "--data-dir")
 
 ROW = "@row "
 """Starts a line in which a child process hands over a result."""
-
-
-def machine() -> dict[str, Any]:
-    """What the figures depend on, without anything that names the machine."""
-    result: dict[str, Any] = {"cpu": platform.machine(), "cores": len(os.sched_getaffinity(0))}
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            result["cpu"] = line.split(":", 1)[1].strip()
-            break
-    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    result["ram_gb"] = round(pages / 1e9, 1)
-    query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
-        gpus = [line.split(", ") for line in found.stdout.strip().splitlines()]
-        result["gpus"] = [name for name, _ in gpus]
-        result["driver"] = gpus[0][1]
-    except (OSError, subprocess.SubprocessError, IndexError, ValueError):
-        result["gpus"] = []
-    return result
-
-
-def versions() -> dict[str, str]:
-    """Versions of the packages that take part, as far as they are installed."""
-    result = {"python": platform.python_version()}
-    for package in PACKAGES:
-        try:
-            result[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return result
 
 
 def revision() -> str | None:
@@ -147,7 +102,7 @@ class Results:
             "written": now.isoformat(timespec="seconds"),
             "revision": args.revision or revision(),
             "machine": args.machine,
-            "versions": versions(),
+            "versions": args.versions,
             "work": {
                 "device": args.device,
                 "steps": args.steps,
@@ -226,7 +181,10 @@ def parse(line: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse
     if args.child:
         return args  # what it needs comes from its parent
     args.command = list(sys.argv[1:] if argv is None else argv)
-    args.machine = machine()
+    # Loads DALI, which children do when they have chosen their cores.
+    from zarr_dali._bench.machine import machine, versions
+
+    args.machine, args.versions = machine(), versions()
     if args.device == "auto":
         args.device = "gpu" if args.machine["gpus"] else "cpu"
     if args.device == "gpu" and not args.machine["gpus"]:

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -39,6 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "pipelines"))
 
 import era5_like  # noqa: E402  a neighbour, not a package
+from common import revision  # noqa: E402  another
 
 # 1.26 GB of values, 19.7 MB a step; the quick ones only show that everything runs.
 STEPS, GRID = 64, (640, 1280)
@@ -93,17 +93,6 @@ def loaders_of(args: argparse.Namespace, device: str) -> tuple[dict[str, Loader]
             else:
                 print(f"{name}: {problem}", file=sys.stderr)
     return loaders, rows
-
-
-def revision() -> str | None:
-    """The commit that is checked out, where git knows it."""
-    try:
-        found = subprocess.run(
-            ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=True, timeout=60
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return found.stdout.strip()
 
 
 def markdown(table: dict[str, dict[str, Row]], result: dict[str, Any]) -> str:

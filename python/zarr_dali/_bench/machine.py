@@ -14,6 +14,7 @@ PACKAGES = (
     "nvidia-dali-cuda130",
     "nvidia-libnvcomp-cu13",
     "torch",
+    "segmentation-models-pytorch",
     "numpy",
     "zarr",
     "numcodecs",
