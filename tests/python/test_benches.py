@@ -440,7 +440,7 @@ def test_quick_results_do_not_count(tmp_path):
 def test_results_are_whole_after_every_row(tmp_path):
     args = Namespace(
         out=tmp_path, folder=Path("/somewhere"), device="cpu", steps=1, grid=(2, 2), quick=True, command=[],
-        revision="abc", machine={"cpu": "x", "cores": 1, "gpus": []},
+        revision="abc", machine={"cpu": "x", "cores": 1, "gpus": []}, versions={"python": "3"},
     )  # fmt: skip
     kept = common.Results("cold", "nothing", args)
     assert json.loads(kept.path.read_text())["rows"] == []
