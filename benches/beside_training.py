@@ -182,13 +182,7 @@ def points_of(args: Any) -> list[dict[str, Any]]:
 
 def add_arguments(line: Any) -> None:
     """What overlap.py takes as well."""
-    line.add_argument(
-        "--stores",
-        type=common.list_of(str, common.STORES),
-        default=list(common.STORES),
-        metavar="NAMES",
-        help=f"with commas between them (default: {','.join(common.STORES)})",
-    )
+    common.add_stores(line)
     line.add_argument("--batch-size", type=int, help=f"samples in a batch (default: {BATCH})")
 
 

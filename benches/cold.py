@@ -194,13 +194,7 @@ def measured(store: Path, args: Any) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     line = common.parser("Time the reader from a cold page cache beside the disk.", 0.0)
-    line.add_argument(
-        "--stores",
-        type=common.list_of(str, common.STORES),
-        default=list(common.STORES),
-        metavar="NAMES",
-        help=f"with commas between them (default: {','.join(common.STORES)})",
-    )
+    common.add_stores(line)
     line.add_argument(
         "--threads",
         type=common.list_of(int),

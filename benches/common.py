@@ -175,6 +175,17 @@ def parser(description: str, seconds: float, *, quick_seconds: float = 0.2) -> a
     return result
 
 
+def add_stores(line: argparse.ArgumentParser) -> None:
+    """Adds `--stores`: some of `STORES`."""
+    line.add_argument(
+        "--stores",
+        type=list_of(str, STORES),
+        default=list(STORES),
+        metavar="NAMES",
+        help=f"with commas between them (default: {','.join(STORES)})",
+    )
+
+
 def parse(line: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse.Namespace:
     """Parses the arguments, fills in what depends on others and on the machine."""
     args = line.parse_args(argv)

@@ -165,13 +165,7 @@ def measured(store: Path, threads: int, args: Any) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     line = common.parser("Time the CPU backend beside zarrs.", 1.0)
-    line.add_argument(
-        "--stores",
-        type=common.list_of(str, common.STORES),
-        default=list(common.STORES),
-        metavar="NAMES",
-        help=f"with commas between them (default: {','.join(common.STORES)})",
-    )
+    common.add_stores(line)
     line.add_argument(
         "--threads",
         type=common.list_of(int),

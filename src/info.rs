@@ -253,18 +253,24 @@ impl Describer {
 /// The most GPU memory that a batch needs if all its chunks are decoded at once.
 fn gpu_memory(reader: &Reader, chunks: &[Vec<u64>]) -> Result<Value> {
     let units = reader.unit_bytes(None)?;
-    let (mut encoded, mut decoded, mut all) = (0, 0, 0);
+    let (mut encoded, mut decoded, mut scratch) = (0, 0, 0);
     for ((array, part, chunks), unit) in flat(chunks).zip(units) {
         let road = &reader.roads()[array][part];
-        encoded += chunks * if let Road::Gpu(chain) = road { chain.most().encoded_bytes } else { 0 };
-        decoded += chunks * reader.dataset().part(array, part).read_chunk_bytes();
-        all += chunks * unit;
+        let chunk_bytes = reader.dataset().part(array, part).read_chunk_bytes();
+        // The arena holds what the GPU decodes; what the CPU decoded lands beside it.
+        let (encoded_bytes, in_arena) = match road {
+            Road::Gpu(chain) => (chain.most().encoded_bytes, chunk_bytes),
+            Road::Cpu(_) => (0, 0),
+        };
+        encoded += chunks * encoded_bytes;
+        decoded += chunks * chunk_bytes;
+        scratch += chunks * unit.saturating_sub(in_arena);
     }
     Ok(json!({
         "outputs": reader.batch_bytes(),
         "encoded": encoded,
         "decoded": decoded,
-        "scratch": all.saturating_sub(encoded + decoded),
+        "scratch": scratch,
     }))
 }
 

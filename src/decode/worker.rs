@@ -689,7 +689,6 @@ fn landing_bytes(bytes: u64) -> u64 {
 pub fn largest_pinned_bytes(array: &ArrayInfo, road: &Road) -> u64 {
     let decoded = array.read_chunk_bytes();
     PinnedPool::padded(match road {
-        Road::Gpu(chain) if chain.is_copy() => decoded.min(Sender::PIECE_BYTES as u64),
         Road::Gpu(chain) => chain.encoded_bound().max(decoded),
         Road::Cpu(_) => decoded,
     })
