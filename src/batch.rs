@@ -191,9 +191,9 @@ impl Batch {
         state.missing -= 1;
         if state.missing == 0 {
             state.last = times;
-            self.changed.notify_all();
-            drop(state);
+            // Under the lock: who waits for the batch takes it from what is ready as soon as it can look.
             self.progress.finished();
+            self.changed.notify_all();
         }
     }
 
@@ -281,5 +281,24 @@ mod tests {
         assert!(!batches[1].is_ready());
         drop(unit);
         assert_eq!(progress.fill(), (2, 2));
+    }
+
+    #[test]
+    fn a_batch_that_is_taken_at_once_is_not_counted_twice() {
+        let progress = Progress::new(Arc::default());
+        let (to_other, units) = std::sync::mpsc::channel::<Unit>();
+        let other = std::thread::spawn(move || units.into_iter().for_each(drop));
+        for number in 0..20_000 {
+            let batch = Batch::new(number, vec![], vec![], None, progress.clone());
+            to_other.send(batch.unit(0, vec![])).unwrap();
+            batch.planned();
+            while !batch.is_ready() {
+                std::hint::spin_loop();
+            }
+            batch.wait(|| None).unwrap();
+            assert_eq!(progress.fill(), (0, 0), "after batch {number}");
+        }
+        drop(to_other);
+        other.join().unwrap();
     }
 }
