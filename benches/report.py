@@ -26,7 +26,7 @@ import common
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 NOTE = "<!-- Written by `python benches/report.py` from benches/results/. -->"
-GPU_KINDS = ("scaling", "budgets", "beside_training", "overlap", "cold")
+GPU_KINDS = ("scaling", "budgets", "beside_training", "overlap", "cold", "gds")
 KINDS = (*GPU_KINDS, "cpu_backend")
 EMPTY_QUEUE = 0.9
 """Below this share of supplied batches a reader is said to have run empty."""
@@ -390,6 +390,35 @@ def cold_lines(found: Found, folder: str) -> list[str]:
     ]
 
 
+def gds_lines(found: Found, folder: str) -> list[str]:
+    """The reader and bare loops of cuFileRead."""
+    rows = found.good()
+    body = [
+        [label, *(shown(row) for row in rows)]
+        for label, shown in (
+            ('`io="gds"`, GB/s', lambda row: f"{row['delivered_gb_per_s']:.1f}"),
+            (
+                "a bare loop, GB/s of stored bytes",
+                lambda row: f"{row['bare_gb_per_s']:.1f} ({row['bare_way']})",
+            ),
+            ("**of the loop's rate times the ratio**", lambda row: f"**{percent(row['share_of_bare'])}**"),
+            ('`io="posix"`, GB/s', lambda row: f"{row['posix_gb_per_s']:.1f}"),
+        )
+    ]
+    direct = any(row["direct"] for row in rows)
+    return [
+        "### With cuFile",
+        "",
+        f"GB/s with {'the direct path to the GPU' if direct else 'cuFile in its compatibility mode'}, beside "
+        "threads that call cuFileRead for the same files and do nothing else.",
+        "",
+        *table(["", *(row["store"] for row in rows)], body),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
 def cpu_lines(found: Found, folder: str) -> list[str]:
     """The CPU backend and zarrs."""
     rows = found.good()
@@ -428,6 +457,7 @@ SECTIONS: dict[str, Callable[[Found, str], list[str]]] = {
     "scaling": scaling_lines,
     "budgets": budgets_lines,
     "cold": cold_lines,
+    "gds": gds_lines,
     "cpu_backend": cpu_lines,
 }
 

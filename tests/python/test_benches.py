@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from argparse import Namespace
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,11 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benches"))
 import budgets
 import cold
 import common
+import gds
 import overlap
 import report
 
 BENCHES = Path(common.__file__).parent
-SCRIPTS = ("scaling", "budgets", "cold", "beside_training", "overlap", "cpu_backend", "report")
+SCRIPTS = ("scaling", "budgets", "cold", "gds", "beside_training", "overlap", "cpu_backend", "report")
 
 
 def run_script(name, *arguments, timeout=300):
@@ -182,6 +184,72 @@ def test_files_are_read_to_their_ends(tmp_path):
         files[-1].write_bytes(bytes(size))
     cold.evict(files)
     assert cold.read_all(files, 3, direct=False) == sum(sizes)
+
+
+class HostFile:
+    """What `gds.Bare` uses of cuda.bindings.cufile, with host memory in the GPU's place."""
+
+    FileHandleType = Namespace(OPAQUE_FD=1)
+
+    def __init__(self, most=1 << 30):
+        self.most, self.registered, self.handles, self.memory, self.found = most, {}, set(), {}, {}
+
+    def Descr(self):
+        description = Namespace(type=None, handle=Namespace(fd=None))
+        description.ptr = len(self.registered) + 1
+        self.registered[description.ptr] = description
+        return description
+
+    def handle_register(self, pointer):
+        description = self.registered[pointer]
+        assert description.type == 1
+        self.handles.add(description.handle.fd)
+        return description.handle.fd
+
+    def handle_deregister(self, handle):
+        self.handles.remove(handle)
+
+    def buf_register(self, address, size, flags):
+        self.memory[address] = bytearray(size)
+
+    def buf_deregister(self, address):
+        del self.memory[address]
+
+    def read(self, handle, address, size, offset, into):
+        assert handle in self.handles and into + size <= len(self.memory[address])
+        read = os.pread(handle, min(size, self.most), offset)
+        self.memory[address][into : into + len(read)] = read
+        for byte, count in Counter(read).items():
+            self.found[byte] = self.found.get(byte, 0) + count
+        return len(read)
+
+
+@pytest.mark.parametrize("most", [1 << 30, 700])
+def test_a_bare_loop_reads_every_byte_once_in_a_pass(tmp_path, most):
+    sizes = {1: 0, 2: 1, 3: 1000, 4: 2000, 5: 2001, 6: 9999}
+    for byte, size in sizes.items():
+        (tmp_path / str(byte)).write_bytes(bytes([byte]) * size)
+    cufile, numbers = HostFile(most), iter(range(100))
+    with gds.Bare(sorted(tmp_path.iterdir()), 1, 1000, cufile, lambda size: (None, next(numbers))) as bare:
+        assert bare.rate(0.0) > 0
+        assert len(cufile.memory) == 1 and len(cufile.handles) == len(sizes)
+    # Once before the clock starts, once behind it.
+    assert cufile.found == {byte: 2 * size for byte, size in sizes.items() if size}
+    assert not cufile.memory and not cufile.handles
+
+
+def test_a_bare_loop_says_where_a_file_ends_early(tmp_path):
+    file = tmp_path / "file"
+    file.write_bytes(bytes(100))
+    with gds.Bare([file], 2, 64, HostFile(), lambda size: (None, size)) as bare:
+        file.write_bytes(bytes(70))
+        with pytest.raises(OSError, match="returned 0 at byte 70"):
+            bare.rate(0.0)
+
+
+def test_gds_needs_a_gpu():
+    done = run_script("gds", "--device", "cpu")
+    assert done.returncode == 2 and "cuFile reads to a GPU" in done.stderr
 
 
 def test_beside_training(quick):
@@ -365,6 +433,9 @@ def reported(quick, tmp_path_factory):
     row = {"point": "zstd/auto", "store": "zstd", "decode": "auto", "timeline": overlap.timeline(found)}
     result = {**result, "kind": "overlap", "rows": [{**row, **figures}]}
     (folder / "overlap.json").write_text(json.dumps(result))
+    row = {"point": "raw", "store": "raw", "delivered_gb_per_s": 14.5, "bare_gb_per_s": 15.0, "direct": False}
+    row |= {"bare_way": "8 threads, 4 MiB", "share_of_bare": 14.5 / 15, "posix_gb_per_s": 50.0}
+    (folder / "gds.json").write_text(json.dumps({**result, "kind": "gds", "rows": [row]}))
     (root / "README.md").write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n\nThe end\n")
     return root
 
@@ -390,6 +461,7 @@ def test_report(reported):
     )
     assert f"{row['delivered_gb_per_s']:.1f}" in text
     assert "| zstd, `auto` | 50.0 % | 100.0 % |  | 10.0 % |" in text
+    assert "compatibility mode" in text and "15.0 (8 threads, 4 MiB) |" in text and "**96.7 %**" in text
     assert "refused" in text and "host_memory_budget" in text
     charts["budgets"].unlink()
     assert report.main([*arguments, "--check"]) == 1
