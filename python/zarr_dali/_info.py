@@ -113,6 +113,11 @@ class Advice:
     arrays: tuple[str, ...]
     text: str
 
+    @property
+    def is_to_rewrite(self) -> bool:
+        """Whether other chunks or codecs would help."""
+        return self.code not in _advice.NOT_OF_THE_STORE
+
 
 @dataclass(frozen=True)
 class ArrayReport:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 from collections.abc import Iterable
 
 from rich import box
@@ -48,7 +49,18 @@ def render(info: Info) -> RenderableType:
     if info.advice:
         advice = [(one.text, ", ".join(name or ARRAY for name in one.arrays)) for one in info.advice]
         parts += ["", _title("Advice"), *_grouped(advice)]
+        if len(info.path) == 1 and any(one.is_to_rewrite for one in info.advice):
+            parts += [_paragraph(f"What would be written, and why: {_rechunk(info)}")]
     return Group(*parts)
+
+
+def _rechunk(info: Info) -> str:
+    """The command that proposes a copy that fits how the store is read."""
+    words = ["zarr-dali", "rechunk", info.path[0], "COPY.zarr"]
+    window = info.arguments.get("window") or [1]
+    words += ["--for-window", ",".join(map(str, window))]
+    words += ["--batch", str(info.arguments.get("batch_size", 1)), "--dry-run"]
+    return shlex.join(words)
 
 
 def _title(text: str) -> Text:

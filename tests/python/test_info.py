@@ -3,6 +3,7 @@ reader does."""
 
 import dataclasses
 import json
+import shlex
 import math
 import subprocess
 import sys
@@ -441,6 +442,28 @@ def test_advice_on_codecs(tmp_path):
     assert of("zstd 19", ZstdCodec(level=19), shape=(32, 320, 1280), chunk=(1, 320, 1280)) == {"zstd-level"}
     assert of("gzip", GzipCodec(), batch_size=8) == {"deflate"}
     assert of("gzip small", GzipCodec(), shape=(2, 640, 640), chunk=(1, 640, 640)) == set()
+
+
+@V3
+def test_advice_names_a_command_that_runs(tmp_path):
+    from click.testing import CliRunner
+
+    import zarr_dali.cli
+
+    path = empty_array(tmp_path / "a store.zarr", (64, 640, 1280), (32, 640, 1280), **NO_CODEC)
+    found = zarr_dali.info(path, window=[2], batch_size=4)
+    text = str(found)
+    program, *words = shlex.split(text[text.index("zarr-dali rechunk") :])
+    assert program == "zarr-dali" and words[1:] == [
+        str(path), "COPY.zarr", "--for-window", "2", "--batch", "4", "--dry-run",
+    ]  # fmt: skip
+    done = CliRunner().invoke(zarr_dali.cli.main, words)
+    assert done.exit_code == 0, done.output
+    assert "1x640x1280" in done.output
+    # Nothing is to be written otherwise.
+    good = empty_array(tmp_path / "good.zarr", (512, 640, 1280), (1, 640, 1280))
+    found = zarr_dali.info(good, device_memory_budget=20 << 30, batch_size=8)
+    assert codes(found) == {"beside-training"} and "rechunk" not in str(found)
 
 
 def test_advice_on_chains_of_the_cpu_road(tmp_path):
