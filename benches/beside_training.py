@@ -211,10 +211,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.decode = args.decode or [d for d in DECODERS if d != "gpu" or args.device == "gpu"]
     # A step of batch 16 takes 125 ms on an H200; elsewhere the number of steps stays what it is there.
     timed_steps = max(3, round(args.seconds * 8))
-    try:
-        points = common.chosen(points_of(args), args.points)
-    except ValueError as error:
-        line.error(str(error))
+    points = common.chosen(line, args, points_of(args))
     stores = common.ensure_stores(args, sorted({point["store"] for point in points}))
     task = {
         "device": args.device,

@@ -244,10 +244,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         for batch in args.batch_sizes
         for budget in budgets
     ]
-    try:
-        points = common.chosen(points, args.points)
-    except ValueError as error:
-        line.error(str(error))
+    points = common.chosen(line, args, points)
     stores = common.ensure_stores(args, sorted({point["store"] for point in points}))
     results = common.Results(
         "budgets",
@@ -256,8 +253,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=args.seconds,
         baseline_budget=TINY_BUDGET,
     )
-    progress = common.Progress(len(points))
-    for point in points:
+
+    def one(point: dict[str, Any]) -> dict[str, Any]:
         task = {
             "device": args.device,
             "tiny": str(tiny_store(args, point["store"])),
@@ -265,10 +262,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             "store_bytes": common.decoded_bytes(args),
             "seconds": args.seconds,
         }
-        row = measured(task, point, 90)
-        results.add({**point, **row})
-        progress.show(point, row)
-    return results.finish()
+        return measured(task, point, 90)
+
+    return results.measure(points, one)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,6 @@ ratio.
 
 from __future__ import annotations
 
-import gc
 import math
 import mmap
 import os
@@ -204,7 +203,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     line.add_argument("--rounds", type=int, default=3, help="interleaved rounds (default: %(default)s)")
     args = common.parse(line, argv)
-    points = common.chosen([{"point": store, "store": store} for store in args.stores], args.points)
+    points = common.chosen(line, args, [{"point": store, "store": store} for store in args.stores])
     stores = common.ensure_stores(args, args.stores)
     results = common.Results(
         "cold",
@@ -214,16 +213,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         rounds=args.rounds,
         batch_size=BATCH,
     )
-    progress = common.Progress(len(points))
-    for point in points:
-        try:
-            row = measured(stores[point["store"]], args)
-        except (OSError, RuntimeError, ValueError) as error:
-            row = {"problem": common.gist(error)}
-        gc.collect()
-        results.add({**point, **row})
-        progress.show(point, row)
-    return results.finish()
+    return results.measure(points, lambda point: measured(stores[point["store"]], args))
 
 
 if __name__ == "__main__":

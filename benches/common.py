@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import fnmatch
+import gc
 import json
 import math
 import os
@@ -127,6 +128,27 @@ class Results:
         self.content["rows"].append(row)
         self.write()
 
+    def measure(
+        self, points: Sequence[dict[str, Any]], measured: Callable[[dict[str, Any]], Mapping[str, Any]]
+    ) -> int:
+        """Measures points one after the other and keeps their rows; returns the exit status.
+
+        Args:
+            points: what to measure.
+            measured: returns the row of a point; what it raises is that point's problem.
+        """
+        progress = Progress(len(points))
+        for point in points:
+            try:
+                row = measured(point)
+            except (ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
+                row = {"problem": gist(error)}
+            # Readers of the last point are gone before the next one begins.
+            gc.collect()
+            self.add({**point, **row})
+            progress.show(point, row)
+        return self.finish()
+
     def write(self) -> None:
         """Writes everything so far; the file is never half written."""
         part = self.path.with_suffix(".part")
@@ -223,11 +245,13 @@ def list_of(kind: Callable[[str], Any], choices: Sequence[Any] | None = None) ->
     return convert
 
 
-def chosen(points: Sequence[dict[str, Any]], patterns: Sequence[str]) -> list[dict[str, Any]]:
-    """The points whose names match one of the patterns; ValueError if none does."""
-    found = [p for p in points if any(fnmatch.fnmatch(p["point"], pattern) for pattern in patterns)]
+def chosen(
+    line: argparse.ArgumentParser, args: argparse.Namespace, points: Sequence[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """The points whose names match one of `--points`; ends the program if none does."""
+    found = [p for p in points if any(fnmatch.fnmatch(p["point"], pattern) for pattern in args.points)]
     if not found:
-        raise ValueError(f"no point matches {' '.join(patterns)}; one is named {points[0]['point']}")
+        line.error(f"no point matches {' '.join(args.points)}; one is named {points[0]['point']}")
     return found
 
 

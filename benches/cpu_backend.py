@@ -179,12 +179,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.device = "cpu"
     args.rounds = args.rounds or (2 if args.quick else 3)
     points = common.chosen(
+        line,
+        args,
         [
             {"point": f"{store}/{threads}", "store": store, "threads": threads}
             for store in args.stores
             for threads in args.threads
         ],
-        args.points,
     )
     stores = common.ensure_stores(args, args.stores)
     results = common.Results(
@@ -195,12 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         seconds=args.seconds,
         batch_size=BATCH,
     )
-    progress = common.Progress(len(points))
-    for point in points:
-        row = measured(stores[point["store"]], point["threads"], args)
-        results.add({**point, **row})
-        progress.show(point, row)
-    return results.finish()
+    return results.measure(points, lambda point: measured(stores[point["store"]], point["threads"], args))
 
 
 if __name__ == "__main__":

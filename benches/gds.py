@@ -210,10 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = common.parse(line, argv)
     if args.device != "gpu":
         line.error("cuFile reads to a GPU, and there is none")
-    try:
-        points = common.chosen([{"point": store, "store": store} for store in args.stores], args.points)
-    except ValueError as error:
-        line.error(str(error))
+    points = common.chosen(line, args, [{"point": store, "store": store} for store in args.stores])
     stores = common.ensure_stores(args, args.stores)
     results = common.Results(
         "gds",
@@ -223,15 +220,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         batch_size=BATCH,
         seconds=args.seconds,
     )
-    progress = common.Progress(len(points))
-    for point in points:
-        try:
-            row = measured(stores[point["store"]], args)
-        except (ImportError, OSError, RuntimeError, ValueError) as error:
-            row = {"problem": common.gist(error)}
-        results.add({**point, **row})
-        progress.show(point, row)
-    return results.finish()
+    return results.measure(points, lambda point: measured(stores[point["store"]], args))
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ The result holds the intervals of a few steps, from which report.py draws a time
 
 from __future__ import annotations
 
-import gc
 import json
 import re
 import sys
@@ -223,17 +222,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.batch_size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
     # A step of batch 16 takes 125 ms on an H200.
     args.timed_steps = max(4, round(args.seconds * 8))
-    try:
-        points = common.chosen(
-            [
-                {"point": f"{store}/{decode}", "store": store, "decode": decode}
-                for store in args.stores
-                for decode in args.decode
-            ],
-            args.points,
-        )
-    except ValueError as error:
-        line.error(str(error))
+    points = common.chosen(
+        line,
+        args,
+        [
+            {"point": f"{store}/{decode}", "store": store, "decode": decode}
+            for store in args.stores
+            for decode in args.decode
+        ],
+    )
     stores = common.ensure_stores(args, sorted({point["store"] for point in points}))
     results = common.Results(
         "overlap",
@@ -243,18 +240,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         batch_size=args.batch_size,
         timed_steps=args.timed_steps,
     )
-    progress = common.Progress(len(points))
     training = Training("gpu", args.batch_size, args.grid)
     training.run(max(2, args.timed_steps // 2))
-    for point in points:
-        try:
-            row = profiled(training, str(stores[point["store"]]), point["decode"], args)
-        except (LookupError, OSError, RuntimeError, ValueError) as error:
-            row = {"problem": common.gist(error)}
-        gc.collect()
-        results.add({**point, **row})
-        progress.show(point, row)
-    return results.finish()
+    return results.measure(
+        points, lambda point: profiled(training, str(stores[point["store"]]), point["decode"], args)
+    )
 
 
 if __name__ == "__main__":

@@ -140,10 +140,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         child()
         return 0
     progress = common.Progress(0, args.limit)
-    try:
-        points = common.chosen(points_of(args.grid), args.points)
-    except ValueError as error:
-        line.error(str(error))
+    points = common.chosen(line, args, points_of(args.grid))
     progress.points = len(points)
     named = {point["store"] for point in points}
     stores = common.ensure_stores(args, [name for name in common.STORES if name in named])

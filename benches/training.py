@@ -327,10 +327,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args.batch_size = args.batch_size or (QUICK_BATCH if args.quick else BATCH)
     if args.device == "cpu":
         args.loaders = [loader for loader in args.loaders if loader != "kvikio"]
-    try:
-        points = common.chosen(points_of(args), args.points)
-    except ValueError as error:
-        line.error(str(error))
+    points = common.chosen(line, args, points_of(args))
     wanted = {point["store"] for point in points}
     stores = common.ensure_stores(args, [name for name in common.STORES if name in wanted])
     if TINY in wanted:

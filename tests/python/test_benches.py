@@ -241,7 +241,7 @@ def test_a_bare_loop_reads_every_byte_once_in_a_pass(tmp_path, most):
 def test_a_bare_loop_says_where_a_file_ends_early(tmp_path):
     file = tmp_path / "file"
     file.write_bytes(bytes(100))
-    with gds.Bare([file], 2, 64, HostFile(), lambda size: (None, size)) as bare:
+    with gds.Bare([file], 1, 64, HostFile(), lambda size: (None, size)) as bare:
         file.write_bytes(bytes(70))
         with pytest.raises(OSError, match="returned 0 at byte 70"):
             bare.rate(0.0)

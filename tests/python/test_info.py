@@ -3,8 +3,8 @@ reader does."""
 
 import dataclasses
 import json
-import shlex
 import math
+import shlex
 import subprocess
 import sys
 import time
@@ -446,10 +446,6 @@ def test_advice_on_codecs(tmp_path):
 
 @V3
 def test_advice_names_a_command_that_runs(tmp_path):
-    from click.testing import CliRunner
-
-    import zarr_dali.cli
-
     path = empty_array(tmp_path / "a store.zarr", (64, 640, 1280), (32, 640, 1280), **NO_CODEC)
     found = zarr_dali.info(path, window=[2], batch_size=4)
     text = str(found)
@@ -457,7 +453,7 @@ def test_advice_names_a_command_that_runs(tmp_path):
     assert program == "zarr-dali" and words[1:] == [
         str(path), "COPY.zarr", "--for-window", "2", "--batch", "4", "--dry-run",
     ]  # fmt: skip
-    done = CliRunner().invoke(zarr_dali.cli.main, words)
+    done = CliRunner().invoke(cli.main, words)
     assert done.exit_code == 0, done.output
     assert "1x640x1280" in done.output
     # Nothing is to be written otherwise.
