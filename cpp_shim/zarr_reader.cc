@@ -137,6 +137,8 @@ core::Reader& ZarrReader<Backend>::Open() const {
   std::lock_guard<std::mutex> lock(open_mutex_);
   if (reader_) return **reader_;
 
+  // The core makes its device's context current, and the thread may be the user's.
+  dali::DeviceGuard guard(args_.device_id);
   auto reader = CallCore([&] { return core::open_reader(args_); });
   std::vector<Output> outputs;
   for (const auto& desc : reader->outputs()) {

@@ -73,9 +73,11 @@ impl Progress {
         (state.ready, state.submitted)
     }
 
-    /// Microseconds since everything that was submitted is complete; 0 while it is not.
-    pub fn idle_us(&self) -> u64 {
-        self.lock().idle_since.map_or(0, |since| since.elapsed().as_micros() as u64)
+    /// Microseconds for which everything that was submitted was complete, with those that are not over yet.
+    pub fn waiting_consumer_us(&self) -> u64 {
+        let state = self.lock();
+        let idle = state.idle_since.map_or(0, |since| since.elapsed().as_micros() as u64);
+        self.counters.us_waiting_consumer.get() + idle
     }
 
     /// The most batches that were on their way at once.
@@ -216,6 +218,10 @@ pub struct Unit {
 
 impl Drop for Unit {
     fn drop(&mut self) {
+        if std::thread::panicking() {
+            // Whoever had it did not get to the end, and may not be able to say so.
+            self.batch.fail(Error::panic("a thread of the reader", &"a chunk was not finished"));
+        }
         self.batch.end_part(self.times);
     }
 }
@@ -281,6 +287,22 @@ mod tests {
         assert!(!batches[1].is_ready());
         drop(unit);
         assert_eq!(progress.fill(), (2, 2));
+    }
+
+    #[test]
+    fn a_batch_is_not_complete_where_a_panic_took_its_units() {
+        let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
+        let (unit, other) = (batch.unit(0, vec![]), batch.unit(0, vec![]));
+        batch.planned();
+        drop(other);
+        assert!(!batch.failed());
+        let panics = std::panic::AssertUnwindSafe(|| {
+            let _unit = unit;
+            std::panic::resume_unwind(Box::new("away"));
+        });
+        assert!(std::panic::catch_unwind(panics).is_err());
+        let error = batch.wait(|| None).unwrap_err().to_string();
+        assert!(error.contains("a chunk was not finished"), "{error}");
     }
 
     #[test]

@@ -44,7 +44,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaStream, result};
 use serde_json::{Value, json};
@@ -800,7 +800,9 @@ impl Reader {
         }
         self.settle_residents(budget, least);
         let budget = budget - self.resident_bytes - staging;
-        let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).max(least_depth);
+        // One chunk always fits beside the outputs.
+        let fits = (budget - largest_unit - largest_landing) / batch;
+        let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).min(fits).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
         let first = self.first_batch();
@@ -1001,6 +1003,8 @@ impl Reader {
             for batch in batches {
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| plans.plan(&batch))) {
                     batch.fail(Error::panic("the planner", &*payload));
+                    // Chunks that were to stay may not have been sent on their way.
+                    plans.residents = Residents::new(0, batch.number + 1, false);
                 }
                 batch.planned();
             }
@@ -1085,8 +1089,7 @@ impl Told {
         let (capacity, peak) =
             about.rooms.as_ref().map_or((0, 0), |rooms| (rooms.capacity_bytes(), rooms.peak_bytes()));
         // With the time that is not over yet.
-        let idle = about.memory.as_ref().map_or(0, |memory| memory.progress.idle_us());
-        let waited = self.counters.us_waiting_consumer.get() + idle;
+        let waited = about.memory.as_ref().map_or(0, |memory| memory.progress.waiting_consumer_us());
         all.insert("ms_waiting_consumer".into(), (waited as f64 / 1e3).into());
         let zero = ((0, 0), (0, 0));
         let (now, most) = about.memory.as_ref().map_or(zero, |memory| {
@@ -1368,6 +1371,9 @@ struct Running {
 }
 
 impl Running {
+    /// Who waits for a lane to end looks again so often.
+    const LOOK_AGAIN: Duration = Duration::from_micros(200);
+
     /// Device memory for as long as the threads live. Returns its address.
     fn allocate(&mut self, device: &Device, bytes: u64) -> Result<u64> {
         if bytes == 0 {
@@ -1409,11 +1415,12 @@ impl Running {
                     }
                 }
                 let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
-                if let Err(payload) = worked {
+                let decoded = worked.unwrap_or_else(|payload| {
                     chunk.fail(Error::panic("a worker", &*payload));
-                }
+                    false
+                });
                 if decodes {
-                    jobs.decoded(chunk.key.array, chunk.key.part, since);
+                    jobs.decoder_done(decoded.then(|| chunk.place()), since);
                 }
             }
         })
@@ -1460,15 +1467,20 @@ impl Drop for Running {
         if let Some(pinned) = &self.pinned {
             pinned.close();
         }
-        // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
-        if self.stuck().is_some() {
-            std::mem::forget((self.registered.take(), std::mem::take(&mut self.memory)));
-        }
-        let lanes =
-            self.lanes.drain(..).filter(|(pulse, _)| pulse.stuck().is_none()).map(|(_, thread)| thread);
-        for thread in self.threads.drain(..).chain(lanes) {
+        for thread in self.threads.drain(..) {
             // Panics were caught inside and reported to their batch.
             let _ = thread.join();
+        }
+        for (pulse, thread) in self.lanes.drain(..) {
+            while !thread.is_finished() && pulse.stuck().is_none() {
+                std::thread::sleep(Self::LOOK_AGAIN);
+            }
+            if thread.is_finished() {
+                let _ = thread.join();
+            } else {
+                // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
+                std::mem::forget((self.registered.take(), std::mem::take(&mut self.memory)));
+            }
         }
     }
 }

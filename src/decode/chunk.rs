@@ -86,9 +86,11 @@ impl Chunk {
         }
     }
 
-    /// Whether nobody needs it any more, because every batch that does has failed.
+    /// Whether nobody needs it any more, because every batch that does has failed. One that stays may be needed by others
+    /// yet, which would wait for it for ever if it was dropped.
     pub fn is_pointless(&self) -> bool {
-        matches!(&*self.lock(), State::Waiting(units) if units.iter().all(|unit| unit.batch.failed()))
+        self.room.is_none()
+            && matches!(&*self.lock(), State::Waiting(units) if units.iter().all(|unit| unit.batch.failed()))
     }
 
     /// It is decoded. Returns who waited.

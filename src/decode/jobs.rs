@@ -71,6 +71,7 @@ impl Jobs {
         if state.closed {
             return;
         }
+        self.look_at_fill(&mut state);
         let (mut for_feeders, mut for_decoders) = (0, 0);
         for job in jobs {
             let (array, part) = job.chunk().place();
@@ -109,7 +110,7 @@ impl Jobs {
         })
     }
 
-    /// The next job of a decoder, which tells [`Jobs::decoded`] when it is done.
+    /// The next job of a decoder, which tells [`Jobs::decoder_done`] when it is done.
     pub fn decode(&self, before_waiting: impl FnMut()) -> Option<Job> {
         self.next(DECODERS, before_waiting, |state| {
             let job = state.cpu.pop_front().or_else(|| state.either.for_cpu(&state.policy))?;
@@ -118,10 +119,14 @@ impl Jobs {
         })
     }
 
-    /// A decoder is done with a job on which it began at `since`.
-    pub fn decoded(&self, array: usize, part: usize, since: Instant) {
-        let bytes = self.kinds[array][part].1;
-        self.lock().policy.cpu_ends(bytes, since.elapsed().as_secs_f64(), self.now());
+    /// A decoder is done with a job on which it began at `since`: it decoded a chunk of this array and part, or there was
+    /// nothing to decode.
+    pub fn decoder_done(&self, decoded: Option<(usize, usize)>, since: Instant) {
+        let (seconds, now) = (since.elapsed().as_secs_f64(), self.now());
+        match decoded {
+            Some((array, part)) => self.lock().policy.cpu_ends(self.kinds[array][part].1, seconds, now),
+            None => self.lock().policy.cpu_gives_up(),
+        }
     }
 
     /// The GPU is done with chunks of so many decoded bytes, of which the first arrived at `since`.
@@ -170,8 +175,7 @@ impl Jobs {
                 return None;
             }
             if !state.either.is_empty() {
-                let (ready, submitted) = self.progress.fill();
-                state.policy.fill(ready, submitted);
+                self.look_at_fill(&mut state);
             }
             if let Some(job) = take(&mut state) {
                 return Some(job);
@@ -194,6 +198,16 @@ impl Jobs {
                 }
             };
             state.waiting[side] -= 1;
+        }
+    }
+
+    /// Tells the policy how many batches are complete, and those who sleep if the GPU helps from now on.
+    fn look_at_fill(&self, state: &mut State) {
+        let helped = state.policy.gpu_helps();
+        let (ready, submitted) = self.progress.fill();
+        state.policy.fill(ready, submitted);
+        if !helped && state.policy.gpu_helps() {
+            self.feeders.notify_all();
         }
     }
 
@@ -248,6 +262,36 @@ mod tests {
         jobs.wanted(false);
         assert_eq!(taken(jobs.feed(|| ())), Some((1, 0)));
         assert_eq!(taken(jobs.feed(|| ())), Some((1, 1)));
+    }
+
+    #[test]
+    fn feeders_that_sleep_are_woken_when_the_gpu_begins_to_help() {
+        let progress = Progress::new(Arc::default());
+        let jobs = Jobs::new(vec![vec![(Kind::Either, 100)]], 1, progress.clone());
+        let batches: Vec<_> =
+            (0..8).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
+        let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, vec![])).collect();
+        let mut units = units.into_iter();
+        batches.iter().for_each(|batch| batch.planned());
+        // All but the last two batches are complete, so that the GPU does not help.
+        units.by_ref().take(6).for_each(drop);
+        let chunk = |unit| {
+            let key = ChunkKey { array: 0, part: 0, number: 0 };
+            Job::Read(Chunk::new(key, vec![], None, unit))
+        };
+        jobs.push(units.by_ref().take(1).map(chunk));
+        let feeder = std::thread::spawn({
+            let jobs = jobs.clone();
+            move || taken(jobs.feed(|| ()))
+        });
+        while jobs.lock().waiting[FEEDERS] == 0 {
+            std::thread::yield_now();
+        }
+        // They are taken, one after the other, and nothing is complete any more. A decoder is the first to see that.
+        batches[..6].iter().for_each(|batch| batch.wait(|| None).unwrap());
+        assert!(jobs.decode(|| ()).is_some());
+        jobs.push(units.map(chunk));
+        assert_eq!(feeder.join().unwrap(), Some((0, 0)));
     }
 
     #[test]

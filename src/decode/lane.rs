@@ -35,6 +35,7 @@ use crate::gpu::{
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -306,13 +307,11 @@ impl Lane {
         let _range = trace::range(Stage::DecodeOnGpu, group.len() as u64);
         let first = group[0].at.clone();
         self.pulse.set(Some(Busy { since: Instant::now(), first, chunks: group.len() }));
-        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            if let Err(error) = self.process(&mut group) {
-                fail_all(&group, error);
-            }
-        }));
-        if let Err(payload) = panicked {
-            fail_all(&group, Error::panic("a GPU lane", &*payload));
+        let done = catch_unwind(AssertUnwindSafe(|| self.process(&mut group)));
+        let done = done.unwrap_or_else(|payload| Err(Error::panic("a GPU lane", &*payload)));
+        if let Err(error) = done {
+            self.settle(&group);
+            fail_all(&group, error);
         }
         self.pulse.set(None);
         true
@@ -345,23 +344,21 @@ impl Lane {
         })
     }
 
-    /// Decodes and gathers a group, and waits for it. On the way out nothing of it is in flight any more, however it ends,
-    /// so that its memory may go to others.
-    fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
-        let results = match self.enqueue(group) {
-            Ok(results) => results,
-            Err(error) => {
-                // What was enqueued before the error still reads the group's memory, and what was not waited for is on its
-                // way there. If even this fails, the context is broken and nothing runs any more.
-                for fetched in group.iter() {
-                    if let Payload::Landed(Landed { arrived: Some(arrived), .. }) = &fetched.payload {
-                        let _ = arrived.synchronize();
-                    }
-                }
-                let _ = self.stream.synchronize();
-                return Err(error);
+    /// Waits until nothing of a group is in flight any more, where something went wrong, so that its memory may go to others.
+    fn settle(&self, group: &[Fetched]) {
+        // What was enqueued before the error still uses the group's memory, and what was not waited for is on its way there. If
+        // even this fails, the context is broken and nothing runs any more.
+        for fetched in group {
+            if let Payload::Landed(Landed { arrived: Some(arrived), .. }) = &fetched.payload {
+                let _ = arrived.synchronize();
             }
-        };
+        }
+        let _ = self.stream.synchronize();
+    }
+
+    /// Decodes and gathers a group, and waits for it.
+    fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
+        let results = self.enqueue(group)?;
         self.done.synchronize().map_err(Error::cuda("decoding a group of chunks"))?;
         // The rest of the time was gathering.
         let gathering = self.decoded.elapsed_ms(&self.done).unwrap_or(0.0);

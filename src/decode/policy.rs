@@ -212,6 +212,11 @@ impl Policy {
         self.measure(now);
     }
 
+    /// A core is done with a chunk of which there was nothing to decode.
+    pub fn cpu_gives_up(&mut self) {
+        self.busy = self.busy.saturating_sub(1);
+    }
+
     /// The GPU is done with chunks of so many decoded bytes, of which the first arrived so many seconds ago.
     pub fn gpu_ends(&mut self, bytes: u64, latency: f64) {
         self.trials.done(bytes);

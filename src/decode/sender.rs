@@ -82,11 +82,13 @@ struct Flight {
     units: Vec<Unit>,
     /// What the lanes can begin with then.
     fetched: Vec<Fetched>,
+    /// Bytes that cuFile read.
+    by_cufile: usize,
 }
 
 impl Flight {
     fn bytes(&self) -> usize {
-        self.buffers.iter().map(|buffer| buffer.bytes().len()).sum()
+        self.by_cufile + self.buffers.iter().map(|buffer| buffer.bytes().len()).sum::<usize>()
     }
 
     fn chunks(&self) -> usize {
@@ -172,11 +174,11 @@ impl Sender {
         to: u64,
         mut host: Option<&mut [u8]>,
     ) -> io::Result<()> {
-        let Some(staging) = &mut self.staging else { return Err(io::ErrorKind::Unsupported.into()) };
         let failed = |error: Error| io::Error::other(error.to_string());
         self.parts.gpu.bind().map_err(failed)?;
         let mut done = range.start;
         while done < range.end {
+            let Some(staging) = &mut self.staging else { return Err(io::ErrorKind::Unsupported.into()) };
             // The aligned range around what is wanted.
             let start = done - done % Staging::ALIGNMENT;
             let end = range.end.next_multiple_of(Staging::ALIGNMENT).min(start + staging.bytes);
@@ -216,7 +218,10 @@ impl Sender {
             };
             free.record(&self.stream).map_err(Error::cuda("recording an event")).map_err(failed)?;
             staging.free[half] = Some(free);
+            self.boarding.by_cufile += bytes;
             done = until;
+            // A piece takes cuFile so long that what was sent before it should not have to wait for all of them.
+            self.land_arrived();
         }
         blob.check_unchanged()
     }
@@ -375,6 +380,14 @@ impl Sender {
         let _ = self.stream.synchronize();
     }
 
+    /// Finishes what has arrived, without waiting.
+    fn land_arrived(&mut self) {
+        // What failed has come to its end as well.
+        while self.flights.front().is_some_and(|(event, _)| has_happened(event).unwrap_or(true)) {
+            self.land_oldest();
+        }
+    }
+
     fn land_oldest(&mut self) {
         let Some((arrived, flight)) = self.flights.pop_front() else { return };
         self.bytes -= flight.bytes();
@@ -387,13 +400,18 @@ impl Sender {
 /// Waits for a quiet event.
 fn poll(gpu: &Gpu, event: &CudaEvent) -> Result<()> {
     gpu.bind()?;
-    loop {
-        // SAFETY: the event lives; the call only asks.
-        match unsafe { result::event::query(event.cu_event()) } {
-            Ok(()) => return Ok(()),
-            Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => std::thread::sleep(Sender::POLL),
-            Err(error) => return Err(Error::cuda("copying a chunk to the GPU")(error)),
-        }
+    while !has_happened(event)? {
+        std::thread::sleep(Sender::POLL);
+    }
+    Ok(())
+}
+
+fn has_happened(event: &CudaEvent) -> Result<bool> {
+    // SAFETY: the event lives; the call only asks.
+    match unsafe { result::event::query(event.cu_event()) } {
+        Ok(()) => Ok(true),
+        Err(DriverError(CUresult::CUDA_ERROR_NOT_READY)) => Ok(false),
+        Err(error) => Err(Error::cuda("copying a chunk to the GPU")(error)),
     }
 }
 

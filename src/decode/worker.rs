@@ -21,6 +21,7 @@ use crate::trace::{self, Stage};
 
 use std::borrow::Cow;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -112,19 +113,22 @@ impl Job {
 }
 
 impl Workers {
-    /// Does one job.
-    pub fn process(&self, job: Job, hands: &mut Hands) {
+    /// Does one job. Whether it decoded a chunk.
+    pub fn process(&self, job: Job, hands: &mut Hands) -> bool {
         let chunk = match job {
-            Job::Assemble(chunk, unit) => return self.assemble_held(&chunk, &unit),
+            Job::Assemble(chunk, unit) => {
+                self.assemble_held(&chunk, &unit);
+                return false;
+            }
             Job::Read(chunk) => chunk,
         };
         if chunk.is_pointless() {
-            return;
+            return false;
         }
         let done = match &self.target {
             Target::Host => self.decode_and_assemble(&chunk, hands),
             Target::Lanes { landing, most_boxes } => {
-                let Some(sender) = hands.sender.as_mut() else { return };
+                let Some(sender) = hands.sender.as_mut() else { return false };
                 let road = ToGpu {
                     workers: self,
                     chunk: &chunk,
@@ -140,9 +144,10 @@ impl Workers {
                 sent
             }
         };
-        if let Err(error) = done {
+        done.unwrap_or_else(|error| {
             chunk.fail(error);
-        }
+            false
+        })
     }
 
     fn array(&self, chunk: &Chunk) -> &ArrayInfo {
@@ -169,8 +174,8 @@ impl Workers {
         }
     }
 
-    /// CPU backend: the whole road of a chunk.
-    fn decode_and_assemble(&self, chunk: &Chunk, hands: &mut Hands) -> Result<()> {
+    /// CPU backend: the whole road of a chunk. Whether it had to be decoded.
+    fn decode_and_assemble(&self, chunk: &Chunk, hands: &mut Hands) -> Result<bool> {
         let array = self.array(chunk);
         let bytes = array.read_chunk_bytes() as usize;
         let (found, at) = self.locate(chunk)?;
@@ -196,7 +201,7 @@ impl Workers {
                 unit.times = times;
                 self.assemble_held(chunk, &unit);
             }
-            return Ok(());
+            return Ok(found.is_some());
         }
         // Without a room nobody else is added, and the units stay with the chunk until nothing can fail any more.
         let Some(place) = &found else {
@@ -204,7 +209,7 @@ impl Workers {
             for unit in chunk.take(usize::MAX) {
                 self.assemble(chunk, &unit, filled.as_deref());
             }
-            return Ok(());
+            return Ok(false);
         };
         if let Some((address, _)) = self.direct_output(chunk) {
             // SAFETY: the whole chunk belongs there, as it is, and to no other unit; the batch is lent to this reader until
@@ -212,7 +217,7 @@ impl Workers {
             let output = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
             read(output, place, scratch)?;
             chunk.take(usize::MAX).iter_mut().for_each(|unit| unit.times = times);
-            return Ok(());
+            return Ok(true);
         }
         let mut decoded = std::mem::take(&mut scratch.decoded);
         decoded.resize(bytes.max(decoded.len()), 0);
@@ -224,7 +229,7 @@ impl Workers {
             }
         }
         scratch.decoded = decoded;
-        done
+        done.map(|()| true)
     }
 
     /// Where the elements of a chunk belong in an output, if they belong there all together as they are, for one batch
@@ -363,34 +368,39 @@ impl Filled {
 }
 
 impl ToGpu<'_> {
-    /// Sends the chunk on its way. On an error copies of it may be in flight still. Does nothing once the reader stops.
-    fn send(&self, sender: &mut Sender, scratch: &mut Scratch, decodes: bool) -> Result<()> {
+    /// Sends the chunk on its way; whether this thread decoded it. On an error copies of it may be in flight still. Does
+    /// nothing once the reader stops.
+    fn send(&self, sender: &mut Sender, scratch: &mut Scratch, decodes: bool) -> Result<bool> {
         let (found, at) = self.workers.locate(self.chunk)?;
         let Some((blob, range)) = found else {
             if self.array.fill_element().is_some() {
                 let missing = Fetched::new(self.chunk.clone(), Payload::Missing, at);
-                return sender.add(None, self.cargo(missing, Times::default()));
+                sender.add(None, self.cargo(missing, Times::default()))?;
+                return Ok(false);
             }
-            return self.send_elements(sender, at, |into| {
+            self.send_elements(sender, at, |into| {
                 into.copy_from_slice(&self.array.filled_chunk());
                 Ok(Times::default())
-            });
+            })?;
+            return Ok(false);
         };
         let road = &self.workers.roads[self.chunk.key.array][self.chunk.key.part];
         if let (Road::Gpu(chain), false) = (road, decodes)
             && range.end - range.start <= chain.encoded_bound()
         {
             if let Some(work) = chain.plain() {
-                return self.send_plain(&*blob, &range, work, sender, at);
+                self.send_plain(&*blob, &range, work, sender, at)?;
+                return Ok(false);
             }
             if self.send_encoded(&*blob, &range, chain, sender, &at)? {
-                return Ok(());
+                return Ok(false);
             }
         }
         self.send_elements(sender, at.clone(), |into| {
             let fetched = self.workers.read_and_unpack(self.chunk, &*blob, &range, into, scratch, &at)?;
             Ok(Times { fetched: Some(fetched), decoded: Some(Instant::now()), by_gpu: false })
-        })
+        })?;
+        Ok(true)
     }
 
     /// Elements that this thread has.
@@ -504,11 +514,14 @@ impl ToGpu<'_> {
         }
         let Some(room) = self.room(bytes, sender)? else { return Ok(true) };
         let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
-        let landed = self.land_encoded(blob, range, chain, sender, &room, &mut buffer, at);
-        if !matches!(landed, Ok(Some(_))) {
+        let landed = catch_unwind(AssertUnwindSafe(|| {
+            self.land_encoded(blob, range, chain, sender, &room, &mut buffer, at)
+        }));
+        if !matches!(landed, Ok(Ok(Some(_)))) {
             // Before room and buffer go to others.
             sender.abort();
         }
+        let landed = landed.unwrap_or_else(|payload| resume_unwind(payload));
         let Some((work, times)) = landed? else { return Ok(false) };
         let (address, room, identity) = (room.address(), Arc::new(room), identity(&work));
         let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });

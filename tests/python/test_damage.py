@@ -78,6 +78,35 @@ def assert_fails(backend, store, values, *parts, **arguments):
     return text
 
 
+# --- beside others --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("problem", ["missing", "cut"])
+@pytest.mark.parametrize("order", ["in order", "shuffled"])
+def test_a_damaged_chunk_beside_one_that_many_batches_need(backend, tmp_path, rng, problem, order):
+    """Batch after batch needs the chunk that nobody finished because the first batch had failed before."""
+    store = tmp_path / "weather.zarr"
+    for name in ("a", "b"):
+        many = random_values(rng, (200, 8), "float32")
+        write_array(store, name, many, chunks=(200, 8), codec="zstd")
+    (file,) = chunk_files(store / "a")
+    file.unlink() if problem == "missing" else cut(file, 7)
+    pipe = build(
+        backend,
+        store,
+        arrays=["a", "b"],
+        batch_size=1,
+        random_shuffle=order == "shuffled",
+        missing_chunks="error",
+        num_io_threads=1,
+        num_decode_threads=1,
+    )
+    with pytest.raises(RuntimeError) as caught:
+        for _ in range(200):
+            pipe.run()
+    assert_named(str(caught.value), re.escape(str(store)), "a/c/0/0")
+
+
 # --- whole chunk files ----------------------------------------------------------------------------
 
 

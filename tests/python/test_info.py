@@ -444,6 +444,39 @@ def test_advice_on_codecs(tmp_path):
     assert of("gzip small", GzipCodec(), shape=(2, 640, 640), chunk=(1, 640, 640)) == set()
 
 
+@pytest.mark.parametrize("io", ["posix", "gds"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "blosc-zstd", "bz2"])
+def test_what_is_chosen_fits_into_the_budget(tmp_path, codec, io, rng):
+    values = rng.integers(0, 9, (64, 32, 40)).astype("float32")
+    write_array(tmp_path / "a.zarr", "", values, chunks=(16, 32, 40), codec=codec, zarr_format=2)
+    path, seen = tmp_path / "a.zarr", 0
+    for _ in range(150):
+        budget = int(2 ** rng.uniform(16, 28))
+        cache = int(rng.choice([0, 2 ** rng.uniform(10, 28)]))
+        depth, batch_size = int(rng.integers(1, 12)), int(rng.integers(1, 20))
+        found = zarr_dali.info(
+            path,
+            window=[int(rng.integers(1, 4))],
+            batch_size=batch_size,
+            random_shuffle=bool(rng.integers(2)),
+            device_memory_budget=budget,
+            cache_bytes=cache,
+            prefetch_queue_depth=depth,
+            io=io,
+        )
+        reading = found.arrays[0].reading
+        if reading.chosen is None:
+            assert "device_memory_budget" in reading.not_chosen
+            continue
+        seen += 1
+        chosen = reading.chosen
+        parts = chosen.depth * reading.batch_bytes + chosen.lanes * chosen.arena_bytes
+        parts += chosen.landing_bytes + chosen.resident_bytes
+        assert parts <= budget, (budget, cache, depth, batch_size, chosen)
+        assert chosen.lanes >= 1 and chosen.arena_bytes > 0 and chosen.landing_bytes > 0
+    assert seen > 30
+
+
 @V3
 def test_advice_names_a_command_that_runs(tmp_path):
     path = empty_array(tmp_path / "a store.zarr", (64, 640, 1280), (32, 640, 1280), **NO_CODEC)
