@@ -1,11 +1,11 @@
 """The programs in `pipelines/` run as a person would run them, on every device that is there."""
 
+import contextlib
 import gzip
 import json
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -13,6 +13,7 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 import zarr
@@ -285,6 +286,17 @@ def test_two_ranks(tmp_path, rng):
         assert loss == pytest.approx((first[step]["loss"] + second[step]["loss"]) / 2, rel=1e-5)
 
 
+def kill_with_children(process):
+    """Kills torchrun and its ranks, which are in sessions of their own."""
+    family = psutil.Process(process.pid)
+    family = [family, *family.children(recursive=True)]
+    for one in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            one.kill()
+    psutil.wait_procs(family, timeout=60)
+    process.wait()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_and_resumed(tmp_path, rng, ranks):
     """The samples that follow, and the losses, are those of a training that nobody killed."""
@@ -302,15 +314,13 @@ def test_killed_and_resumed(tmp_path, rng, ranks):
         env=environment(),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,
     )
     lines = tmp_path / "parts" / "rank0.jsonl"
     until = time.monotonic() + 200
     while not lines.exists() or lines.read_text().count("\n") < step:
         assert killed.poll() is None and time.monotonic() < until
         time.sleep(0.01)
-    os.killpg(killed.pid, signal.SIGKILL)
-    killed.wait()
+    kill_with_children(killed)
     resumed = summary_of("train_unet.py", *arguments, cwd=tmp_path, ranks=ranks)
     assert 0 < resumed["first_step"] < 22
     assert len(resumed["losses"]) == 22 - resumed["first_step"]
