@@ -334,6 +334,8 @@ mod tests {
         gpu_seconds: f64,
         /// Seconds between two batches that the consumer takes, if they are there.
         period: f64,
+        /// Seconds by which each chunk that the GPU decodes delays the consumer, whose GPU it is.
+        stolen: f64,
         batches: u64,
     }
 
@@ -389,6 +391,7 @@ mod tests {
                     }
                     for (group, end) in &mut lanes {
                         if *end <= now {
+                            next_take += self.stolen * group.len() as f64;
                             for (batch, arrived) in group.drain(..) {
                                 finish(batch, taken);
                                 policy.gpu_ends(BYTES, now - arrived);
@@ -427,6 +430,7 @@ mod tests {
         core_seconds: 0.007,
         gpu_seconds: 0.025,
         period: 0.0,
+        stolen: 0.0,
         batches: 150,
     };
 
@@ -458,6 +462,42 @@ mod tests {
             let both = machine.run(true, true);
             let better = gpu.seconds.min(cpu.seconds);
             assert!(both.seconds < better * 1.1, "{both:?} beside {gpu:?} and {cpu:?}");
+        }
+    }
+
+    #[test]
+    fn a_training_that_lends_its_gpu_is_as_fast_as_with_the_better_side_alone() {
+        const BATCHES: u64 = 400;
+        const PERIOD: f64 = 0.125;
+        // Rates of one core and of the GPU as measured beside each other, for batches of 16 windows of two steps.
+        for (store, chunks, core_seconds, gpu_seconds, stolen) in [
+            ("zstd", 102, 7e-3, 25e-3, 91e-6),
+            ("sharded", 816, 1.1e-3, 10e-3, 10e-6),
+            ("blosc-lz4", 17, 8.3e-3, 6e-3, 240e-6),
+            ("blosc-zstd", 17, 15e-3, 10e-3, 280e-6),
+        ] {
+            for cores in [1, 2, 3, 4, 6, 8, 16] {
+                let machine = Machine {
+                    chunks,
+                    cores,
+                    core_seconds,
+                    gpu_seconds,
+                    stolen,
+                    period: PERIOD,
+                    batches: BATCHES,
+                    ..MACHINE
+                };
+                let (gpu, cpu) = (machine.run(true, false), machine.run(false, true));
+                let both = machine.run(true, true);
+                let better = gpu.seconds.min(cpu.seconds);
+                let about = format!("{store}, {cores} cores: {both:?} beside {gpu:?} and {cpu:?}");
+                assert!(both.seconds < better * 1.01, "{about}");
+                // Cores that do half of the work give the training back half of what it lent.
+                let alone = BATCHES as f64 * PERIOD;
+                if cpu.seconds < 2.0 * alone && cpu.seconds > 1.05 * alone {
+                    assert!(both.seconds - alone < 0.7 * (gpu.seconds - alone), "{about}");
+                }
+            }
         }
     }
 
