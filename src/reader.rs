@@ -17,6 +17,7 @@ use crate::assemble::{Conversion, OutputMemory, conversions, device};
 use crate::batch::{Batch, Progress};
 use crate::codec::{self, GpuChain, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
+use crate::decode::ahead::Ahead;
 use crate::decode::jobs::{Jobs, Kind};
 use crate::decode::lane::{self, Lane, Lanes, Pulse};
 use crate::decode::nvcomp::Zstd;
@@ -897,8 +898,9 @@ impl Reader {
         let kind = |(road, part): (&Road, &ArrayInfo)| (self.kind(road), part.read_chunk_bytes());
         let kinds = self.roads.iter().zip(&self.dataset.arrays);
         let kinds = kinds.map(|(roads, array)| roads.iter().zip(&array.parts).map(kind).collect()).collect();
+        let ahead = Arc::<Ahead>::default();
         let mut running = Running {
-            jobs: Jobs::new(kinds, decoders, progress.clone()),
+            jobs: Jobs::new(kinds, decoders, progress.clone(), ahead.clone()),
             progress,
             fetched: Arc::default(),
             planner: None,
@@ -962,6 +964,7 @@ impl Reader {
                 Some(driver) => Arc::new(Gds::new(driver, self.options.io == Io::Gds)),
                 None => Arc::new(Posix),
             }),
+            ahead,
             missing_chunks: self.options.missing_chunks,
             target,
             counters: self.told.counters.clone(),

@@ -62,6 +62,8 @@ counters! {
     batches,
     /// Read chunks whose encoded bytes were read.
     chunks_read,
+    /// Those of them that the system was asked to fetch from storage before a thread came to them.
+    chunks_prefetched,
     /// Read chunks that are not in the store, each time one was looked for.
     chunks_missing,
     /// Read chunks that were decoded, wherever.

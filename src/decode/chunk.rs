@@ -2,9 +2,11 @@
 
 use super::rooms::Room;
 use crate::batch::Unit;
-use crate::error::Error;
+use crate::error::{Context, Error};
+use crate::fetch::Located;
 use crate::plan::ChunkKey;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A read chunk: fetched and decoded once for all units that are added to it.
@@ -14,8 +16,15 @@ pub struct Chunk {
     /// Coordinates in the grid of read chunks of its part.
     pub read_chunk: Vec<u64>,
     room: Option<Room>,
+    /// Whether a thread has it.
+    begun: AtomicBool,
+    /// Where its bytes are, if somebody looked before.
+    place: Mutex<Option<Box<Place>>>,
     state: Mutex<State>,
 }
+
+/// Where a chunk's bytes are, and its place for errors.
+type Place = (Located, Context);
 
 enum State {
     /// Not decoded yet; who waits for it.
@@ -42,7 +51,36 @@ pub enum Held {
 impl Chunk {
     /// A chunk that `unit` waits for. With a room it stays until this value is dropped.
     pub fn new(key: ChunkKey, read_chunk: Vec<u64>, room: Option<Room>, unit: Unit) -> Arc<Self> {
-        Arc::new(Self { key, read_chunk, room, state: Mutex::new(State::Waiting(vec![unit])) })
+        Arc::new(Self {
+            key,
+            read_chunk,
+            room,
+            begun: AtomicBool::new(false),
+            place: Mutex::default(),
+            state: Mutex::new(State::Waiting(vec![unit])),
+        })
+    }
+
+    /// A thread has it from now on.
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
+    }
+
+    /// Whether a thread has it.
+    pub fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Keeps where its bytes are for the thread that will have it.
+    pub fn keep_place(&self, place: Place) {
+        let mut kept = self.place.lock().unwrap_or_else(PoisonError::into_inner);
+        // Who has it already has looked itself.
+        *kept = (!self.has_begun()).then(|| Box::new(place));
+    }
+
+    /// Where its bytes are, if somebody looked before.
+    pub fn take_place(&self) -> Option<Place> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner).take().map(|place| *place)
     }
 
     /// Array and part.

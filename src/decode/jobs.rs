@@ -2,6 +2,7 @@
 //!
 //! Two kinds of threads take them: feeders, which read for the GPU, and decoders, which read and decode on the CPU.
 
+use super::ahead::Ahead;
 use super::policy::{Backlog, Policy};
 use super::worker::Job;
 use crate::batch::Progress;
@@ -28,6 +29,8 @@ pub struct Jobs {
     /// There are no decoders.
     alone: bool,
     progress: Arc<Progress>,
+    /// Told of what will be read.
+    ahead: Arc<Ahead>,
     origin: Instant,
     state: Mutex<State>,
     feeders: Condvar,
@@ -53,11 +56,17 @@ impl Jobs {
     const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
     /// No work yet.
-    pub fn new(kinds: Vec<Vec<(Kind, u64)>>, decoders: usize, progress: Arc<Progress>) -> Arc<Self> {
+    pub fn new(
+        kinds: Vec<Vec<(Kind, u64)>>,
+        decoders: usize,
+        progress: Arc<Progress>,
+        ahead: Arc<Ahead>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             kinds,
             alone: decoders == 0,
             progress,
+            ahead,
             origin: Instant::now(),
             state: Mutex::new(State { policy: Policy::new(decoders as u64), ..State::default() }),
             feeders: Condvar::new(),
@@ -66,7 +75,8 @@ impl Jobs {
     }
 
     /// Adds work behind all other. It is dropped once this is closed.
-    pub fn push(&self, jobs: impl IntoIterator<Item = Job>) {
+    pub fn push(&self, jobs: Vec<Job>) {
+        self.ahead.push(jobs.iter().filter_map(Job::read));
         let mut state = self.lock();
         if state.closed {
             return;
@@ -178,6 +188,7 @@ impl Jobs {
                 self.look_at_fill(&mut state);
             }
             if let Some(job) = take(&mut state) {
+                job.chunk().begin();
                 return Some(job);
             }
             if !prepared {
@@ -231,13 +242,13 @@ mod tests {
     fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
         let progress = Progress::new(Arc::default());
         let kinds = [Kind::Plain, Kind::Either, Kind::Cpu].map(|kind| vec![(kind, 100)]).to_vec();
-        let jobs = Jobs::new(kinds, decoders, progress.clone());
+        let jobs = Jobs::new(kinds, decoders, progress.clone(), Arc::default());
         let batch = Batch::new(0, vec![], vec![], None, progress);
         let chunk = |(number, &array): (usize, &usize)| {
             let key = ChunkKey { array, part: 0, number: number as u128 };
             Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))
         };
-        jobs.push(arrays.iter().enumerate().map(chunk));
+        jobs.push(arrays.iter().enumerate().map(chunk).collect());
         batch.planned();
         (jobs, batch)
     }
@@ -267,7 +278,7 @@ mod tests {
     #[test]
     fn feeders_that_sleep_are_woken_when_the_gpu_begins_to_help() {
         let progress = Progress::new(Arc::default());
-        let jobs = Jobs::new(vec![vec![(Kind::Either, 100)]], 1, progress.clone());
+        let jobs = Jobs::new(vec![vec![(Kind::Either, 100)]], 1, progress.clone(), Arc::default());
         let batches: Vec<_> =
             (0..8).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
         let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, vec![])).collect();
@@ -279,7 +290,7 @@ mod tests {
             let key = ChunkKey { array: 0, part: 0, number: 0 };
             Job::Read(Chunk::new(key, vec![], None, unit))
         };
-        jobs.push(units.by_ref().take(1).map(chunk));
+        jobs.push(units.by_ref().take(1).map(chunk).collect());
         let feeder = std::thread::spawn({
             let jobs = jobs.clone();
             move || taken(jobs.feed(|| ()))
@@ -290,7 +301,7 @@ mod tests {
         // They are taken, one after the other, and nothing is complete any more. A decoder is the first to see that.
         batches[..6].iter().for_each(|batch| batch.wait(|| None).unwrap());
         assert!(jobs.decode(|| ()).is_some());
-        jobs.push(units.map(chunk));
+        jobs.push(units.map(chunk).collect());
         assert_eq!(feeder.join().unwrap(), Some((0, 0)));
     }
 
@@ -306,7 +317,7 @@ mod tests {
             }
         });
         let key = ChunkKey { array: 2, part: 0, number: 7 };
-        jobs.push([Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
+        jobs.push(vec![Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
         while jobs.lock().waiting[DECODERS] == 0 || !jobs.lock().cpu.is_empty() {
             std::thread::yield_now();
         }
@@ -315,7 +326,7 @@ mod tests {
         assert_eq!((first, second), (Some((2, 7)), None));
         assert!((1..=2).contains(&prepared));
         // What comes later is dropped, and its unit finished.
-        jobs.push([Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
+        jobs.push(vec![Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
         assert!(batch.is_ready());
     }
 }

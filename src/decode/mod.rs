@@ -1,6 +1,7 @@
 //! From read chunks to elements in outputs: a planner that shares chunks between batches, workers on the CPU, lanes on
 //! the GPU, queues between them.
 
+pub mod ahead;
 pub mod chunk;
 pub mod jobs;
 pub mod known;

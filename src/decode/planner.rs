@@ -118,7 +118,7 @@ impl Planner {
     /// Sends work on its way.
     fn push(&self, jobs: &mut Vec<Job>) {
         let Some(fetched) = &self.fetched else {
-            self.jobs.push(jobs.drain(..));
+            self.jobs.push(std::mem::take(jobs));
             return;
         };
         let (mut reads, mut held) = (vec![], vec![]);

@@ -1,6 +1,7 @@
 //! What a worker thread does with a chunk: find its bytes, read them, decode them where that is the CPU's part, and send
 //! them to where they are decoded or belong.
 
+use super::ahead::Ahead;
 use super::chunk::{Chunk, Held};
 use super::known::Identity;
 use super::lane::{self, Fetched, Landed, Payload};
@@ -37,6 +38,8 @@ pub struct Workers {
     pub conversions: Arc<[Vec<Conversion>]>,
     /// Finds chunks.
     pub locator: Locator,
+    /// What will be read.
+    pub ahead: Arc<Ahead>,
     /// What a missing chunk means.
     pub missing_chunks: MissingChunks,
     /// Where finished work goes.
@@ -104,6 +107,14 @@ pub enum Job {
 }
 
 impl Job {
+    /// The chunk, if it is to be read.
+    pub fn read(&self) -> Option<&Arc<Chunk>> {
+        match self {
+            Self::Read(chunk) => Some(chunk),
+            Self::Assemble(..) => None,
+        }
+    }
+
     /// The chunk.
     pub fn chunk(&self) -> &Arc<Chunk> {
         match self {
@@ -125,6 +136,7 @@ impl Workers {
         if chunk.is_pointless() {
             return false;
         }
+        self.look_ahead();
         let done = match &self.target {
             Target::Host => self.decode_and_assemble(&chunk, hands),
             Target::Lanes { landing, most_boxes } => {
@@ -150,6 +162,25 @@ impl Workers {
         })
     }
 
+    /// Announces chunks that will be read soon, if they are not in the page cache.
+    fn look_ahead(&self) {
+        /// More would keep the thread from its own chunk.
+        const AT_ONCE: usize = 8;
+        for chunk in std::iter::from_fn(|| self.ahead.next()).take(AT_ONCE) {
+            // Errors come back when it is read.
+            let place = self.locator.locate(chunk.place(), self.array(&chunk), &chunk.read_chunk);
+            let Ok((Located::At { blob, range }, at)) = place else { continue };
+            let cached = blob.is_cached(range.start);
+            self.ahead.found(cached);
+            if !cached {
+                blob.will_need(range.clone());
+                self.ahead.announced(&chunk, range.end - range.start);
+                self.counters.chunks_prefetched.add(1);
+                chunk.keep_place((Located::At { blob, range }, at));
+            }
+        }
+    }
+
     fn array(&self, chunk: &Chunk) -> &ArrayInfo {
         self.dataset.part(chunk.key.array, chunk.key.part)
     }
@@ -159,7 +190,19 @@ impl Workers {
     }
 
     fn locate(&self, chunk: &Chunk) -> Result<(Option<Place>, Context)> {
-        let (located, at) = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk)?;
+        let (located, at) = match chunk.take_place() {
+            Some(place) => place,
+            None => {
+                let place = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk)?;
+                if let Located::At { blob, range } = &place.0
+                    && !self.ahead.is_active()
+                    && !blob.is_cached(range.start)
+                {
+                    self.ahead.found(false);
+                }
+                place
+            }
+        };
         match located {
             Located::At { blob, range } => {
                 self.counters.chunks_read.add(1);

@@ -10,6 +10,7 @@ pub use locate::{Located, Locator};
 pub use posix::Posix;
 
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -47,6 +48,14 @@ pub trait Blob: Send + Sync {
     /// # Errors
     /// What the system says, or that somebody did.
     fn check_unchanged(&self) -> io::Result<()>;
+
+    /// Whether the byte at `offset` can be read without waiting for storage, as far as that can be known.
+    fn is_cached(&self, _offset: u64) -> bool {
+        true
+    }
+
+    /// Announces that a range will be read soon.
+    fn will_need(&self, _range: Range<u64>) {}
 
     /// What cuFile reads them with, if it does.
     fn cufile(&self) -> Option<&cufile::Handle> {

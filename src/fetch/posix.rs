@@ -5,6 +5,8 @@ use super::{Blob, Fetch};
 use std::fs::{File, Metadata};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::ops::Range;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -90,6 +92,34 @@ impl Blob for OpenFile {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
         self.file.read_exact_at(into, offset)?;
         self.check_unchanged()
+    }
+
+    fn is_cached(&self, offset: u64) -> bool {
+        let mut byte = 0u8;
+        let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+        // SAFETY: there is room for the byte.
+        let read = unsafe {
+            libc::preadv2(self.file.as_raw_fd(), &raw const into, 1, offset as libc::off_t, libc::RWF_NOWAIT)
+        };
+        // Network file systems do not say.
+        read >= 0
+    }
+
+    fn will_need(&self, range: Range<u64>) {
+        /// The system takes no more at once than it would read ahead; this is the least that is usual.
+        const STEP: usize = 128 << 10;
+        for start in range.clone().step_by(STEP) {
+            let bytes = (range.end - start).min(STEP as u64);
+            // SAFETY: it is a hint, and cannot do harm. Where it is not taken, the bytes are read later.
+            unsafe {
+                libc::posix_fadvise(
+                    self.file.as_raw_fd(),
+                    start as libc::off_t,
+                    bytes as libc::off_t,
+                    libc::POSIX_FADV_WILLNEED,
+                );
+            }
+        }
     }
 
     fn check_unchanged(&self) -> io::Result<()> {

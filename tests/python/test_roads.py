@@ -1,5 +1,6 @@
 """How chunks are read, decoded and kept changes nothing but the counters: `io`, `decode`, `cache_bytes`."""
 
+import os
 import re
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from nvidia.dali import types
 import zarr_dali
 from counting import settled_stats
 from reading import CPU, GPU, build, run_batches
+from stores import chunk_files
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -123,6 +125,69 @@ def test_each_chunk_is_counted_by_who_decoded_it(folder, values, backend, decode
     waiting = {name: ms for name, ms in zarr_dali.stats(pipe).items() if name.startswith("ms_waiting_")}
     assert len(waiting) == 5 and min(waiting.values()) >= 0
     assert waiting["ms_waiting_consumer"] > 100
+
+
+def out_of_page_cache(files):
+    """Drops files from the page cache; skips the test where that cannot be done or not be seen."""
+    for file in files:
+        handle = os.open(file, os.O_RDONLY)
+        os.fsync(handle)
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        if file is files[-1]:
+            # Of the last one only, because asking brings its neighbourhood back.
+            try:
+                os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT)
+                pytest.skip("the page cache could not be emptied")
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                pytest.skip(f"this file system does not say what is in the page cache: {error}")
+        os.close(handle)
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_what_is_not_in_the_page_cache_is_announced(backend, folder, values, sharded):
+    cut = {"chunks": (1, 64, 64)} if sharded else {}
+    cut |= {"shards": (1, 320, 256)} if sharded else {}
+    path = write(folder, f"cold-{sharded}", values, **cut, compressors=None)
+    files = chunk_files(path)
+    out_of_page_cache(files)
+    pipe = build(backend, path, batch_size=BATCH, num_io_threads=2, num_decode_threads=2)
+    np.testing.assert_array_equal(epochs(pipe), values)
+    stats = settled_stats(pipe)
+    assert 0 < stats["chunks_prefetched"] < stats["chunks_read"]
+    # It stays quiet where everything is there, but for what the system has dropped meanwhile.
+    pipe = build(backend, path, batch_size=BATCH)
+    np.testing.assert_array_equal(epochs(pipe, 2), np.concatenate([values] * 2))
+    stats = settled_stats(pipe)
+    assert stats["chunks_prefetched"] <= stats["chunks_read"] // 4
+
+
+def test_a_chunk_that_is_replaced_behind_its_announcement(backend, tmp_path, values):
+    """What is announced is open already: a file that takes its place is found in the next epoch."""
+    path = write(tmp_path, "replaced", values[:, :256], compressors=None)
+    files = chunk_files(path)
+    out_of_page_cache(files)
+    pipe = build(backend, path, batch_size=1, num_io_threads=1, num_decode_threads=1)
+    np.testing.assert_array_equal(np.asarray(next_sample(pipe)), values[:1, :256])
+    new = np.full((1, 256, 256), 7, np.float32)
+    for file in files:
+        part = file.with_name("new")
+        part.write_bytes(new.tobytes())
+        part.replace(file)
+    seen = [np.asarray(next_sample(pipe)) for _ in range(6 * STEPS)]
+    old = values[:, None, :256]
+    assert all(
+        (sample == new).all() or (sample == old[(number + 1) % STEPS]).all()
+        for number, sample in enumerate(seen)
+    )
+    assert all((sample == new).all() for sample in seen[-STEPS:])
+
+
+def next_sample(pipe):
+    """The sample of the next batch."""
+    ((samples,),) = run_batches(pipe, 1)
+    return np.stack(samples)
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
