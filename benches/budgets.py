@@ -135,7 +135,10 @@ def child() -> None:
         del pipe
         gc.collect()
     except (RuntimeError, ValueError) as error:
-        print(f"tiny reader: {common.gist(error)}", file=sys.stderr)
+        # Without it the context would count as memory of the reader.
+        print(READY, flush=True)
+        common.hand_over({"problem": f"the tiny reader before it: {common.gist(error)}"})
+        return
     print(READY, flush=True)
     sys.stdin.readline()
     try:

@@ -34,31 +34,12 @@ from pathlib import Path
 from typing import Any
 
 import common
+from zarr_dali._bench import cache
 
 BATCH = 8
 THREADS = (4, 16)
 BLOCK = 4 << 20
 REALLY_COLD = 0.9
-
-
-def evict(files: Sequence[Path]) -> None:
-    """Writes the files to the disk and drops them from the page cache."""
-    for file in files:
-        handle = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(handle)
-
-
-def from_disk() -> int | None:
-    """Bytes that this process has caused to be read from disks; None where the system does not tell."""
-    try:
-        lines = Path("/proc/self/io").read_text().splitlines()
-    except OSError:
-        return None
-    return next((int(line.split()[1]) for line in lines if line.startswith("read_bytes:")), None)
 
 
 def read_all(files: Sequence[Path], threads: int, *, direct: bool) -> int:
@@ -90,14 +71,10 @@ def timed_cold(files: Sequence[Path], work: Callable[[], int]) -> tuple[float, f
     Returns:
         Bytes per second of `work`, and bytes from the disk as a share of the files' (None: unknown).
     """
-    evict(files)
-    read_before, began = from_disk(), time.perf_counter()
+    watch = cache.Watch(files, sum(file.stat().st_size for file in files))
+    began = time.perf_counter()
     count = work()
-    seconds = time.perf_counter() - began
-    read_after = from_disk()
-    size = sum(file.stat().st_size for file in files)
-    cold = None if read_before is None or read_after is None else (read_after - read_before) / size
-    return count / seconds, cold
+    return count / (time.perf_counter() - began), watch.fetched_share()
 
 
 class Reading:

@@ -141,7 +141,7 @@ class Results:
         for point in points:
             try:
                 row = measured(point)
-            except (ImportError, LookupError, OSError, RuntimeError, ValueError) as error:
+            except Exception as error:
                 row = {"problem": gist(error)}
             # Readers of the last point are gone before the next one begins.
             gc.collect()
@@ -414,7 +414,8 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
         pipe: a pipeline of one reader, just built.
         batch_size: its samples in a batch.
         store_bytes: decoded bytes that an epoch touches, each counted once.
-        seconds: at least so long; the warm-up takes a third of it or one epoch, whichever is longer.
+        seconds: at least so long. The warm-up takes an epoch and a part of these seconds: until the batches
+            that were read ahead at the start are gone, and the reader has found out who decodes fastest.
 
     Returns:
         `delivered_gb_per_s`, the outputs' bytes; `decoded_gb_per_s`, what came out of the decoders;
@@ -437,7 +438,7 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
                 sample_bytes = math.prod(output[0].shape()) * 4
                 return count, elapsed
 
-    epochs(seconds / 3)
+    epochs(max(seconds / 3, min(seconds, 0.6)))
     before, cpu = counters(pipe), time.process_time()
     count, elapsed = epochs(seconds)
     cpu, spent = time.process_time() - cpu, grown(before, counters(pipe))

@@ -139,8 +139,12 @@ def on_gpu(count: int) -> tuple[Any, int]:
 
 def bare_rates(files: Sequence[Path], args: Any) -> dict[str, float]:
     """GB/s of stored bytes by the way of reading them."""
+    import cuda.bindings
     from cuda.bindings import cufile
 
+    if tuple(map(int, cuda.bindings.__version__.split(".")[:2])) < (13, 1):
+        raise ImportError("cuda-bindings before 13.1 do not say how much cuFileRead has read")
+    on_gpu(1)
     rates = {}
     for threads in args.threads:
         for megabytes in args.pieces:

@@ -145,11 +145,13 @@ def run(args: argparse.Namespace) -> int:
 
     loaders, rows = loaders_of(args, device)
     table = {store: {name: Row(problem=row.problem) for name, row in rows.items()} for store in stores}
+    now = datetime.datetime.now(datetime.timezone.utc)
     result: dict[str, Any] = {
         "what": "decoded bytes delivered to the device per second, by loader and store",
         "command": ["python", "benches/read_table.py", *args.command],
-        "date": datetime.date.today().isoformat(),
-        "revision": revision(),
+        "date": now.date().isoformat(),
+        "written": now.isoformat(timespec="seconds"),
+        "revision": args.revision or revision(),
         "machine": machine(),
         "versions": versions(),
         "work": {
@@ -166,7 +168,7 @@ def run(args: argparse.Namespace) -> int:
     }
     args.out.mkdir(parents=True, exist_ok=True)
     where = (result["machine"]["gpus"] or ["gpu"])[0].lower().replace(" ", "-") if device == "gpu" else "cpu"
-    kept = args.out / f"read_table{'_quick' if args.quick else ''}-{result['date']}-{where}"
+    kept = args.out / f"read_table{'_quick' if args.quick else ''}-{result['date']}-{where}-{now:%H%M%S}"
 
     def keep(name: str, path: Path) -> None:
         """After every round, so that a run that is cut short leaves what it measured."""
@@ -250,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         metavar=("H", "W"),
         help=f"grid of the stores (default: {GRID[0]} {GRID[1]})",
     )
+    add("--revision", help="the commit, for the results (default: what git says)")
     add("--quick", action="store_true", help="small stores and short rounds, to see that everything runs")
     args = parser.parse_args(argv)
     args.command = list(sys.argv[1:] if argv is None else argv)

@@ -28,6 +28,7 @@ How it is measured:
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import os
@@ -38,7 +39,6 @@ from pathlib import Path
 from typing import Any
 
 import common
-from cold import evict, from_disk
 
 CORES = (16, 4)
 LOADERS = ("ours", "torch", "external-source", "kvikio", "memory")
@@ -72,10 +72,11 @@ def child() -> None:
     import train_unet
     from fields import inspect
 
+    seen = functools.cache(inspect)
     ranks = program.Ranks(0, 1, program.chosen_device(task["device"]))
     for point in task["points"]:
         try:
-            source = inspect(task["stores"][point["store"]])
+            source = seen(task["stores"][point["store"]])
             row = trained(task, point, train_unet, source, ranks)
         except (ImportError, OSError, RuntimeError, ValueError) as error:
             row = {"problem": common.gist(error)}
@@ -84,6 +85,8 @@ def child() -> None:
 
 def trained(task: dict[str, Any], point: dict[str, Any], train_unet: Any, source: Any, ranks: Any) -> Any:
     """Trains for one point: its row."""
+    from zarr_dali._bench.cache import Watch
+
     loader = point["loader"].partition(",")[0]
     files = common.chunk_files(Path(source.store))
 
@@ -98,14 +101,14 @@ def trained(task: dict[str, Any], point: dict[str, Any], train_unet: Any, source
     if point["case"] == "cold":
         # Kernels are chosen and modules are loaded before the clock starts.
         run("synthetic", "--steps", 3, "--warmup", 0)
-        evict(files)
-        before = from_disk()
+        watch = Watch(files, sum(file.stat().st_size for file in files))
         # Whole batches: those of another size would make cuDNN choose its kernels anew.
         steps = max(1, (source.steps - 1) // task["batch_size"])
         summary = run(loader, "--steps", steps, "--warmup", 0)
-        if before is not None and loader in IN_PROCESS:
-            stored = sum(file.stat().st_size for file in files)
-            extra["from_disk_share"] = (from_disk() - before) / stored
+        if problem := watch.problem():
+            raise OSError(problem)
+        if loader in IN_PROCESS:
+            extra["from_disk_share"] = watch.fetched_share()
     else:
         # More than an epoch, so that its last batch, which is smaller, has been seen.
         warmup = max(task["warmup"], (source.steps - 1) // task["batch_size"] + 2)

@@ -190,7 +190,8 @@ def training_arguments(args: argparse.Namespace) -> list[str]:
         "--decode": args.decode,
     }
     line = [part for name, value in arguments.items() if value is not None for part in (name, str(value))]
-    return [*line, "--quiet"] if args.quiet else line
+    line += ["--quiet"] if args.quiet else []
+    return [*line, "--no-kernel-search"] if args.quick else line
 
 
 def percent(share: float | None) -> str:

@@ -236,7 +236,6 @@ def _train(
     on_gpu = device.type == "cuda"
     torch.manual_seed(args.seed)
     layout = torch.channels_last if on_gpu else torch.contiguous_format
-    torch.backends.cudnn.benchmark = on_gpu
     model = PaddedUnet(source.channels, args.encoder).to(device=device, memory_format=layout).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
     checkpoint = Checkpoint(args.checkpoint, model, optimizer, loader) if args.checkpoint else None
@@ -282,6 +281,9 @@ def _train(
                 batch = waiting.next(batches)
             if batch is None:
                 break
+            # The search takes seconds for each shape: not for an epoch's last batch, which may be smaller.
+            is_whole = len(batch["index"]) == args.batch_size
+            torch.backends.cudnn.benchmark = on_gpu and args.kernel_search and is_whole
             with record_function("training step"):
                 # Missing values become the channel's mean.
                 fields = torch.nan_to_num((batch["fields"] - mean) / std, nan=0.0, posinf=0.0, neginf=0.0)
@@ -385,6 +387,12 @@ def parser() -> argparse.ArgumentParser:
     add("--lr", type=float, default=1e-3, help="AdamW's learning rate (default: %(default)s)")
     add("--encoder", default="resnet18", help="of the U-Net, such as resnet101 (default: %(default)s)")
     add("--amp", action=argparse.BooleanOptionalAction, help="bf16 autocast (default: on a GPU)")
+    add(
+        "--kernel-search",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="time cuDNN's kernels in the first step, which takes seconds (default: yes)",
+    )
     add("--checkpoint", type=Path, metavar="FILE", help="keep model, optimiser and place in the data there")
     add(
         "--checkpoint-every",

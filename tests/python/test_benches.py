@@ -182,7 +182,7 @@ def test_files_are_read_to_their_ends(tmp_path):
     for size in sizes:
         files.append(tmp_path / str(size))
         files[-1].write_bytes(bytes(size))
-    cold.evict(files)
+    cold.cache.evict(files)
     assert cold.read_all(files, 3, direct=False) == sum(sizes)
 
 

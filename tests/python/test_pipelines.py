@@ -143,7 +143,7 @@ def test_train_unet_on_a_store(backend, store, tmp_path):
     summary = tmp_path / "summary.json"
     done = run_script(
         "train_unet.py", "--store", store, "--arrays", "t2m", "msl", "--batch-size", 3, "--epochs", 2,
-        "--warmup", 1, "--device", backend.device, "--json", summary, cwd=tmp_path,
+        "--warmup", 1, "--device", backend.device, "--no-kernel-search", "--json", summary, cwd=tmp_path,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert re.search(r"\d samples/s", done.stdout)
@@ -177,6 +177,7 @@ def test_train_unet_says_what_is_wrong(store, tmp_path, arguments, part):
 def test_train_unet_without_a_store(backend, tmp_path):
     """Writes its small store, uses it, and does not write it again."""
     arguments = ["--steps", 2, "--batch-size", 2, "--warmup", 0, "--quiet", "--device", backend.device]
+    arguments.append("--no-kernel-search")
     for wrote in (True, False):
         done = run_script("train_unet.py", *arguments, "--data-dir", tmp_path / "data", cwd=tmp_path)
         assert done.returncode == 0, done.stderr

@@ -36,6 +36,8 @@ class Loader(Protocol):
     peer: bool
     in_process: bool
     """Whether the CPU time of this process is all that it uses."""
+    warm_up_s: float
+    """So long it may take until it is as fast as it will be."""
 
     def open(self, work: Work) -> None:
         """Opens the store and gets ready to deliver the first batch."""
@@ -56,6 +58,8 @@ class ZarrDali:
     key = "zarr-dali"
     peer = False
     in_process = True
+    # It tries who decodes fastest.
+    warm_up_s = 0.8
 
     def __init__(
         self, device: str, *, shuffle: bool = False, decode: str = "auto", lazy: bool = False
@@ -121,6 +125,7 @@ class _Ranges:
     name = ""
     peer = True
     in_process = True
+    warm_up_s = 0.0
     gpu_only = False
 
     def __init__(self, device: str) -> None:
@@ -352,6 +357,7 @@ class DataLoader:
     name = "torch DataLoader"
     peer = True
     in_process = False
+    warm_up_s = 0.0
     gpu_only = False
 
     def __init__(self, device: str) -> None:
@@ -396,6 +402,7 @@ class _DaliPeer:
     name = ""
     peer = True
     in_process = True
+    warm_up_s = 0.0
     gpu_only = False
 
     def __init__(self, device: str) -> None:

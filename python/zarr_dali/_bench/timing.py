@@ -167,10 +167,12 @@ def gist(error: Exception) -> str:
 
 
 def timed(loader: Loader, row: Row, work: Work, seconds: float) -> None:
-    """Opens the loader, warms it up for a quarter of the time, times it and adds the figures to `row`."""
+    """Opens the loader, warms it up for a quarter of the time or as long as it needs, times it and adds the
+    figures to `row`.
+    """
     loader.open(work)
     try:
-        passes(loader, work.batches, seconds / 4)
+        passes(loader, work.batches, max(seconds / 4, min(seconds, loader.warm_up_s)))
         before = loader.stats() if hasattr(loader, "stats") else {}
         count, wall, cpu = passes(loader, work.batches, seconds)
         after = loader.stats() if hasattr(loader, "stats") else {}
