@@ -419,6 +419,38 @@ def gds_lines(found: Found, folder: str) -> list[str]:
     ]
 
 
+def rechunk_lines(found: Found, folder: str) -> list[str]:
+    """A copy, and what it is good for."""
+    copy = found.rows.get("copy", {})
+    both = [row for row in found.good() if row["point"] in ("before", "after")]
+    lines = ["### Other chunks", ""]
+    if "equal" in copy:
+        lines += [
+            f"`zarr-dali rechunk` on {copy['decoded_bytes'] / 1e9:.2f} GB in chunks of ten steps, as "
+            "`--for-window 2 --batch 16` proposes: killed "
+            f"{len(copy['regions_finished_at_kills'])} times and resumed, "
+            f"{'equal' if copy['equal'] else '**not equal**'} value by value, {copy['seconds']:.0f} s, "
+            f"{copy['peak'] / 1e6:.0f} MB of memory beside the program's own with a bound of "
+            f"{copy['memory'] / 1e6:.0f} MB. Read in random order, windows of 2 steps in batches of 16:",
+            "",
+        ]
+    columns: list[tuple[str, Callable[[dict[str, Any]], str]]] = [
+        ("chunks", lambda row: " x ".join(map(str, row["chunk"]))),
+        ("delivered, GB/s", lambda row: f"{row['delivered_gb_per_s']:.1f}"),
+        ("times that a byte is decoded in an epoch", lambda row: f"{row['decodes_per_epoch']:.2f}"),
+    ]
+    if both and all("samples_per_s" in row for row in both):
+        columns.append(("samples/s of the U-Net", lambda row: f"{row['samples_per_s']:.1f}"))
+    body = [[label, *(shown(row) for row in both)] for label, shown in columns]
+    return [
+        *lines,
+        *table(["", *(row["point"] for row in both)], body),
+        "",
+        caption(found.runs, found.files, folder),
+        *problems(found),
+    ]
+
+
 def cpu_lines(found: Found, folder: str) -> list[str]:
     """The CPU backend and zarrs."""
     rows = found.good()
@@ -458,6 +490,7 @@ SECTIONS: dict[str, Callable[[Found, str], list[str]]] = {
     "budgets": budgets_lines,
     "cold": cold_lines,
     "gds": gds_lines,
+    "rechunk": rechunk_lines,
     "cpu_backend": cpu_lines,
 }
 

@@ -10,6 +10,7 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stores import FORMATS
@@ -23,10 +24,21 @@ import cold
 import common
 import gds
 import overlap
+import rechunk
 import report
 
 BENCHES = Path(common.__file__).parent
-SCRIPTS = ("scaling", "budgets", "cold", "gds", "beside_training", "overlap", "cpu_backend", "report")
+SCRIPTS = (
+    "scaling",
+    "budgets",
+    "cold",
+    "gds",
+    "beside_training",
+    "overlap",
+    "rechunk",
+    "cpu_backend",
+    "report",
+)
 
 
 def run_script(name, *arguments, timeout=300):
@@ -174,6 +186,31 @@ def test_cold(quick):
     assert row["share_of_disk"] == pytest.approx(row["delivered_gb_per_s"] / rate)
     cold_enough = row["least_from_disk"] is None or row["least_from_disk"] >= cold.REALLY_COLD
     assert ("problem" in row) != cold_enough
+
+
+def rechunked(quick):
+    return quick("rechunk", "--points", "copy", "after")
+
+
+def test_rechunk(quick):
+    rows = rows_of(rechunked(quick))
+    copy, after = rows["copy"], rows["after"]
+    assert copy["equal"] is True
+    assert copy["regions"] >= 1 and len(copy["regions_finished_at_kills"]) <= 2
+    assert copy["share_of_memory"] == copy["peak"] / copy["memory"] < 1
+    assert after["chunk"][0] < 10 and after["decodes_per_epoch"] < 1.5
+    assert after["samples_per_s"] > 0
+
+
+def test_a_copy_that_differs_is_seen(tmp_path):
+    import zarr
+
+    values = np.zeros((25, 2, 3), np.float32)
+    for name in ("a", "b"):
+        zarr.create_array(str(tmp_path / name), data=values, chunks=(1, 2, 3))
+    assert rechunk.equal(tmp_path / "a", tmp_path / "b")
+    zarr.open_array(str(tmp_path / "b"))[24, 1, 2] = -0.0
+    assert not rechunk.equal(tmp_path / "a", tmp_path / "b")
 
 
 def test_files_are_read_to_their_ends(tmp_path):
@@ -419,7 +456,13 @@ def reported(quick, tmp_path_factory):
     root = tmp_path_factory.mktemp("reported")
     folder = root / "results"
     folder.mkdir()
-    for result in (scaling(quick), small_budgets(quick), beside(quick), from_cold(quick)):
+    for result in (
+        scaling(quick),
+        small_budgets(quick),
+        beside(quick),
+        from_cold(quick),
+        rechunked(quick),
+    ):
         result = json.loads(json.dumps(result))
         result["work"] |= {"device": "gpu", "quick": False}
         result["machine"]["gpus"] = ["NVIDIA H200"]
@@ -461,6 +504,7 @@ def test_report(reported):
     )
     assert f"{row['delivered_gb_per_s']:.1f}" in text
     assert "| zstd, `auto` | 50.0 % | 100.0 % |  | 10.0 % |" in text
+    assert "equal value by value" in text and "times that a byte is decoded" in text
     assert "compatibility mode" in text and "15.0 (8 threads, 4 MiB) |" in text and "**96.7 %**" in text
     assert "refused" in text and "host_memory_budget" in text
     charts["budgets"].unlink()
