@@ -166,7 +166,7 @@ def read(store: Path, args: Any) -> dict[str, Any]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     line = common.parser("Copy a store into other chunks, killed and resumed, and read both.", 3.0)
-    line.add_argument("--memory", type=int, default=2_000_000_000, help="bytes (default: %(default)s)")
+    line.add_argument("--memory", type=int, default=1_000_000_000, help="bytes (default: %(default)s)")
     args = common.parse(line, argv)
     if "--steps" not in " ".join(args.command) and not args.quick:
         args.steps = STEPS

@@ -638,16 +638,47 @@ def test_reads_are_counted_right_and_the_cut_keeps_to_its_memory():
         draw = lambda most: tuple(int(value) for value in rng.integers(1, most, size=dimensions))  # noqa: E731
         grid = regions.Grid(draw(40), draw(9), draw(15), draw(15), 4)
         memory, workers = int(rng.integers(100, 100_000)), int(rng.integers(1, 5))
-        found = regions.cut(grid, memory, workers, lambda count: 1)
+        cores = int(rng.integers(1, 20))
+        found = regions.cut(grid, memory, workers, lambda count, cores=cores: max(1, cores // count))
         if found is None:
             assert grid.memory(grid.unit, 1) > memory
             continue
         assert all(extent % unit == 0 for extent, unit in zip(found.region, grid.unit))
+        assert found.memory == grid.memory(found.region, found.decoding)
         assert found.memory * found.workers <= memory
+        assert found.workers * found.decoding <= max(cores, found.workers)
         assert found.reads == pytest.approx(brute_force_reads(grid, found.region))
         whole = tuple(-(-extent // unit) * unit for extent, unit in zip(grid.shape, grid.unit))
         if grid.memory(whole, 1) <= memory:
             assert found.reads == pytest.approx(1.0)
+
+
+def test_many_cores_need_no_more_memory(tmp_path, monkeypatch):
+    """Chunks of 197 MB: 16 of them at once do not fit into the usual 2 GB."""
+    source = tmp_path / "long.zarr"
+    zarr.create_array(str(source), shape=(104, 6, 640, 1280), chunks=(10, 6, 640, 1280), dtype="float32")
+    for cores in (1, 2, 16, 128):
+        monkeypatch.setattr("zarr_dali._rechunk.plan.cores", lambda cores=cores: cores)
+        (array,) = rechunk(source, tmp_path / "copy.zarr", for_window=2, batch=16, dry_run=True).plan.arrays
+        assert array.cut.workers * array.cut.memory <= 2e9
+        assert array.cut.workers * array.cut.decoding == min(cores, 2)
+    with pytest.raises(ValueError, match=r"more than 500 MB: give more memory$"):
+        rechunk(source, tmp_path / "copy.zarr", for_window=2, memory="500MB", dry_run=True)
+
+
+def test_so_many_chunks_are_decoded_at_once_as_planned(era, tmp_path, monkeypatch):
+    seen = {}
+    copy = copying._Array.copy
+
+    def watched(self, number):
+        seen.setdefault(self.plan.name, set()).add(zarr.config.get("async.concurrency"))
+        return copy(self, number)
+
+    monkeypatch.setattr(copying._Array, "copy", watched)
+    before = zarr.config.get("async.concurrency")
+    done = rechunk(era, tmp_path / "copy.zarr", chunks={"time": 1})
+    assert seen == {array.name: {array.cut.decoding} for array in done.plan.arrays}
+    assert zarr.config.get("async.concurrency") == before
 
 
 def test_plan_says_how_often_chunks_are_read(era, tmp_path):

@@ -28,7 +28,6 @@ from zarr_dali._rechunk.plan import (
     Plan,
     arrays_of,
     attributes_of,
-    decoding,
     dimensions_of,
     groups_of,
     open_source,
@@ -274,27 +273,25 @@ def _copy(
     verify: bool,
     tick: Tick,
 ) -> Done:
-    most = max(decoding(array.cut.workers) for array in plan.arrays)
-    settings = {"async.concurrency": most, "codec_pipeline.chunk_concurrent_maximum": most}
-    with zarr.config.set(settings):
-        arrays = _open(plan, folder, mask, count, torn=resume)
-        total = plan.bytes
-        sizes = {array.plan.name: array.plan.bytes / max(1, array.plan.regions) for array in arrays}
-        resumed = sum(sizes[name] for name, _ in log.done)
-        finished = resumed
-        tick("copying", int(finished), total)
-        try:
-            for array in arrays:
-                name = array.plan.name
-                todo = [number for number in range(array.plan.regions) if (name, number) not in log.done]
+    arrays = _open(plan, folder, mask, count, torn=resume)
+    total = plan.bytes
+    sizes = {array.plan.name: array.plan.bytes / max(1, array.plan.regions) for array in arrays}
+    resumed = sum(sizes[name] for name, _ in log.done)
+    finished = resumed
+    tick("copying", int(finished), total)
+    try:
+        for array in arrays:
+            name = array.plan.name
+            todo = [number for number in range(array.plan.regions) if (name, number) not in log.done]
+            with _decoding(array.plan):
                 for number, note in _each(array, "copy", todo, folder):
                     log.add(name, number, note)
                     finished += sizes[name]
                     tick("copying", int(finished), total)
-        finally:
-            # Also after Ctrl-C or an error: what is finished need not be copied again.
-            _flush(log)
-        checksums = _verify(arrays, folder, total, tick) if verify else None
+    finally:
+        # Also after Ctrl-C or an error: what is finished need not be copied again.
+        _flush(log)
+    checksums = _verify(arrays, folder, total, tick) if verify else None
     found = None
     if count:
         found = {
@@ -319,10 +316,11 @@ def _verify(arrays: list[_Array], folder: Path, total: int, tick: Tick) -> dict[
     tick("verifying", 0, total)
     for array in arrays:
         parts = {}
-        for number, digest in _each(array, "compare", range(array.plan.regions), folder):
-            parts[number] = digest
-            finished += array.plan.bytes / array.plan.regions
-            tick("verifying", int(finished), total)
+        with _decoding(array.plan):
+            for number, digest in _each(array, "compare", range(array.plan.regions), folder):
+                parts[number] = digest
+                finished += array.plan.bytes / array.plan.regions
+                tick("verifying", int(finished), total)
         checksums[array.plan.name] = journal.fingerprint([parts[number] for number in sorted(parts)])
     return checksums
 
@@ -375,6 +373,14 @@ def _pipeline(path: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _decoding(plan: ArrayPlan) -> Iterator[None]:
+    """So many chunks of an array are decoded at once by each of its workers as there is memory for."""
+    most = plan.cut.decoding
+    with zarr.config.set({"async.concurrency": most, "codec_pipeline.chunk_concurrent_maximum": most}):
+        yield
+
+
 def _open(plan: Plan, folder: Path, mask: bool, count: bool, torn: bool) -> list[_Array]:
     """Opens the source and makes the destination's groups and arrays, as far as they are not there."""
     with _pipeline(ZARR_PYTHON):
@@ -397,7 +403,7 @@ def _open(plan: Plan, folder: Path, mask: bool, count: bool, torn: bool) -> list
         with _pipeline(ZARR_PYTHON):
             target = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
         proof = source, target
-        with _pipeline(ZARRS if _zarrs_takes(source, array) else ZARR_PYTHON):
+        with _pipeline(ZARRS if _zarrs_takes(source, array) else ZARR_PYTHON), _decoding(array):
             source = zarr.open_array(str(Path(plan.source, array.name)), mode="r")
             target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
         opened.append(_Array(array, source, target, proof, target_folder, rule, torn))

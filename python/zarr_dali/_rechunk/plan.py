@@ -19,7 +19,7 @@ from zarr.errors import NodeNotFoundError
 
 from zarr_dali._advice import size
 from zarr_dali._rechunk import codecs, journal, proposal
-from zarr_dali._rechunk.regions import Cut, Extents, Grid, cut
+from zarr_dali._rechunk.regions import Cut, Extents, Grid, cut, fitted
 
 WHOLE_BYTES = 16_000_000
 """Coordinates up to this many bytes become one chunk."""
@@ -222,19 +222,14 @@ def with_regions(plan: Plan, regions: Mapping[str, Sequence[int]]) -> Plan:
     arrays = []
     for array in plan.arrays:
         region = tuple(regions[array.name])
-        workers = array.cut.workers
-        while array.grid.memory(region, decoding(workers)) * workers > plan.memory and workers > 1:
-            workers //= 2
-        needed = array.grid.memory(region, decoding(workers))
-        if needed * workers > plan.memory:
+        cut = fitted(array.cut, array.grid, region, plan.memory)
+        if cut is None:
+            needed = size(array.grid.memory(region, 1))
             raise ValueError(
-                f"array {array.name!r}: the run that is resumed took regions that need {size(needed)} of "
-                f"memory; give at least that, not {size(plan.memory)}"
+                f"array {array.name!r}: the run that is resumed took regions that need {needed} of memory; "
+                f"give at least that, not {size(plan.memory)}"
             )
-        reads = array.grid.reads(region)
-        arrays.append(
-            replace(array, cut=replace(array.cut, region=region, workers=workers, memory=needed, reads=reads))
-        )
+        arrays.append(replace(array, cut=cut))
     return replace(plan, arrays=tuple(arrays))
 
 
@@ -331,12 +326,14 @@ def _array_plan(
     grid = Grid(shape, start, array.chunks, shard or chunk, element_bytes)
     chosen = cut(grid, request.memory, request.workers, decoding)
     if chosen is None:
-        needed = grid.memory(shard or chunk, decoding(1))
+        needed = grid.memory(shard or chunk, 1)
         what = "sharded chunk" if shard else "chunk"
+        # What is read for it may be larger than it is.
+        helps = grid.memory((1,) * len(shape), 1) <= request.memory
+        smaller = f" or smaller {'shards' if shard else 'chunks'}" if helps else ""
         raise ValueError(
             f"one {what} of {'x'.join(map(str, shard or chunk))} needs {size(needed)} of memory to be "
-            f"written, more than {size(request.memory)}: give more memory or smaller "
-            f"{'shards' if shard else 'chunks'}"
+            f"written, more than {size(request.memory)}: give more memory{smaller}"
         )
     return ArrayPlan(
         name=name,

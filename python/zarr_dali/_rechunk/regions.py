@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -93,6 +93,8 @@ class Cut:
 
     region: Extents
     workers: int
+    decoding: int
+    """Source chunks that each worker decodes at once."""
     reads: float
     """Times that each source chunk is read, on average."""
     memory: int
@@ -102,13 +104,15 @@ class Cut:
 
 
 def cut(grid: Grid, memory: int, workers: int, decoding: Callable[[int], int]) -> Cut | None:
-    """The cut that reads least within the memory; of such the one with most workers, then smallest regions.
+    """The cut that reads least within the memory; of such the one that decodes most source chunks at once,
+    then the one with most workers, then smallest regions.
 
     Args:
         grid: What is cut.
         memory: Bytes for all workers together.
         workers: How many there may be.
-        decoding: Source chunks that are decoded at once by each worker, for a number of workers.
+        decoding: Source chunks that each worker decodes at once, for a number of workers, where the memory
+            suffices.
 
     Returns:
         None where one file of the destination does not fit into the memory.
@@ -116,8 +120,8 @@ def cut(grid: Grid, memory: int, workers: int, decoding: Callable[[int], int]) -
     front = _front(grid)
     least = min(front, key=lambda region: (grid.reads(region), grid.bytes(region)))
     found: list[Cut] = []
-    for count in dict.fromkeys(max(1, workers >> shift) for shift in range(workers.bit_length())):
-        share, at_once = memory // count, decoding(count)
+    for count, at_once in _shares(workers, decoding):
+        share = memory // count
         fitting = [region for region in front if grid.memory(region, at_once) <= share]
         if not fitting:
             continue
@@ -127,15 +131,37 @@ def cut(grid: Grid, memory: int, workers: int, decoding: Callable[[int], int]) -
             Cut(
                 region,
                 count,
+                at_once,
                 grid.reads(region),
                 grid.memory(region, at_once),
-                grid.memory(least, decoding(1)),
+                grid.memory(least, 1),
             )
         )
     if not found:
         return None
     best = min(one.reads for one in found)
-    return next(one for one in found if one.reads <= best * SAME)
+    return max((one for one in found if one.reads <= best * SAME), key=lambda one: one.workers * one.decoding)
+
+
+def fitted(cut: Cut, grid: Grid, region: Extents, memory: int) -> Cut | None:
+    """The same for given regions, with fewer workers or less at once where the memory is too small."""
+    found = [
+        replace(cut, region=region, workers=count, decoding=at_once, reads=grid.reads(region), memory=needed)
+        for count, at_once in _shares(cut.workers, lambda count: cut.decoding * cut.workers // count)
+        if (needed := grid.memory(region, at_once)) * count <= memory
+    ]
+    return max(found, key=lambda one: one.workers * one.decoding, default=None)
+
+
+def _shares(workers: int, decoding: Callable[[int], int]) -> Iterator[tuple[int, int]]:
+    """Numbers of workers with the source chunks that each decodes at once: the most first, then halves."""
+
+    def halves(most: int) -> Iterable[int]:
+        return dict.fromkeys(max(1, most >> shift) for shift in range(most.bit_length()))
+
+    for count in halves(workers):
+        for at_once in halves(decoding(count)):
+            yield count, at_once
 
 
 def slices(shape: Sequence[int], extents: Sequence[int], place: Sequence[int]) -> tuple[slice, ...]:
