@@ -101,8 +101,8 @@ impl Blob for OpenFile {
         let read = unsafe {
             libc::preadv2(self.file.as_raw_fd(), &raw const into, 1, offset as libc::off_t, libc::RWF_NOWAIT)
         };
-        // Network file systems do not say.
-        read >= 0
+        // Some file systems do not say, NFS among them. Announcing everything there would cost where all is in memory.
+        read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
     }
 
     fn will_need(&self, range: Range<u64>) {
