@@ -19,6 +19,7 @@ GPU `pipelines/train_unet.py` trains on both. What of the source is decoded agai
 from __future__ import annotations
 
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -63,15 +64,16 @@ class Copying:
             self.peak = max(self.peak, 1024 * next(kilobytes, 0))
             time.sleep(0.005)
 
-    def end(self, *, killed: bool = False) -> int:
-        """Waits for its end; returns the peak. OSError if it failed."""
-        if killed:
+    def end(self, *, kill: bool = False) -> bool:
+        """Waits for its end; whether it was complete before it was killed. OSError if it failed."""
+        if kill:
             self.process.kill()
         text = self.process.communicate()[1]
         self._watch.join()
-        if self.process.returncode != (-9 if killed else 0):
-            raise OSError(f"the copy ended with {self.process.returncode}: {text.strip()}")
-        return self.peak
+        status = self.process.returncode
+        if status != 0 and not (kill and status == -signal.SIGKILL):
+            raise OSError(f"the copy ended with {status}: {text.strip()}")
+        return status == 0
 
 
 def finished(partial: Path) -> int:
@@ -92,7 +94,8 @@ def copied(source: Path, copy: Path, args: Any) -> dict[str, Any]:
     memory = ("--memory", args.memory)
     for path in (copy, partial_of(copy)):
         shutil.rmtree(path, ignore_errors=True)
-    baseline = Copying(command(source, copy, args.batch_size, *memory, "--dry-run")).end()
+    planning = Copying(command(source, copy, args.batch_size, *memory, "--dry-run"))
+    planning.end()
     plan = rechunk(str(source), str(copy), for_window=[WINDOW], batch=args.batch_size, memory=args.memory,
                    dry_run=True).plan  # fmt: skip
     regions = sum(array.regions for array in plan.arrays)
@@ -104,12 +107,13 @@ def copied(source: Path, copy: Path, args: Any) -> dict[str, Any]:
         enough = max(share * regions, max(noted, default=0) + 1)
         while copying.process.poll() is None and finished(partial_of(copy)) < enough:
             time.sleep(0.001)
-        killed = copying.process.poll() is None
-        peaks.append(copying.end(killed=killed))
+        complete = copying.end(kill=copying.process.poll() is None)
         seconds += time.perf_counter() - began
-        if not killed:
+        peaks.append(copying.peak)
+        if complete:
             break
         noted.append(finished(partial_of(copy)))
+    peak = max(peaks) - planning.peak
     return {
         "decoded_bytes": common.decoded_bytes(args),
         "regions": regions,
@@ -118,9 +122,9 @@ def copied(source: Path, copy: Path, args: Any) -> dict[str, Any]:
         "gb_per_s": common.decoded_bytes(args) / seconds / 1e9,
         "equal": equal(source, copy),
         "memory": args.memory,
-        "peak": max(peaks) - baseline,
-        "baseline": baseline,
-        "share_of_memory": (max(peaks) - baseline) / args.memory,
+        "peak": peak,
+        "baseline": planning.peak,
+        "share_of_memory": peak / args.memory,
     }
 
 
