@@ -163,13 +163,16 @@ class Results:
         return 1 if len(failed) == len(rows) else 0
 
 
-def parser(description: str, seconds: float, *, quick_seconds: float = 0.2) -> argparse.ArgumentParser:
+def parser(
+    description: str, seconds: float, *, quick_seconds: float = 0.2, steps: int = STEPS
+) -> argparse.ArgumentParser:
     """A command line with what all scripts take; `parse` reads it.
 
     Args:
         description: what the script does.
         seconds: default of the timed seconds a point.
         quick_seconds: the same with `--quick`.
+        steps: default of the stores' time steps.
     """
     result = argparse.ArgumentParser(description=description)
     add = result.add_argument
@@ -183,7 +186,7 @@ def parser(description: str, seconds: float, *, quick_seconds: float = 0.2) -> a
     )
     add("--out", type=Path, default=RESULTS, help="for the results (default: benches/results)")
     add("--seconds", type=float, help=f"timed seconds a point (default: {seconds}, quick: {quick_seconds})")
-    add("--steps", type=int, help=f"time steps of the stores (default: {STEPS}, quick: {QUICK_STEPS})")
+    add("--steps", type=int, help=f"time steps of the stores (default: {steps}, quick: {QUICK_STEPS})")
     add(
         "--points",
         nargs="+",
@@ -193,7 +196,7 @@ def parser(description: str, seconds: float, *, quick_seconds: float = 0.2) -> a
     )
     add("--revision", help="the commit, for the results (default: what git says)")
     add("--child", action="store_true", help=argparse.SUPPRESS)
-    result.set_defaults(default_seconds=(seconds, quick_seconds))
+    result.set_defaults(default_seconds=(seconds, quick_seconds), default_steps=(steps, QUICK_STEPS))
     return result
 
 
@@ -223,7 +226,7 @@ def parse(line: argparse.ArgumentParser, argv: Sequence[str] | None) -> argparse
     if args.device == "gpu" and not args.machine["gpus"]:
         line.error("--device gpu: nvidia-smi shows no GPU; use --device cpu")
     args.seconds = args.seconds or args.default_seconds[args.quick]
-    args.steps = args.steps or (QUICK_STEPS if args.quick else STEPS)
+    args.steps = args.steps or args.default_steps[args.quick]
     args.grid = QUICK_GRID if args.quick else GRID
     return args
 

@@ -169,11 +169,11 @@ def read(store: Path, args: Any) -> dict[str, Any]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    line = common.parser("Copy a store into other chunks, killed and resumed, and read both.", 3.0)
+    line = common.parser(
+        "Copy a store into other chunks, killed and resumed, and read both.", 3.0, steps=STEPS
+    )
     line.add_argument("--memory", type=int, default=1_000_000_000, help="bytes (default: %(default)s)")
     args = common.parse(line, argv)
-    if "--steps" not in " ".join(args.command) and not args.quick:
-        args.steps = STEPS
     args.batch_size = QUICK_BATCH if args.quick else BATCH
     cut = common.Cut("ten-steps", (CHUNK_STEPS, 6, *args.grid))
     points = common.chosen(line, args, [{"point": name} for name in ("copy", "before", "after")])

@@ -25,8 +25,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import life
 from life import MIB, Held, Part
 
-PROMPT_S = 5.0
-"""What has to end ends within this time, a tenth of it where nothing else runs."""
+PROMPT_S = 1.0
+"""What has to end ends within this time."""
 
 # --- the tool -------------------------------------------------------------------------------------
 

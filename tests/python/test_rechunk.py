@@ -664,6 +664,15 @@ def test_many_cores_need_no_more_memory(tmp_path, monkeypatch):
         assert array.cut.workers * array.cut.decoding == min(cores, 2)
     with pytest.raises(ValueError, match=r"more than 500 MB: give more memory$"):
         rechunk(source, tmp_path / "copy.zarr", for_window=2, memory="500MB", dry_run=True)
+    with pytest.raises(ValueError, match=r"more than 1 GB: give more memory or smaller shards$"):
+        rechunk(
+            source,
+            tmp_path / "copy.zarr",
+            chunks={"dim_0": 1},
+            shards={"dim_0": -1},
+            memory="1GB",
+            dry_run=True,
+        )
 
 
 def test_so_many_chunks_are_decoded_at_once_as_planned(era, tmp_path, monkeypatch):

@@ -14,6 +14,7 @@ import zarr_dali
 from counting import settled_stats
 from reading import CPU, GPU, build, run_batches
 from stores import chunk_files
+from zarr_dali._bench import cache
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -129,20 +130,16 @@ def test_each_chunk_is_counted_by_who_decoded_it(folder, values, backend, decode
 
 def out_of_page_cache(files):
     """Drops files from the page cache; skips the test where that cannot be done or not be seen."""
-    for file in files:
-        handle = os.open(file, os.O_RDONLY)
-        os.fsync(handle)
-        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
-        if file is files[-1]:
-            # Of the last one only, because asking brings its neighbourhood back.
-            try:
-                os.preadv(handle, [bytearray(1)], 0, os.RWF_NOWAIT)
-                pytest.skip("the page cache could not be emptied")
-            except BlockingIOError:
-                pass
-            except OSError as error:
-                pytest.skip(f"this file system does not say what is in the page cache: {error}")
-        os.close(handle)
+    cache.evict(files)
+    # Of the last one only, because asking brings its neighbourhood back.
+    with open(files[-1], "rb") as last:
+        try:
+            os.preadv(last.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            pytest.skip(f"this file system does not say what is in the page cache: {error}")
+    pytest.skip("the page cache could not be emptied")
 
 
 @pytest.mark.parametrize("sharded", [False, True])

@@ -329,7 +329,8 @@ def _array_plan(
         needed = grid.memory(shard or chunk, 1)
         what = "sharded chunk" if shard else "chunk"
         # What is read for it may be larger than it is.
-        helps = grid.memory((1,) * len(shape), 1) <= request.memory
+        smallest = (1,) * len(shape)
+        helps = replace(grid, unit=smallest).memory(smallest, 1) <= request.memory
         smaller = f" or smaller {'shards' if shard else 'chunks'}" if helps else ""
         raise ValueError(
             f"one {what} of {'x'.join(map(str, shard or chunk))} needs {size(needed)} of memory to be "
