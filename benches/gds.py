@@ -145,6 +145,8 @@ def bare_rates(files: Sequence[Path], args: Any) -> dict[str, float]:
     if tuple(map(int, cuda.bindings.__version__.split(".")[:2])) < (13, 1):
         raise ImportError("cuda-bindings before 13.1 do not say how much cuFileRead has read")
     on_gpu(1)
+    # Without it cuFile 1.15 ends the process at the first file.
+    cufile.driver_open()
     rates = {}
     for threads in args.threads:
         for megabytes in args.pieces:

@@ -9,6 +9,7 @@ running come
 
 - the time of each kind, as a share of the time from the first step's start to the last one's end;
 - `hidden`: the part of copying and decoding during which a training kernel was running too;
+- `hidden_in_training`: the same where pauses of at most 30 us between training kernels count as training;
 - the end of each step: the copy of its loss to the host, on the stream of most training kernels.
 
 The result holds the intervals of a few steps, from which report.py draws a timeline.
@@ -34,7 +35,8 @@ from beside_training import BATCH, QUICK_BATCH, Training, add_arguments, loader
 
 DECODERS = ("auto", "gpu")
 SHOWN_STEPS = 4
-# Gaps that a timeline cannot show; merging over them keeps the results small.
+# Gaps that a timeline cannot show; merging over them keeps the results small. A training that waits does so
+# for longer.
 SHOWN_GAP_US = 30.0
 
 Interval = tuple[float, float]
@@ -136,8 +138,9 @@ def shares(found: Activity) -> dict[str, Any]:
     """Times and overlaps between the first training kernel and the last step's end; ValueError without one.
 
     Returns:
-        `copy_share`, `decode_share` and `training_share` of the time; `hidden` for copying and decoding
-        together, `copy_hidden` and `decode_hidden` for each, None where there was nothing; `ms_a_step`.
+        `copy_share`, `decode_share` and `training_share` of the time; `hidden` and `hidden_in_training` for
+        copying and decoding together, `copy_hidden` and `decode_hidden` for each, None where there was
+        nothing; `ms_a_step`.
     """
     if not found.training or not found.step_ends:
         raise ValueError("the trace shows no training step: CUPTI may not be available here")
@@ -145,11 +148,12 @@ def shares(found: Activity) -> dict[str, Any]:
     copy, decode = within(found.copy, start, end), within(found.decode, start, end)
     training = within(found.training, start, end)
 
-    def hidden(intervals: Sequence[Interval]) -> float | None:
-        return length(intersection(intervals, training)) / length(intervals) if intervals else None
+    def hidden(intervals: Sequence[Interval], behind: Sequence[Interval] = training) -> float | None:
+        return length(intersection(intervals, behind)) / length(intervals) if intervals else None
 
     return {
         "hidden": hidden(union([*copy, *decode])),
+        "hidden_in_training": hidden(union([*copy, *decode]), union(training, SHOWN_GAP_US)),
         "copy_hidden": hidden(copy),
         "decode_hidden": hidden(decode),
         "copy_share": length(copy) / (end - start),

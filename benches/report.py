@@ -344,8 +344,13 @@ def beside_lines(found: Found, folder: str) -> list[str]:
 
 def overlap_lines(found: Found, folder: str) -> list[str]:
     """How much of the reader's work is hidden behind training kernels."""
-    names = ("hidden", "copy_hidden", "decode_hidden", "copy_share", "decode_share", "training_share")
-    head = ["", "hidden", "copies hidden", "decoding hidden", "copies", "decoding", "training"]
+    names = (
+        "hidden", "hidden_in_training", "copy_hidden", "decode_hidden", "copy_share", "decode_share",
+        "training_share",
+    )  # fmt: skip
+    head = [
+        "", "hidden", "with pauses", "copies hidden", "decoding hidden", "copies", "decoding", "training",
+    ]  # fmt: skip
     body = [
         [f"{row['store']}, `{row['decode']}`", *(percent(row[name]) for name in names)]
         for row in found.good()
@@ -354,7 +359,8 @@ def overlap_lines(found: Found, folder: str) -> list[str]:
         "### Overlap",
         "",
         "The part of the reader's copies and kernels during which a kernel of the training ran "
-        "too, and the share of the time in which each of the three was running; from CUPTI.",
+        "too (*with pauses*: or one ended and the next began within 30 us), and the share of the time in "
+        "which each of the three was running; from CUPTI.",
         "",
         *table(head, body),
         "",

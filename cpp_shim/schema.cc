@@ -289,6 +289,7 @@ Chunks that are found there are neither read nor decoded.)code",
         "device_memory_budget",
         R"code(GPU memory in bytes for batches in flight, encoded and decoded chunks and decoding.
 
+Three batches that DALI holds after that, as it does with its usual queue of two, are part of it.
 0 chooses from the memory that is free when the reader starts. Without effect in the CPU
 backend.)code",
         int64_t{0})

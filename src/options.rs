@@ -196,8 +196,12 @@ impl Options {
     pub const HOST_SHARE: u64 = 8;
     /// Pinned memory for 16 batches of 256 MiB, the most that are in flight.
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
-    /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md).
+    /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md),
     pub const MAX_DEPTH: u64 = 16;
+    /// unless a batch has few chunks that the GPU decodes. It takes as long for one as for hundreds, so of those so many,
+    pub const CHUNKS_IN_FLIGHT: u64 = 768;
+    /// in at most so many batches.
+    pub const MOST_DEPTH: u64 = 128;
 
     /// One part in so many of a memory budget is for decoded chunks that stay for later batches.
     pub const RESIDENT_SHARE: u64 = 2;

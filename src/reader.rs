@@ -71,11 +71,10 @@ pub struct Reader {
     seed: i64,
     stacked: bool,
     options: Options,
-    /// Bytes of decoded chunks that may stay for later batches: all that can be of use, and once budgets are known what
-    /// they leave for it.
+    /// Bytes of decoded chunks that may stay for later batches, once budgets are known.
     resident_bytes: u64,
-    /// Decoded bytes of all chunks that samples touch.
-    all_bytes: u64,
+    /// Those that can be of use.
+    staying: Staying,
     /// Whether samples are given out with their indices.
     indexed: bool,
     told: Arc<Told>,
@@ -130,6 +129,11 @@ impl Reader {
     const MAX_LANES: u64 = 8;
     /// One part in so many of the device budget is for outputs in flight; the rest is for decoding.
     const OUTPUT_SHARE: u64 = 4;
+    /// Batches that DALI holds besides, as it is set up by default: two in its queue and one that is used.
+    const HANDED_OVER: u64 = 3;
+    /// One part in so many of the device budget is for what allocations are rounded up to. With it the budget holds when it is
+    /// watched from outside (`benches/budgets.py`).
+    const ROUNDING_SHARE: u64 = 32;
     /// Batches in flight on the CPU backend, where latency is short: enough to keep every thread busy.
     const MAX_CPU_DEPTH: u64 = 8;
     /// So many parts in so many of the memory for chunks that stay are for the shuffle, the rest for those ahead of it.
@@ -245,8 +249,8 @@ impl Reader {
             },
         )?;
         let mut reader = Self {
-            resident_bytes: sharing.useful_bytes,
-            all_bytes: sharing.all_bytes,
+            resident_bytes: 0,
+            staying: sharing.staying,
             indexed: arguments.return_index,
             told: Arc::default(),
             process: std::process::id(),
@@ -697,7 +701,8 @@ impl Reader {
                 what: format!("{least} batch(es) of {batch} bytes in flight{cached}"),
             });
         }
-        self.settle_residents(budget, batch * least);
+        let depth = (budget / Options::RESIDENT_SHARE / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least);
+        self.settle_residents(budget, batch * least, depth);
         Ok(((budget - self.resident_bytes) / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
     }
 
@@ -786,28 +791,36 @@ impl Reader {
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
         let largest_chunk = largest_unit.saturating_add(largest_landing).saturating_add(staging);
-        let least = batch.saturating_mul(least_depth).saturating_add(largest_chunk);
+        let least_batches = least_depth.saturating_add(Self::HANDED_OVER);
+        let least = batch.saturating_mul(least_batches).saturating_add(largest_chunk);
         let cache = self.options.cache_bytes;
-        if least.saturating_add(cache) > budget {
+        let usable = budget - budget / Self::ROUNDING_SHARE;
+        let needed = least.saturating_add(cache);
+        if needed > usable {
             let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
+            let needed = needed.saturating_mul(Self::ROUNDING_SHARE).div_ceil(Self::ROUNDING_SHARE - 1);
             return Err(Error::Budget {
                 name: "device_memory_budget",
                 budget_bytes: budget,
-                needed_bytes: least.saturating_add(cache),
+                needed_bytes: needed,
                 what: format!(
-                    "{least_depth} batch(es) of {batch} bytes and one chunk while it is decoded{cached}"
+                    "{least_batches} batches of {batch} bytes, of which {held} are in DALI's hands, and one chunk while it is \
+                     decoded{cached}",
+                    held = Self::HANDED_OVER,
                 ),
             });
         }
-        self.settle_residents(budget, least);
-        let budget = budget - self.resident_bytes - staging;
-        // One chunk always fits beside the outputs.
-        let fits = (budget - largest_unit - largest_landing) / batch;
-        let depth = (budget / Self::OUTPUT_SHARE / batch).min(Options::MAX_DEPTH).min(fits).max(least_depth);
-
-        // Small stores do not need the whole budget: no more than all batches in flight can use at once.
         let first = self.first_batch();
         let chunks = self.chunks_of(&first);
+        let most_depth = self.useful_depth(&chunks);
+        let likely_depth = (usable / Self::OUTPUT_SHARE / batch).min(most_depth).max(least_depth);
+        self.settle_residents(usable, least, likely_depth);
+        let budget = usable - self.resident_bytes - staging - batch * Self::HANDED_OVER;
+        // One chunk always fits beside the outputs.
+        let fits = (budget - largest_unit - largest_landing) / batch;
+        let depth = (budget / Self::OUTPUT_SHARE / batch).min(most_depth).min(fits).max(least_depth);
+
+        // Small stores do not need the whole budget: no more than all batches in flight can use at once.
         let useful = |sizes: &[u64]| {
             let of_batch: u64 = chunks.iter().flatten().zip(sizes).map(|(chunks, size)| chunks * size).sum();
             of_batch.saturating_mul(depth)
@@ -844,12 +857,26 @@ impl Reader {
         2 * threads * (half - half % Staging::ALIGNMENT).max(Staging::ALIGNMENT)
     }
 
-    /// Limits what stays to its share of a budget of which so much is needed for other things.
-    fn settle_residents(&mut self, budget: u64, least: u64) {
+    /// How many batches in flight are of use, if the samples of one touch so many chunks of each part of each array.
+    fn useful_depth(&self, chunks: &[Vec<u64>]) -> u64 {
+        let parts = chunks.iter().flatten().zip(self.parts());
+        let decoded =
+            parts.filter(|(_, (_, road))| self.kind(road) == Kind::Either).map(|(chunks, _)| chunks).sum();
+        match decoded {
+            0 => Options::MAX_DEPTH,
+            decoded => {
+                Options::CHUNKS_IN_FLIGHT.div_ceil(decoded).clamp(Options::MAX_DEPTH, Options::MOST_DEPTH)
+            }
+        }
+    }
+
+    /// Limits what stays to what `depth` batches in flight can use, and to its share of a budget of which so much is needed for
+    /// other things.
+    fn settle_residents(&mut self, budget: u64, least: u64, depth: u64) {
         let cache = self.options.cache_bytes;
-        let shared = self.resident_bytes.min(budget / Options::RESIDENT_SHARE);
+        let shared = self.staying.useful_bytes(depth).min(budget / Options::RESIDENT_SHARE);
         self.resident_bytes =
-            shared.saturating_add(cache).min(budget - least).min(self.all_bytes.max(shared));
+            shared.saturating_add(cache).min(budget - least).min(self.staying.all_bytes.max(shared));
     }
 
     /// Bytes of decoded chunks that may stay for later batches.
@@ -1279,10 +1306,42 @@ struct Sharing {
     group_bytes: Vec<u64>,
     /// Decoded bytes of the arrays that are the same for every sample.
     always_bytes: u64,
-    /// The most decoded bytes for which there can be any use within an epoch.
-    useful_bytes: u64,
-    /// Those of all chunks.
+    /// What is worth keeping.
+    staying: Staying,
+}
+
+/// Which decoded bytes are worth keeping for later batches.
+struct Staying {
+    /// Those of the arrays that are the same for every sample.
+    always_bytes: u64,
+    /// Those of all arrays.
     all_bytes: u64,
+    samples: SamplesShare,
+}
+
+/// Which samples share chunks.
+enum SamplesShare {
+    /// None.
+    Nothing,
+    /// Only those near each other: the groups of chunks, the decoded bytes of one, and the samples of a batch.
+    Near(Arc<Groups>, u64, u64),
+    /// Any.
+    Anything,
+}
+
+impl Staying {
+    /// The most for which there can be any use within an epoch, with so many batches in flight.
+    fn useful_bytes(&self, depth: u64) -> u64 {
+        match &self.samples {
+            SamplesShare::Nothing => self.always_bytes,
+            // What is in flight is still in memory when the planner is done with it.
+            SamplesShare::Near(groups, bytes, batch_size) => {
+                let groups = groups.reach(batch_size.saturating_mul(depth.saturating_add(1)));
+                self.always_bytes.saturating_add(bytes.saturating_mul(groups)).min(self.all_bytes)
+            }
+            SamplesShare::Anything => self.all_bytes,
+        }
+    }
 }
 
 impl Sharing {
@@ -1338,20 +1397,20 @@ impl Sharing {
         let always = (0..geometry.len()).filter(|number| !follows(number));
         let always_bytes = always.map(|number| bytes(number, 0)).fold(0, u64::saturating_add);
         let shares = groups.as_ref().is_none_or(Groups::share);
-        let shared_bytes = match (shares, in_order, &groups) {
-            (false, ..) => 0,
+        let groups = groups.filter(|_| shares).map(Arc::new);
+        let samples = match (shares, in_order, &groups) {
+            (false, ..) => SamplesShare::Nothing,
             // In order along one dimension only neighbouring batches share chunks.
             (true, Some(batch_size), Some(groups)) if windows.dimensions() == 1 => {
-                all_of(0).min(all_of(1).saturating_mul(2 * groups.reach(batch_size)))
+                SamplesShare::Near(groups.clone(), all_of(1), batch_size)
             }
-            (true, ..) => all_of(0),
+            (true, ..) => SamplesShare::Anything,
         };
         Self {
             group_bytes: (1..=windows.dimensions()).map(all_of).collect(),
-            groups: groups.filter(|_| shares).map(Arc::new),
+            groups,
             always_bytes,
-            useful_bytes: always_bytes.saturating_add(shared_bytes),
-            all_bytes: always_bytes.saturating_add(all_of(0)),
+            staying: Staying { always_bytes, all_bytes: always_bytes.saturating_add(all_of(0)), samples },
         }
     }
 }

@@ -27,8 +27,8 @@ LARGE_ARRAY_BYTES = 1_000_000_000
 MONOLITHIC_BYTES = 2_000_000
 FULL_GPU_CHUNKS = 96
 """Chunks of 3.28 MB with which a call of nvCOMP reaches more than half of its rate with 192."""
-MAX_DEPTH = 16
-"""Batches that a reader keeps in flight where the memory budget does not stop it."""
+MOST_DEPTH = 128
+"""Batches of few chunks that a reader keeps in flight where the memory budget does not stop it."""
 WASTE = 4.0
 """Decoded bytes for each that is used."""
 MANY_CHUNKS = 64
@@ -157,7 +157,7 @@ def _monolithic(array: ArrayReport, device: str, arguments: dict[str, Any]) -> R
     on_nvcomp = array.road == "GPU" and _compression(array) == "zstd"
     if not on_nvcomp or array.read_chunk_bytes < MONOLITHIC_BYTES or not reading:
         return
-    depth = reading.chosen.depth if reading.chosen else MAX_DEPTH
+    depth = reading.chosen.depth if reading.chosen else MOST_DEPTH
     in_flight = reading.chunks_per_batch * depth
     if array.inner_chunk is None:
         in_flight = min(in_flight, array.chunks)

@@ -203,6 +203,7 @@ def zarr(
             neither. Chunks that are found there are neither read nor decoded.
         device_memory_budget: GPU memory in bytes for batches in flight, encoded and decoded chunks and
             decoding.
+            Three batches that DALI holds after that, as it does with its usual queue of two, are part of it.
             0 chooses from the memory that is free when the reader starts. Without effect in the CPU backend.
         host_memory_budget: Host memory in bytes: for encoded chunks in pinned memory in the GPU backend, for
             batches in flight in the CPU backend.

@@ -149,7 +149,7 @@ impl Jobs {
         let (ready, submitted) = self.progress.fill();
         let mut state = self.lock();
         let helps = state.policy.gpu_helps();
-        let changed = state.policy.wanted(waits, submitted, self.now());
+        let changed = state.policy.wanted(waits, ready, submitted, self.now());
         state.policy.fill(ready, submitted);
         let changed = changed || helps != state.policy.gpu_helps();
         drop(state);

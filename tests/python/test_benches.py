@@ -438,6 +438,10 @@ def test_shares_of_a_trace(tmp_path):
     assert figures["copy_hidden"] == 1
     assert figures["decode_hidden"] == pytest.approx(6 * 10 / decoded)
     assert figures["hidden"] == pytest.approx((copied + 6 * 10) / (copied + decoded))
+    # Between the steps there are 20 us, which are a pause only.
+    assert figures["hidden_in_training"] == pytest.approx((copied + 5 * 20 + 10) / (copied + decoded))
+    waits = [(0.0, 80.0), (111.0, 190.0)]
+    assert overlap.shares(overlap.Activity([(85.0, 95.0)], [], waits, [190.0]))["hidden_in_training"] == 0
     assert figures["copy_share"] == pytest.approx(copied / total)
     assert figures["training_share"] == pytest.approx(6 * 80 / total)
     shown = figures["timeline"]
@@ -470,7 +474,13 @@ def reported(quick, tmp_path_factory):
             if result["kind"] == "cold":
                 row.pop("problem", None)
         (folder / f"{result['kind']}.json").write_text(json.dumps(result))
-    figures = {"hidden": 0.5, "copy_hidden": 1.0, "decode_hidden": None, "copy_share": 0.1}
+    figures = {
+        "hidden": 0.5,
+        "hidden_in_training": 0.6,
+        "copy_hidden": 1.0,
+        "decode_hidden": None,
+        "copy_share": 0.1,
+    }
     figures |= {"decode_share": 0.0, "training_share": 0.9}
     found = overlap.activity(trace(), overlap.own_kernels())
     row = {"point": "zstd/auto", "store": "zstd", "decode": "auto", "timeline": overlap.timeline(found)}
@@ -503,7 +513,7 @@ def test_report(reported):
         r for r in json.loads((results / "scaling.json").read_text())["rows"] if r["section"] == "chunks"
     )
     assert f"{row['delivered_gb_per_s']:.1f}" in text
-    assert "| zstd, `auto` | 50.0 % | 100.0 % |  | 10.0 % |" in text
+    assert "| zstd, `auto` | 50.0 % | 60.0 % | 100.0 % |  | 10.0 % |" in text
     assert "equal value by value" in text and "times that a byte is decoded" in text
     assert "compatibility mode" in text and "15.0 (8 threads, 4 MiB) |" in text and "**96.7 %**" in text
     assert "refused" in text and "host_memory_budget" in text

@@ -4,6 +4,7 @@ reader does."""
 import dataclasses
 import json
 import math
+import re
 import shlex
 import subprocess
 import sys
@@ -326,12 +327,41 @@ def test_memory_and_what_the_reader_would_choose(tmp_path):
     # zstd's scratch memory: 2.9 times the decoded bytes is what nvCOMP asks for.
     assert memory.scratch > 2.9 * memory.decoded
     assert memory.total == memory.outputs + memory.encoded + memory.decoded + memory.scratch
-    assert chosen.budget_bytes == 1 << 30 and chosen.depth == 16 and 2 <= chosen.lanes <= 8
+    assert chosen.budget_bytes == 1 << 30 and 2 <= chosen.lanes <= 8
+    # Batches of four chunks: more of them are in flight, as far as a quarter of the budget goes.
+    assert 32 < chosen.depth < 128 and chosen.depth * memory.outputs <= 1 << 28
     assert chosen.lanes * chosen.arena_bytes + chosen.depth * memory.outputs <= 1 << 30
+    assert only(folder, batch_size=4, device_memory_budget=20 << 30).reading.chosen.depth == 128
+    assert only(folder, batch_size=32, device_memory_budget=20 << 30).reading.chosen.depth == 24
+    assert only(folder, batch_size=64, device_memory_budget=20 << 30).reading.chosen.depth == 16
     tight = only(folder, batch_size=4, device_memory_budget=1 << 20).reading
     assert tight.chosen is None and "device_memory_budget" in tight.not_chosen
     on_cpu = only(folder, batch_size=4, device="cpu", host_memory_budget=3 * memory.outputs).reading
     assert (on_cpu.chosen.depth, on_cpu.chosen.lanes) == (3, None)
+
+
+@pytest.mark.parametrize("device", ["gpu", "cpu"])
+def test_windows_in_sequence_have_room_for_all_that_is_in_flight(tmp_path, device):
+    """Else what stays for the next batch would decide how far ahead chunks are read."""
+    folder = empty_array(tmp_path / "a.zarr", (400, 32, 40), (1, 32, 40))
+    for window, batch_size in ((2, 1), (4, 1), (3, 8)):
+        reading = only(
+            folder, device=device, window=[window], batch_size=batch_size, device_memory_budget=1 << 30
+        )
+        chosen, chunk = reading.reading.chosen, 32 * 40 * 4
+        steps = min(400, batch_size * (chosen.depth + 1) + window - 1)
+        assert steps * chunk <= chosen.resident_bytes < (steps + 1) * chunk
+
+
+def test_a_budget_names_what_is_in_the_hands_of_dali(tmp_path):
+    folder = empty_array(tmp_path / "a.zarr", (64, 320, 1280), (1, 320, 1280))
+    refused = only(folder, batch_size=8, device_memory_budget=40_000_000).reading
+    batch = 8 * 320 * 1280 * 4
+    assert f"4 batches of {batch} bytes, of which 3 are in DALI's hands" in refused.not_chosen
+    needed = int(re.search(r"at least (\d+)", refused.not_chosen)[1])
+    assert needed > 4 * batch * 32 / 31
+    assert only(folder, batch_size=8, device_memory_budget=needed - 32).reading.chosen is None
+    assert only(folder, batch_size=8, device_memory_budget=needed).reading.chosen.depth == 1
 
 
 @pytest.mark.skipif(gpu_problem() is None, reason="is about machines without a GPU")
@@ -437,7 +467,13 @@ def test_advice_on_codecs(tmp_path):
 
     assert of("blosc", BloscCodec()) == set()
     assert of("zstd", ZstdCodec(), batch_size=8) == {"beside-training"}
-    assert of("zstd few", ZstdCodec(), batch_size=2) == {"beside-training", "monolithic-chunks"}
+    # Batches of few chunks: more of them are in flight, unless the store or the budget has room for few.
+    assert of("zstd small batches", ZstdCodec(), batch_size=2) == {"beside-training"}
+    few = empty_array(tmp_path / "zstd few", (512, 640, 1280), (1, 640, 1280), compressors=ZstdCodec())
+    tight = codes(zarr_dali.info(few, device_memory_budget=1 << 29, batch_size=2))
+    assert tight == {"beside-training", "monolithic-chunks"}
+    one = of("zstd 64", ZstdCodec(), shape=(64, 640, 1280), batch_size=8)
+    assert one == {"beside-training", "monolithic-chunks"}
     assert of("zstd on the CPU", ZstdCodec(), decode="cpu") == set()
     assert of("zstd 19", ZstdCodec(level=19), shape=(32, 320, 1280), chunk=(1, 320, 1280)) == {"zstd-level"}
     assert of("gzip", GzipCodec(), batch_size=8) == {"deflate"}
@@ -470,9 +506,10 @@ def test_what_is_chosen_fits_into_the_budget(tmp_path, codec, io, rng):
             continue
         seen += 1
         chosen = reading.chosen
-        parts = chosen.depth * reading.batch_bytes + chosen.lanes * chosen.arena_bytes
+        # DALI holds up to three batches.
+        parts = (chosen.depth + 3) * reading.batch_bytes + chosen.lanes * chosen.arena_bytes
         parts += chosen.landing_bytes + chosen.resident_bytes
-        assert parts <= budget, (budget, cache, depth, batch_size, chosen)
+        assert parts <= budget * 31 / 32 + 1, (budget, cache, depth, batch_size, chosen)
         assert chosen.lanes >= 1 and chosen.arena_bytes > 0 and chosen.landing_bytes > 0
     assert seen > 30
 
