@@ -71,6 +71,8 @@ class Bare:
             description = self.cufile.Descr()
             description.type = self.cufile.FileHandleType.OPAQUE_FD
             description.handle.fd = descriptor
+            # cuda-bindings 13.3 does not clear this memory, and cuFile follows the pointer.
+            description.fs_ops = 0
             handle = self.cufile.handle_register(description.ptr)
         except BaseException:
             os.close(descriptor)
@@ -145,8 +147,6 @@ def bare_rates(files: Sequence[Path], args: Any) -> dict[str, float]:
     if tuple(map(int, cuda.bindings.__version__.split(".")[:2])) < (13, 1):
         raise ImportError("cuda-bindings before 13.1 do not say how much cuFileRead has read")
     on_gpu(1)
-    # Without it cuFile 1.15 ends the process at the first file.
-    cufile.driver_open()
     rates = {}
     for threads in args.threads:
         for megabytes in args.pieces:

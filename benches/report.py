@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import sys
@@ -23,10 +24,11 @@ from pathlib import Path
 from typing import Any
 
 import common
+import training
 
 BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 NOTE = "<!-- Written by `python benches/report.py` from benches/results/. -->"
-GPU_KINDS = ("scaling", "budgets", "beside_training", "overlap", "cold", "gds")
+GPU_KINDS = ("scaling", "budgets", "beside_training", "training", "overlap", "cold", "gds")
 KINDS = (*GPU_KINDS, "cpu_backend")
 EMPTY_QUEUE = 0.9
 """Below this share of supplied batches a reader is said to have run empty."""
@@ -103,10 +105,20 @@ def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
     return found
 
 
-def newest_table(
-    results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool
-) -> tuple[str, dict[str, Any]] | None:
-    """The newest results of read_table.py on a GPU, with or without peers, and their file's name."""
+@dataclass
+class Tables:
+    """Results of read_table.py that count: runs and files, the newest first, and the stores of them all."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    stores: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+def newest_tables(results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool) -> Tables:
+    """The newest results of read_table.py on a GPU, with or without peers.
+
+    Others of the same day, machine and commit give the stores that it lacks.
+    """
     tables = [
         (name, result)
         for name, result in results
@@ -114,7 +126,24 @@ def newest_table(
         and result["work"]["device"] == "gpu"
         and any(store.get("best_peer") for store in result["stores"].values()) == peers
     ]
-    return max(tables, key=lambda item: (written(item[1]), len(item[1]["stores"]), item[0]), default=None)
+    tables.sort(key=lambda item: (written(item[1]), len(item[1]["stores"]), item[0]), reverse=True)
+    found = Tables()
+    for name, result in tables:
+        first = found.runs[0] if found.runs else result
+        same = all(result.get(key) == first.get(key) for key in ("date", "revision", "work"))
+        new = {store: row for store, row in result["stores"].items() if store not in found.stores}
+        if same and new and kind_of_machine(result) == kind_of_machine(first):
+            found.runs.append(result)
+            found.files.append(name)
+            found.stores |= new
+    found.stores = {name: found.stores[name] for name in sorted(found.stores, key=in_order_of_stores)}
+    return found
+
+
+def in_order_of_stores(name: str) -> tuple[int, str]:
+    """What names of stores are sorted by."""
+    order = list(common.STORES)
+    return (order.index(name) if name in order else len(order)), name
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
@@ -155,8 +184,9 @@ def kilo(count: float) -> str:
 
 
 def distinct(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
-    """The values of a key in rows, in order, each once."""
-    return list(dict.fromkeys(row[key] for row in rows))
+    """The values of a key in rows, each once: in order, but stores always in that of the benchmarks."""
+    found = list(dict.fromkeys(row[key] for row in rows))
+    return sorted(found, key=in_order_of_stores) if key in ("store", "codec") else found
 
 
 def problems(found: Found) -> list[str]:
@@ -165,9 +195,9 @@ def problems(found: Found) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def read_table_lines(title: str, name: str, result: dict[str, Any], folder: str) -> list[str]:
+def read_table_lines(title: str, found: Tables, folder: str) -> list[str]:
     """The table of read_table.py: loaders and stores."""
-    stores = result["stores"]
+    stores = found.stores
     loaders = dict.fromkeys(loader for store in stores.values() for loader in store["loaders"])
 
     def cell(store: dict[str, Any], loader: str) -> str:
@@ -178,7 +208,7 @@ def read_table_lines(title: str, name: str, result: dict[str, Any], folder: str)
     times = [store["times_best_peer"] for store in stores.values()]
     if any(times):
         rows.append(["**times the best peer**", *(f"**{n:.1f}**" if n else "" for n in times)])
-    work = result["work"]
+    work = found.runs[0]["work"]
     values = (
         f"batches of {work['batch_size']} steps of 6 x {work['grid'][0]} x {work['grid'][1]} float32, "
         + ("one round" if work["rounds"] == 1 else f"median of {work['rounds']} rounds")
@@ -190,7 +220,7 @@ def read_table_lines(title: str, name: str, result: dict[str, Any], folder: str)
         "",
         *table(["", *stores], rows),
         "",
-        caption([result], [name], folder),
+        caption(found.runs, found.files, folder),
     ]
 
 
@@ -318,15 +348,15 @@ def beside_lines(found: Found, folder: str) -> list[str]:
     ]
     work = found.runs[0]["work"]
     alone = statistics.median(row["alone_samples_per_s"] for row in rows)
-    waited = max(row["waited_share"] for row in rows)
+    waited = max((row["waited_share"] for row in rows if row["decode"] == "auto"), default=0.0)
     lines = [
         "### Beside a training",
         "",
         "What a U-Net (ResNet-18, scSE, bf16) keeps of its speed on synthetic data, "
         f"{alone:.0f} samples/s, while the reader delivers a batch for each step: batch "
         f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the "
-        f"chunks the GPU decoded. The training stood still for data for at most {percent(waited, 2)} of "
-        "the time.",
+        f"chunks the GPU decoded. With `auto` the training stood still for data for at most "
+        f"{percent(waited, 2)} of the time.",
         "",
         *table(["", *stores], body),
     ]
@@ -342,6 +372,63 @@ def beside_lines(found: Found, folder: str) -> list[str]:
     ]
 
 
+def training_lines(found: Found, folder: str) -> list[str]:
+    """Whole trainings with each loader: the warm case by store, and what else was tried."""
+    rows = found.good()
+    loaded = [row for row in rows if row["loader"] not in training.SYNTHETIC]
+    synthetic = [row for row in rows if row not in loaded and row["encoder"] == training.ENCODER]
+
+    def cell(row: dict[str, Any] | None) -> str:
+        if row is None:
+            return ""
+        share, cpu = percent(row["share_of_synthetic"]), 1e3 * row["cpu_seconds_per_sample"]
+        return f"{row['samples_per_s']:.1f} ({share}, {cpu:.0f} ms)"
+
+    def cells(rows: Sequence[dict[str, Any]], key: str) -> list[str]:
+        """A table of rows by number of cores and loader."""
+        head = distinct(rows, key)
+        by = {(row["cores"], row["loader"], row[key]): row for row in rows}
+        lines = [
+            (cores, loader)
+            for cores in sorted(distinct(rows, "cores"), reverse=True)
+            for loader in training.LOADERS
+            if any((cores, loader, name) in by for name in head)
+        ]
+        body = [
+            [f"{cores} cores, {loader}", *(cell(by.get((cores, loader, name))) for name in head)]
+            for cores, loader in lines
+        ]
+        return table(["", *head], body)
+
+    work = found.runs[0]["work"]
+    alone = statistics.median(row["samples_per_s"] for row in synthetic) if synthetic else math.nan
+    warm = [row for row in loaded if row["case"] == "warm"]
+    waited = max((row["wait_share"] for row in warm if row["loader"] == "ours"), default=0.0)
+    lines = [
+        "### Trainings",
+        "",
+        f"Samples/s of the same U-Net, batch {work['batch_size']}, shuffled windows of 2 steps; in "
+        f"brackets the share of a training on synthetic data ({alone:.0f} samples/s) and the CPU time of all "
+        "processes for a sample. With zarr-dali (`ours`) it waited for data for at most "
+        f"{percent(waited, 2)} of the time.",
+        "",
+        *cells(warm, "store"),
+        "",
+        picture("training", "Share of the speed on synthetic data, and CPU time", folder),
+    ]
+    others = [{**row, "case, store": f"{row['case']}, {row['store']}"} for row in loaded if row not in warm]
+    others.sort(key=lambda row: (row["case"], in_order_of_stores(row["store"])))
+    if others:
+        lines += [
+            "",
+            "The first epoch from a cold page cache, where the disk is the limit, and cases in which a "
+            "reader can gain little: values cached by the loader, a larger model, tiny chunks.",
+            "",
+            *cells(others, "case, store"),
+        ]
+    return [*lines, "", caption(found.runs, found.files, folder), *problems(found)]
+
+
 def overlap_lines(found: Found, folder: str) -> list[str]:
     """How much of the reader's work is hidden behind training kernels."""
     names = (
@@ -352,7 +439,7 @@ def overlap_lines(found: Found, folder: str) -> list[str]:
         "", "hidden", "with pauses", "copies hidden", "decoding hidden", "copies", "decoding", "training",
     ]  # fmt: skip
     body = [
-        [f"{row['store']}, `{row['decode']}`", *(percent(row[name]) for name in names)]
+        [f"{row['store']}, `{row['decode']}`", *(percent(row.get(name)) for name in names)]
         for row in found.good()
     ]
     return [
@@ -490,6 +577,7 @@ def cpu_lines(found: Found, folder: str) -> list[str]:
 
 
 SECTIONS: dict[str, Callable[[Found, str], list[str]]] = {
+    "training": training_lines,
     "beside_training": beside_lines,
     "overlap": overlap_lines,
     "scaling": scaling_lines,
@@ -510,12 +598,12 @@ def section(results: Path, folder: str) -> str:
     """
     all_results = results_of(results)
     parts = [NOTE]
-    beside, alone = (newest_table(all_results, peers=peers) for peers in (True, False))
+    beside, alone = (newest_tables(all_results, peers=peers) for peers in (True, False))
     # Without peers only where that is newer.
-    if alone and not (beside and written(beside[1]) >= written(alone[1])):
-        parts.append("\n".join(read_table_lines("The reader alone", *alone, folder)))
-    if beside:
-        parts.append("\n".join(read_table_lines("Beside other loaders", *beside, folder)))
+    if alone.runs and not (beside.runs and written(beside.runs[0]) >= written(alone.runs[0])):
+        parts.append("\n".join(read_table_lines("The reader alone", alone, folder)))
+    if beside.runs:
+        parts.append("\n".join(read_table_lines("Beside other loaders", beside, folder)))
     for kind, lines in SECTIONS.items():
         found = newest(all_results, kind)
         if found.good():
@@ -680,6 +768,10 @@ def draw_beside(plt: Any, found: Found) -> Any:
     return figure
 
 
+def draw_training(plt: Any, found: Found) -> Any:
+    return training.chart(plt, found.good())
+
+
 def draw_overlap(plt: Any, found: Found) -> Any:
     rows = [row for row in found.good() if row.get("timeline")]
     figure, panels = plt.subplots(len(rows), 1, figsize=(11, 1.9 * len(rows) + 0.4), squeeze=False)
@@ -717,6 +809,7 @@ def draw(results: Path) -> list[Path]:
         charts.append(("scaling-cores", draw_lines(plt, rows, "store", "cores", "CPU cores")))
     for kind, drawn in (
         ("budgets", draw_budgets),
+        ("training", draw_training),
         ("beside_training", draw_beside),
         ("overlap", draw_overlap),
     ):

@@ -240,17 +240,12 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
-    """Bars for the warm case: share of synthetic and CPU time a sample, by store and loader."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = [row for row in result["rows"] if "problem" not in row and row["case"] == "warm"]
+def chart(plt: Any, rows: Iterable[dict[str, Any]]) -> Any:
+    """Bars for the warm case, if there are any: share of synthetic and CPU time a sample."""
+    rows = [row for row in rows if "problem" not in row and row["case"] == "warm"]
     rows = [row for row in rows if row["loader"] in COLOURS and row["share_of_synthetic"] is not None]
     if not rows:
-        return
+        return None
     cores, stores, loaders = (
         list(dict.fromkeys(row[key] for row in rows)) for key in ("cores", "store", "loader")
     )
@@ -278,8 +273,19 @@ def draw(result: dict[str, Any], path: Path) -> None:
         axes[0, column].set_title(f"{count} cores")
     handles, names = axes[0, 0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=len(loaders), frameon=False)
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    return figure
+
+
+def draw(result: dict[str, Any], path: Path) -> None:
+    """Writes the chart of a result, if it has anything to show."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    if (figure := chart(plt, result["rows"])) is not None:
+        figure.savefig(path, dpi=150)
+        plt.close(figure)
 
 
 def render(path: Path) -> None:

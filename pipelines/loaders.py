@@ -170,10 +170,11 @@ class _Order:
         return (chosen if len(chosen) else part[-1:]).tolist()
 
     def __iter__(self) -> Iterator[list[int]]:
-        """What is left of the epoch. For a DataLoader, which asks ahead, so that nothing is counted here."""
-        epoch = self.epoch
-        for batch in range(self.batch, self.length):
-            yield self.samples(epoch, batch)
+        """From the place on, epoch after epoch. Those who ask are ahead, so that nothing is counted here."""
+        number = self.epoch * self.length + self.batch
+        while True:
+            yield self.samples(*divmod(number, self.length))
+            number += 1
 
     def __len__(self) -> int:
         return self.length
@@ -268,26 +269,39 @@ class Synthetic(_Peer):
 
 
 class TorchDataLoader(_Peer):
-    """A torch DataLoader over zarr-python: worker processes, pinned memory, an asynchronous copy."""
+    """A torch DataLoader over zarr-python: worker processes, pinned memory, an asynchronous copy.
+
+    Its order has no end, so that workers have something to do where an epoch has fewer batches than they are.
+    """
 
     def __init__(self, wanted: Wanted) -> None:
         super().__init__(wanted)
-        self.loader = torch.utils.data.DataLoader(
+        self.iterator: Iterator[Any] | None = None
+
+    def _build(self) -> Iterator[Any]:
+        wanted = self.wanted
+        loader = torch.utils.data.DataLoader(
             _Samples(wanted.source),
             batch_sampler=self.order,
             num_workers=wanted.workers,
-            persistent_workers=wanted.workers > 0,
             pin_memory=wanted.device.type == "cuda",
             timeout=WORKER_TIMEOUT_S if wanted.workers else 0,
         )
+        return iter(loader)
 
     def batches(self) -> Iterator[Batch]:
+        if self.iterator is None:
+            self.iterator = self._build()
         device = self.wanted.device
-        for fields, index in self.loader:
+        for fields, index in self.iterator:
             yield {"fields": fields.to(device, non_blocking=True), "index": index}
 
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.iterator = None
+
     def close(self) -> None:
-        self.loader = None
+        self.iterator = None
 
 
 class _BatchSource:

@@ -232,14 +232,15 @@ class HostFile:
         self.most, self.registered, self.handles, self.memory, self.found = most, {}, set(), {}, {}
 
     def Descr(self):
-        description = Namespace(type=None, handle=Namespace(fd=None))
+        # cuda-bindings 13.3 does not clear it.
+        description = Namespace(type=None, handle=Namespace(fd=None), fs_ops=0xABAB)
         description.ptr = len(self.registered) + 1
         self.registered[description.ptr] = description
         return description
 
     def handle_register(self, pointer):
         description = self.registered[pointer]
-        assert description.type == 1
+        assert description.type == 1 and description.fs_ops == 0
         self.handles.add(description.handle.fd)
         return description.handle.fd
 
@@ -538,6 +539,7 @@ def a_result(points, *, written="2026-01-02T03:00:00", **changes):
     machine = {"cpu": "x", "cores": 16, "gpus": ["NVIDIA H200"], "ram_gb": 1}
     work = {"device": "gpu", "quick": False}
     kept = {"kind": "cold", "date": written[:10], "written": written, "machine": machine, "work": work}
+    kept["command"] = ["python", "bench.py"]
     return {**kept, "rows": rows, **changes}
 
 
@@ -553,6 +555,61 @@ def test_the_newest_results_count():
     found = report.newest(results, "cold")
     assert found.files == ["newest", "part"]
     assert {row["point"]: row["figure"] for row in found.good()} == {"a": 2, "b": 3, "d": 2}
+
+
+def test_a_table_may_be_measured_in_parts():
+    def part(stores, written, revision="abc"):
+        row = {
+            "loaders": {"zarr-dali": {"median_gb_per_s": written}},
+            "best_peer": "x",
+            "times_best_peer": 2.0,
+        }
+        result = a_result({}, written=f"2026-01-02T0{written}:00:00")
+        work = {"device": "gpu", "batch_size": 8, "grid": [2, 2], "rounds": 1, "page_cache": "warm"}
+        return {**result, "revision": revision, "work": work, "stores": dict.fromkeys(stores, row)}
+
+    results = [
+        ("read_table-1", part(["raw", "zstd"], 1)),
+        ("read_table-2", part(["blosc-lz4", "zstd"], 2)),
+        ("read_table-3", part(["sharded"], 3, revision="before")),
+        ("read_table-4", part(["blosc-zstd"], 4)),
+    ]
+    found = report.newest_tables(results, peers=True)
+    assert found.files == ["read_table-4", "read_table-2", "read_table-1"]
+    assert list(found.stores) == ["raw", "zstd", "blosc-lz4", "blosc-zstd"]
+    lines = report.read_table_lines("Title", found, "results")
+    assert "| zarr-dali | 1.0 | 2.0 | 2.0 | 4.0 |" in lines
+    assert all(f"results/{file}" in lines[-1] for file in found.files)
+    assert not report.newest_tables(results, peers=False).runs
+
+
+def test_trainings_are_shown_by_cores_and_loader():
+    def row(cores, loader, store, samples_per_s, case="warm", share=None):
+        return {
+            "point": f"{cores}/{case}/{store}/{loader}", "cores": cores, "loader": loader, "store": store,
+            "case": case,
+            "samples_per_s": samples_per_s, "share_of_synthetic": share, "cpu_seconds_per_sample": 0.021,
+            "wait_share": 0.0003, "encoder": "resnet18",
+        }  # fmt: skip
+
+    rows = [
+        row(4, "ours", "zstd", 95.0, share=0.95),
+        row(16, "torch", "raw", 20.0, share=0.2),
+        row(16, "synthetic", "zstd", 100.0),
+        row(16, "ours", "raw", 99.0, share=0.99),
+        row(16, "ours", "zstd", 50.0, case="cold", share=0.5),
+    ]
+    run = a_result({}, work={"device": "gpu", "quick": False, "batch_size": 16, "page_cache": "warm"})
+    found = report.Found([run], {row["point"]: row for row in rows}, ["training.json"])
+    lines = report.training_lines(found, "results")
+    at = lines.index("|  | raw | zstd |")
+    assert lines[at + 2 : at + 5] == [
+        "| 16 cores, ours | 99.0 (99.0 %, 21 ms) |  |",
+        "| 16 cores, torch | 20.0 (20.0 %, 21 ms) |  |",
+        "| 4 cores, ours |  | 95.0 (95.0 %, 21 ms) |",
+    ]
+    assert "| 16 cores, ours | 50.0 (50.0 %, 21 ms) |" in lines
+    assert "100 samples/s" in lines[2] and "0.03 %" in lines[2]
 
 
 def test_quick_results_do_not_count(tmp_path):

@@ -27,7 +27,7 @@ PACKAGES = (
 
 
 def machine() -> dict[str, Any]:
-    """CPU, cores that the process may use, memory, GPUs and driver."""
+    """CPU, cores and GPUs that the process may use, memory and driver."""
     result: dict[str, Any] = {"cpu": platform.machine(), "cores": len(os.sched_getaffinity(0))}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -36,6 +36,8 @@ def machine() -> dict[str, Any]:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     result["ram_gb"] = round(pages / 1e9, 1)
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+        query.append(f"--id={visible}")
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
         result["gpus"] = [line.split(", ")[0] for line in found.stdout.strip().splitlines()]
