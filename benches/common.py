@@ -410,6 +410,21 @@ def share_gpu(spent: Mapping[str, Any]) -> float | None:
     return spent.get("chunks_decoded_gpu", 0) / chunks if chunks else None
 
 
+def thread_seconds() -> dict[str, float]:
+    """CPU seconds of this process so far by the names of its threads that run, the reader's among them."""
+    seconds: dict[str, float] = {}
+    tick = os.sysconf("SC_CLK_TCK")
+    for task in Path("/proc/self/task").iterdir():
+        try:
+            name, _, rest = (task / "stat").read_text().partition("(")[2].rpartition(")")
+        except OSError:
+            # It ended meanwhile.
+            continue
+        user, system = rest.split()[11:13]
+        seconds[name] = seconds.get(name, 0.0) + (int(user) + int(system)) / tick
+    return seconds
+
+
 def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[str, Any]:
     """Times whole epochs in the steady state, after a warm-up of at least one epoch.
 
@@ -423,7 +438,8 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
     Returns:
         `delivered_gb_per_s`, the outputs' bytes; `decoded_gb_per_s`, what came out of the decoders;
         `decodes_per_epoch`, how often a byte of the store was decoded in an epoch; `gpu_share` of the decoded
-        chunks; `cpu_cores` that were busy; `seconds` that were timed. GB are 10^9 bytes.
+        chunks; `cpu_cores` that were busy, and which of them by the names of threads (`cores_by_thread`);
+        `seconds` that were timed. GB are 10^9 bytes.
     """
     samples = pipe.reader_meta("reader")["epoch_size"]
     batches = math.ceil(samples / batch_size)
@@ -442,9 +458,10 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
                 return count, elapsed
 
     epochs(max(seconds / 3, min(seconds, 0.6)))
-    before, cpu = counters(pipe), time.process_time()
+    before, cpu, threads = counters(pipe), time.process_time(), thread_seconds()
     count, elapsed = epochs(seconds)
     cpu, spent = time.process_time() - cpu, grown(before, counters(pipe))
+    busy = {name: (now - threads.get(name, 0.0)) / elapsed for name, now in thread_seconds().items()}
     delivered = count * batches * batch_size
     epochs_read = delivered / samples
     return {
@@ -453,6 +470,7 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
         "decodes_per_epoch": spent["bytes_decoded"] / (epochs_read * store_bytes),
         "gpu_share": share_gpu(spent),
         "cpu_cores": cpu / elapsed,
+        "cores_by_thread": {name: round(cores, 2) for name, cores in busy.items() if cores >= 0.05},
         "seconds": elapsed,
     }
 

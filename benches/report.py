@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
@@ -158,9 +157,14 @@ def caption(runs: Sequence[dict[str, Any]], files: Sequence[str], folder: str) -
     where = ", ".join(run["machine"]["gpus"]) if run["work"]["device"] == "gpu" else run["machine"]["cpu"]
     commands = dict.fromkeys(" ".join(common.without_places(one["command"])) for one in reversed(runs))
     links = ", ".join(f"[{'figures' if n == 0 else n + 1}]({folder}/{f})" for n, f in enumerate(files))
+    notes = [
+        f" [{'figures' if n == 0 else n + 1}]: {run['machine']['note']}."
+        for n, run in enumerate(runs)
+        if "note" in run["machine"]
+    ]
     return (
         f"{'; '.join(f'`{command}`' for command in commands)}: {where}, {run['machine']['cores']} cores, "
-        f"{run['work']['page_cache']} page cache, {run['date']} ({links})."
+        f"{run['work']['page_cache']} page cache, {run['date']} ({links})." + "".join(notes)
     )
 
 
@@ -348,15 +352,13 @@ def beside_lines(found: Found, folder: str) -> list[str]:
     ]
     work = found.runs[0]["work"]
     alone = statistics.median(row["alone_samples_per_s"] for row in rows)
-    waited = max((row["waited_share"] for row in rows if row["decode"] == "auto"), default=0.0)
     lines = [
         "### Beside a training",
         "",
         "What a U-Net (ResNet-18, scSE, bf16) keeps of its speed on synthetic data, "
         f"{alone:.0f} samples/s, while the reader delivers a batch for each step: batch "
         f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the "
-        f"chunks the GPU decoded. With `auto` the training stood still for data for at most "
-        f"{percent(waited, 2)} of the time.",
+        "chunks the GPU decoded." + waiting(rows, "decode", "auto", "waited_share", "`auto`"),
         "",
         *table(["", *stores], body),
     ]
@@ -372,6 +374,14 @@ def beside_lines(found: Found, folder: str) -> list[str]:
     ]
 
 
+def waiting(rows: Iterable[dict[str, Any]], key: str, value: str, share: str, what: str) -> str:
+    """A sentence about the longest wait of rows with a value, if there are any."""
+    shares = [row[share] for row in rows if row[key] == value]
+    if not shares:
+        return ""
+    return f" With {what} the training waited for data for at most {percent(max(shares), 2)} of the time."
+
+
 def training_lines(found: Found, folder: str) -> list[str]:
     """Whole trainings with each loader: the warm case by store, and what else was tried."""
     rows = found.good()
@@ -381,8 +391,8 @@ def training_lines(found: Found, folder: str) -> list[str]:
     def cell(row: dict[str, Any] | None) -> str:
         if row is None:
             return ""
-        share, cpu = percent(row["share_of_synthetic"]), 1e3 * row["cpu_seconds_per_sample"]
-        return f"{row['samples_per_s']:.1f} ({share}, {cpu:.0f} ms)"
+        share, cpu = percent(row["share_of_synthetic"]), f"{1e3 * row['cpu_seconds_per_sample']:.0f} ms"
+        return f"{row['samples_per_s']:.1f} ({', '.join(filter(None, (share, cpu)))})"
 
     def cells(rows: Sequence[dict[str, Any]], key: str) -> list[str]:
         """A table of rows by number of cores and loader."""
@@ -401,16 +411,15 @@ def training_lines(found: Found, folder: str) -> list[str]:
         return table(["", *head], body)
 
     work = found.runs[0]["work"]
-    alone = statistics.median(row["samples_per_s"] for row in synthetic) if synthetic else math.nan
     warm = [row for row in loaded if row["case"] == "warm"]
-    waited = max((row["wait_share"] for row in warm if row["loader"] == "ours"), default=0.0)
+    speeds = [row["samples_per_s"] for row in synthetic]
+    alone = f" ({statistics.median(speeds):.0f} samples/s)" if speeds else ""
     lines = [
         "### Trainings",
         "",
-        f"Samples/s of the same U-Net, batch {work['batch_size']}, shuffled windows of 2 steps; in "
-        f"brackets the share of a training on synthetic data ({alone:.0f} samples/s) and the CPU time of all "
-        "processes for a sample. With zarr-dali (`ours`) it waited for data for at most "
-        f"{percent(waited, 2)} of the time.",
+        f"Samples/s of the same U-Net, batch {work['batch_size']}, shuffled windows of 2 steps; in brackets "
+        f"the share of a training on synthetic data{alone} and the CPU time of all processes for a sample."
+        + waiting(warm, "loader", "ours", "wait_share", "zarr-dali (`ours`)"),
         "",
         *cells(warm, "store"),
         "",

@@ -290,8 +290,8 @@ Chunks that are found there are neither read nor decoded.)code",
         R"code(GPU memory in bytes for batches in flight, encoded and decoded chunks and decoding.
 
 Three batches that DALI holds after that, as it does with its usual queue of two, are part of it.
-0 chooses from the memory that is free when the reader starts. Without effect in the CPU
-backend.)code",
+0 takes an eighth of the memory that is free when the reader starts, and where that cannot hold a
+batch as much as it needs, up to half. Without effect in the CPU backend.)code",
         int64_t{0})
     .AddOptionalArg(
         "host_memory_budget",

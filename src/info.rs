@@ -7,7 +7,7 @@ use crate::codec::{self, Road};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
-use crate::options::{Arguments, Options, argument};
+use crate::options::{Arguments, DeviceBudget, Options, argument};
 use crate::reader::{Reader, road};
 
 use serde_json::{Value, from_str, from_value, json};
@@ -131,8 +131,8 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
 
 struct Describer {
     options: Options,
-    /// Bytes of GPU memory for a reader on the GPU backend.
-    budget: Option<Result<u64>>,
+    /// GPU memory for a reader on the GPU backend.
+    budget: Option<Result<DeviceBudget>>,
 }
 
 impl Describer {
@@ -233,7 +233,7 @@ impl Describer {
                         "arena_bytes": shares.arena_bytes,
                         "landing_bytes": shares.landing_bytes,
                         "resident_bytes": reader.resident_bytes(),
-                        "budget_bytes": budget,
+                        "budget_bytes": shares.budget_bytes,
                         "pinned_bytes": self.options.host_memory_bytes,
                         "io": if reader.reads_with_cufile() { "gds" } else { "posix" },
                         "io_threads": self.options.io_threads,

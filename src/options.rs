@@ -178,7 +178,7 @@ pub struct Options {
     pub decode_threads: usize,
     /// Decoded chunks that are kept from epoch to epoch, in bytes. Part of the memory budget. Default: none.
     pub cache_bytes: u64,
-    /// GPU memory in bytes for outputs in flight, encoded and decoded chunks and nvCOMP's scratch.
+    /// GPU memory in bytes for outputs in flight and in DALI's hands, encoded and decoded chunks and nvCOMP's scratch.
     /// Default: [`Options::DEVICE_SHARE`] of the memory that is free when the reader starts.
     pub device_memory_bytes: Option<u64>,
     /// Host memory in bytes: pinned memory for encoded chunks on the GPU backend, outputs in flight on the CPU
@@ -192,14 +192,18 @@ impl Options {
     pub const MAX_AUTO_THREADS: usize = 16;
     /// One part in so many of the free GPU memory; the rest is the model's.
     pub const DEVICE_SHARE: u64 = 8;
+    /// Where a batch needs more than that, as much as it needs, up to one part in so many.
+    pub const MOST_DEVICE_SHARE: u64 = 2;
     /// One part in so many of the machine's memory.
     pub const HOST_SHARE: u64 = 8;
-    /// Pinned memory for 16 batches of 256 MiB, the most that are in flight.
+    /// Pinned memory for 16 batches of 256 MiB.
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
     /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md),
     pub const MAX_DEPTH: u64 = 16;
-    /// unless a batch has few chunks that the GPU decodes. It takes as long for one as for hundreds, so of those so many,
+    /// unless a batch has few new chunks that the GPU decodes. It takes as long for one as for hundreds, so of those so many,
     pub const CHUNKS_IN_FLIGHT: u64 = 768;
+    /// and so many decoded bytes,
+    pub const BYTES_IN_FLIGHT: u64 = 2_500_000_000;
     /// in at most so many batches.
     pub const MOST_DEPTH: u64 = 128;
 
@@ -300,13 +304,26 @@ impl Options {
     }
 }
 
+/// GPU memory that a reader may use.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceBudget {
+    /// Bytes that it may use.
+    pub bytes: u64,
+    /// Where it cannot do with them, it may use what it needs up to so many.
+    pub most_bytes: u64,
+}
+
 impl Options {
-    /// Bytes of GPU memory that the reader may use; `free_bytes` asks for what is free.
+    /// GPU memory that the reader may use; `free_bytes` asks for what is free.
     ///
     /// # Errors
     /// Those of `free_bytes`.
-    pub fn device_budget(&self, free_bytes: impl FnOnce() -> Result<u64>) -> Result<u64> {
-        self.device_memory_bytes.map_or_else(|| Ok(free_bytes()? / Self::DEVICE_SHARE), Ok)
+    pub fn device_budget(&self, free_bytes: impl FnOnce() -> Result<u64>) -> Result<DeviceBudget> {
+        if let Some(bytes) = self.device_memory_bytes {
+            return Ok(DeviceBudget { bytes, most_bytes: bytes });
+        }
+        let free = free_bytes()?;
+        Ok(DeviceBudget { bytes: free / Self::DEVICE_SHARE, most_bytes: free / Self::MOST_DEVICE_SHARE })
     }
 }
 

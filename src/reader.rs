@@ -31,7 +31,7 @@ use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::{Driver, Memory};
 use crate::fetch::{Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, Gpu, Kernels, PinnedPool};
-use crate::options::{Arguments, Decode, Io, Options, argument};
+use crate::options::{Arguments, Decode, DeviceBudget, Io, Options, argument};
 use crate::plan::{ArrayGeometry, OutputGeometry, count_chunks, plan_batch};
 use crate::sampler::{
     Axis, Buffer, Drawn, Grid, Groups, Order, OrderArguments, Played, Position, Run, Shuffle,
@@ -109,6 +109,8 @@ struct Device {
 /// How GPU memory is shared out.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Shares {
+    /// All of it.
+    pub budget_bytes: u64,
     /// Batches in flight.
     pub depth: u64,
     /// Lanes that decode.
@@ -701,7 +703,7 @@ impl Reader {
                 what: format!("{least} batch(es) of {batch} bytes in flight{cached}"),
             });
         }
-        let depth = (budget / Options::RESIDENT_SHARE / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least);
+        let depth = (budget / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least);
         self.settle_residents(budget, batch * least, depth);
         Ok(((budget - self.resident_bytes) / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
     }
@@ -770,7 +772,7 @@ impl Reader {
     ///
     /// # Errors
     /// Budgets that cannot hold the least that is needed.
-    pub(crate) fn share(&mut self, budget: u64, zstd: Option<&Zstd>) -> Result<Shares> {
+    pub(crate) fn share(&mut self, budget: DeviceBudget, zstd: Option<&Zstd>) -> Result<Shares> {
         let units = self.unit_bytes(zstd)?;
         let largest_unit = units.iter().copied().max().unwrap_or(0);
         let pinned = self.parts().map(|(array, road)| largest_pinned_bytes(array, road));
@@ -787,22 +789,19 @@ impl Reader {
         let landings: Vec<u64> =
             self.parts().map(|(array, road)| largest_landing_bytes(array, road)).collect();
         let largest_landing = landings.iter().copied().max().unwrap_or(0);
-        let staging = if self.reads_with_cufile() { self.staging_bytes(budget) } else { 0 };
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
-        let largest_chunk = largest_unit.saturating_add(largest_landing).saturating_add(staging);
         let least_batches = least_depth.saturating_add(Self::HANDED_OVER);
-        let least = batch.saturating_mul(least_batches).saturating_add(largest_chunk);
         let cache = self.options.cache_bytes;
-        let usable = budget - budget / Self::ROUNDING_SHARE;
-        let needed = least.saturating_add(cache);
-        if needed > usable {
+        let fixed =
+            batch.saturating_mul(least_batches).saturating_add(largest_unit).saturating_add(largest_landing);
+        let budget_bytes = self.least_budget(fixed.saturating_add(cache), budget.bytes);
+        if budget_bytes > budget.most_bytes {
             let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
-            let needed = needed.saturating_mul(Self::ROUNDING_SHARE).div_ceil(Self::ROUNDING_SHARE - 1);
             return Err(Error::Budget {
                 name: "device_memory_budget",
-                budget_bytes: budget,
-                needed_bytes: needed,
+                budget_bytes: budget.bytes,
+                needed_bytes: budget_bytes,
                 what: format!(
                     "{least_batches} batches of {batch} bytes, of which {held} are in DALI's hands, and one chunk while it is \
                      decoded{cached}",
@@ -810,11 +809,12 @@ impl Reader {
                 ),
             });
         }
-        let first = self.first_batch();
-        let chunks = self.chunks_of(&first);
-        let most_depth = self.useful_depth(&chunks);
+        let staging = self.staging_bytes(budget_bytes);
+        let usable = Self::usable_bytes(budget_bytes);
+        let (chunks, new_chunks) = self.chunks_of_batches();
+        let most_depth = self.useful_depth(&new_chunks);
         let likely_depth = (usable / Self::OUTPUT_SHARE / batch).min(most_depth).max(least_depth);
-        self.settle_residents(usable, least, likely_depth);
+        self.settle_residents(usable, fixed + staging, likely_depth);
         let budget = usable - self.resident_bytes - staging - batch * Self::HANDED_OVER;
         // One chunk always fits beside the outputs.
         let fits = (budget - largest_unit - largest_landing) / batch;
@@ -832,6 +832,7 @@ impl Reader {
         let landing = (rest - arenas).min(useful(&landings)).max(largest_landing);
         let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
         Ok(Shares {
+            budget_bytes,
             depth,
             lanes,
             arena_bytes: arenas / lanes,
@@ -850,24 +851,73 @@ impl Reader {
         if bytes < Self::LEAST_PARCEL { 0 } else { bytes - bytes % PinnedPool::ALIGNMENT }
     }
 
-    /// Memory that cuFile reads to, for all feeders.
+    /// What may be taken of a budget.
+    fn usable_bytes(budget: u64) -> u64 {
+        budget - budget / Self::ROUNDING_SHARE
+    }
+
+    /// The least budget from `budget` on of which so many bytes can be taken besides what cuFile reads to.
+    fn least_budget(&self, bytes: u64, mut budget: u64) -> u64 {
+        loop {
+            // Grows with the budget, up to a limit.
+            let bytes = u128::from(bytes) + u128::from(self.staging_bytes(budget));
+            let whole = u128::from(Self::ROUNDING_SHARE);
+            let least = u64::try_from((bytes * whole).div_ceil(whole - 1)).unwrap_or(u64::MAX);
+            if least <= budget {
+                return budget;
+            }
+            budget = least;
+        }
+    }
+
+    /// Memory that cuFile reads to, for all feeders; none if it does not read.
     fn staging_bytes(&self, budget: u64) -> u64 {
+        if !self.reads_with_cufile() {
+            return 0;
+        }
         let threads = self.feeders() as u64;
         let half = (budget / Self::STAGING_SHARE / (2 * threads).max(1)).min(Sender::PIECE_BYTES as u64);
         2 * threads * (half - half % Staging::ALIGNMENT).max(Staging::ALIGNMENT)
     }
 
-    /// How many batches in flight are of use, if the samples of one touch so many chunks of each part of each array.
+    /// How many chunks of each part of each array a batch touches, and how many of them the batch before it does not.
+    fn chunks_of_batches(&mut self) -> (Vec<Vec<u64>>, Vec<Vec<u64>>) {
+        // Counting more than this takes long, and it is enough for anything.
+        const MANY: u64 = 1 << 16;
+        // The first may be the last of an epoch, of few samples.
+        let mut samples =
+            |batch| self.order.batch(batch).iter().map(|drawn| drawn.sample).collect::<Vec<u64>>();
+        let (first, second) = (samples(self.next), samples(self.next + 1));
+        let (one, other) = (self.chunks_of(&first), self.chunks_of(&second));
+        let combined = |a: &[Vec<u64>], b: &[Vec<u64>], of: fn(u64, u64) -> u64| -> Vec<Vec<u64>> {
+            let rows = a.iter().zip(b);
+            rows.map(|(a, b)| a.iter().zip(b).map(|(&a, &b)| of(a, b)).collect()).collect()
+        };
+        let most = combined(&one, &other, u64::max);
+        if most.iter().flatten().sum::<u64>() > MANY {
+            return (most.clone(), most);
+        }
+        let both = self.chunks_of(&[first, second].concat());
+        let new = combined(&both, &combined(&one, &other, u64::min), u64::saturating_sub);
+        // Epochs of one batch: each of them decodes its chunks.
+        if new.iter().flatten().all(|&chunks| chunks == 0) { (most.clone(), most) } else { (most, new) }
+    }
+
+    /// How many batches in flight are of use, if each needs so many new chunks of each part of each array.
     fn useful_depth(&self, chunks: &[Vec<u64>]) -> u64 {
-        let parts = chunks.iter().flatten().zip(self.parts());
-        let decoded =
-            parts.filter(|(_, (_, road))| self.kind(road) == Kind::Either).map(|(chunks, _)| chunks).sum();
-        match decoded {
-            0 => Options::MAX_DEPTH,
-            decoded => {
-                Options::CHUNKS_IN_FLIGHT.div_ceil(decoded).clamp(Options::MAX_DEPTH, Options::MOST_DEPTH)
+        let (mut count, mut bytes) = (0u64, 0u64);
+        for (&chunks, (array, road)) in chunks.iter().flatten().zip(self.parts()) {
+            if self.kind(road) == Kind::Either {
+                count = count.saturating_add(chunks);
+                bytes = bytes.saturating_add(chunks.saturating_mul(array.read_chunk_bytes()));
             }
         }
+        if count == 0 {
+            return Options::MAX_DEPTH;
+        }
+        let wanted =
+            Options::CHUNKS_IN_FLIGHT.div_ceil(count).max(Options::BYTES_IN_FLIGHT.div_ceil(bytes.max(1)));
+        wanted.clamp(Options::MAX_DEPTH, Options::MOST_DEPTH)
     }
 
     /// Limits what stays to what `depth` batches in flight can use, and to its share of a budget of which so much is needed for
@@ -1334,10 +1384,13 @@ impl Staying {
     fn useful_bytes(&self, depth: u64) -> u64 {
         match &self.samples {
             SamplesShare::Nothing => self.always_bytes,
-            // What is in flight is still in memory when the planner is done with it.
             SamplesShare::Near(groups, bytes, batch_size) => {
-                let groups = groups.reach(batch_size.saturating_mul(depth.saturating_add(1)));
-                self.always_bytes.saturating_add(bytes.saturating_mul(groups)).min(self.all_bytes)
+                // What is in flight is still in memory when the planner is done with it. Of large batches only what windows
+                // across the borders between them touch.
+                let all = groups.reach(batch_size.saturating_mul(depth.saturating_add(1)));
+                let at_borders = groups.span(1).saturating_mul(depth.saturating_add(2));
+                let bytes = bytes.saturating_mul(all.min(at_borders));
+                self.always_bytes.saturating_add(bytes).min(self.all_bytes)
             }
             SamplesShare::Anything => self.all_bytes,
         }
@@ -1543,6 +1596,38 @@ impl Drop for Running {
                 // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
                 std::mem::forget((self.registered.take(), std::mem::take(&mut self.memory)));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_automatic_budget_is_raised_as_far_as_it_may_be() {
+        let folder = tempfile::tempdir().unwrap();
+        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [64, 1000], "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1000]}}, "fill_value": 0,
+            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}"#;
+        std::fs::write(folder.path().join("zarr.json"), metadata).unwrap();
+        let mut arguments = Arguments::new(folder.path().to_str().unwrap());
+        (arguments.batch_size, arguments.device_id) = (16, 0);
+        let mut reader = Reader::without_memory(&arguments).unwrap();
+        let batch = reader.batch_bytes();
+        let mut share = |bytes, most_bytes| reader.share(DeviceBudget { bytes, most_bytes }, None);
+
+        let raised = share(batch, 10 * batch).unwrap();
+        assert!((4 * batch..6 * batch).contains(&raised.budget_bytes) && raised.depth == 1, "{raised:?}");
+        let enough = share(raised.budget_bytes, raised.budget_bytes).unwrap();
+        assert_eq!((enough.budget_bytes, enough.depth), (raised.budget_bytes, 1));
+        assert_eq!(share(64 * batch, 128 * batch).unwrap().budget_bytes, 64 * batch);
+        let refused = share(batch, raised.budget_bytes - 1).unwrap_err().to_string();
+        assert!(refused.ends_with(&format!("give at least {}", raised.budget_bytes)), "{refused}");
+        // What no memory can hold is refused, too.
+        reader.options.cache_bytes = u64::MAX;
+        for bytes in [1 << 20, u64::MAX / 2] {
+            assert!(reader.share(DeviceBudget { bytes, most_bytes: bytes }, None).is_err());
         }
     }
 }

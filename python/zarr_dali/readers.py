@@ -204,7 +204,8 @@ def zarr(
         device_memory_budget: GPU memory in bytes for batches in flight, encoded and decoded chunks and
             decoding.
             Three batches that DALI holds after that, as it does with its usual queue of two, are part of it.
-            0 chooses from the memory that is free when the reader starts. Without effect in the CPU backend.
+            0 takes an eighth of the memory that is free when the reader starts, and where that cannot hold a
+            batch as much as it needs, up to half. Without effect in the CPU backend.
         host_memory_budget: Host memory in bytes: for encoded chunks in pinned memory in the GPU backend, for
             batches in flight in the CPU backend.
             0 chooses from the memory of the machine.

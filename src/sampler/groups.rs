@@ -143,8 +143,8 @@ impl Groups {
         self.axes.iter().map(|cells| cells.touched.len() as u64).product()
     }
 
-    /// Groups in a row that a window reaches over.
-    fn span(&self, depth: usize) -> u64 {
+    /// The most groups in a row that a window reaches over, along the last of the first `depth` dimensions.
+    pub fn span(&self, depth: usize) -> u64 {
         self.axes[depth - 1].touched.iter().map(|(first, last)| last - first + 1).max().unwrap_or(1)
     }
 

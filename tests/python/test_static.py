@@ -133,8 +133,6 @@ def test_static_chunks_of_patches_are_counted_once(backend, world, case):
     """Each chunk of the mask is decoded once in many epochs, although no batch holds them all."""
     path, arguments = world(3, True), SAMPLINGS[case].arguments()
     settings = {"random_shuffle": True, "seed": 2, "pad_last_batch": True, "batch_size": 2, **arguments}
-    # The same number of batches ahead, however many chunks they have.
-    settings["prefetch_queue_depth"] = 128
     decoded = []
     for arrays in (["t"], ["t", "mask"]):
         pipe = build(backend, path, arrays=arrays, **settings)

@@ -36,7 +36,8 @@ def machine() -> dict[str, Any]:
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     result["ram_gb"] = round(pages / 1e9, 1)
     query = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    if visible := os.environ.get("CUDA_VISIBLE_DEVICES"):
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
         query.append(f"--id={visible}")
     try:
         found = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60)
