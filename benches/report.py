@@ -104,17 +104,8 @@ def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
     return found
 
 
-@dataclass
-class Tables:
-    """Results of read_table.py that count: runs and files, the newest first, and the stores of them all."""
-
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    files: list[str] = field(default_factory=list)
-    stores: dict[str, dict[str, Any]] = field(default_factory=dict)
-
-
-def newest_tables(results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool) -> Tables:
-    """The newest results of read_table.py on a GPU, with or without peers.
+def newest_tables(results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool) -> Found:
+    """The newest results of read_table.py on a GPU, with or without peers; a row is a store.
 
     Others of the same day, machine and commit give the stores that it lacks.
     """
@@ -126,16 +117,16 @@ def newest_tables(results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool)
         and any(store.get("best_peer") for store in result["stores"].values()) == peers
     ]
     tables.sort(key=lambda item: (written(item[1]), len(item[1]["stores"]), item[0]), reverse=True)
-    found = Tables()
+    found = Found()
     for name, result in tables:
         first = found.runs[0] if found.runs else result
         same = all(result.get(key) == first.get(key) for key in ("date", "revision", "work"))
-        new = {store: row for store, row in result["stores"].items() if store not in found.stores}
+        new = {store: row for store, row in result["stores"].items() if store not in found.rows}
         if same and new and kind_of_machine(result) == kind_of_machine(first):
             found.runs.append(result)
             found.files.append(name)
-            found.stores |= new
-    found.stores = {name: found.stores[name] for name in sorted(found.stores, key=in_order_of_stores)}
+            found.rows |= new
+    found.rows = {name: found.rows[name] for name in sorted(found.rows, key=in_order_of_stores)}
     return found
 
 
@@ -199,9 +190,9 @@ def problems(found: Found) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def read_table_lines(title: str, found: Tables, folder: str) -> list[str]:
+def read_table_lines(title: str, found: Found, folder: str) -> list[str]:
     """The table of read_table.py: loaders and stores."""
-    stores = found.stores
+    stores = found.rows
     loaders = dict.fromkeys(loader for store in stores.values() for loader in store["loaders"])
 
     def cell(store: dict[str, Any], loader: str) -> str:

@@ -179,7 +179,8 @@ pub struct Options {
     /// Decoded chunks that are kept from epoch to epoch, in bytes. Part of the memory budget. Default: none.
     pub cache_bytes: u64,
     /// GPU memory in bytes for outputs in flight and in DALI's hands, encoded and decoded chunks and nvCOMP's scratch.
-    /// Default: [`Options::DEVICE_SHARE`] of the memory that is free when the reader starts.
+    /// Default: [`Options::DEVICE_SHARE`] of the memory that is free when the reader starts, up to
+    /// [`Options::MOST_DEVICE_SHARE`] where a batch needs it.
     pub device_memory_bytes: Option<u64>,
     /// Host memory in bytes: pinned memory for encoded chunks on the GPU backend, outputs in flight on the CPU
     /// backend. Default: [`Options::HOST_SHARE`] of the machine's memory, at most

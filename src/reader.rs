@@ -1373,8 +1373,14 @@ struct Staying {
 enum SamplesShare {
     /// None.
     Nothing,
-    /// Only those near each other: the groups of chunks, the decoded bytes of one, and the samples of a batch.
-    Near(Arc<Groups>, u64, u64),
+    /// Only those near each other.
+    Near {
+        /// Samples by chunk.
+        groups: Arc<Groups>,
+        /// Decoded bytes of a group.
+        group_bytes: u64,
+        batch_size: u64,
+    },
     /// Any.
     Anything,
 }
@@ -1384,12 +1390,12 @@ impl Staying {
     fn useful_bytes(&self, depth: u64) -> u64 {
         match &self.samples {
             SamplesShare::Nothing => self.always_bytes,
-            SamplesShare::Near(groups, bytes, batch_size) => {
+            SamplesShare::Near { groups, group_bytes, batch_size } => {
                 // What is in flight is still in memory when the planner is done with it. Of large batches only what windows
                 // across the borders between them touch.
                 let all = groups.reach(batch_size.saturating_mul(depth.saturating_add(1)));
                 let at_borders = groups.span(1).saturating_mul(depth.saturating_add(2));
-                let bytes = bytes.saturating_mul(all.min(at_borders));
+                let bytes = group_bytes.saturating_mul(all.min(at_borders));
                 self.always_bytes.saturating_add(bytes).min(self.all_bytes)
             }
             SamplesShare::Anything => self.all_bytes,
@@ -1455,7 +1461,7 @@ impl Sharing {
             (false, ..) => SamplesShare::Nothing,
             // In order along one dimension only neighbouring batches share chunks.
             (true, Some(batch_size), Some(groups)) if windows.dimensions() == 1 => {
-                SamplesShare::Near(groups.clone(), all_of(1), batch_size)
+                SamplesShare::Near { groups: groups.clone(), group_bytes: all_of(1), batch_size }
             }
             (true, ..) => SamplesShare::Anything,
         };

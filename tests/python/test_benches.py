@@ -576,7 +576,7 @@ def test_a_table_may_be_measured_in_parts():
     ]
     found = report.newest_tables(results, peers=True)
     assert found.files == ["read_table-4", "read_table-2", "read_table-1"]
-    assert list(found.stores) == ["raw", "zstd", "blosc-lz4", "blosc-zstd"]
+    assert list(found.rows) == ["raw", "zstd", "blosc-lz4", "blosc-zstd"]
     lines = report.read_table_lines("Title", found, "results")
     assert "| zarr-dali | 1.0 | 2.0 | 2.0 | 4.0 |" in lines
     assert all(f"results/{file}" in lines[-1] for file in found.files)
