@@ -876,7 +876,7 @@ impl Reader {
             return 0;
         }
         let threads = self.feeders() as u64;
-        let half = (budget / Self::STAGING_SHARE / (2 * threads).max(1)).min(Sender::PIECE_BYTES as u64);
+        let half = (budget / Self::STAGING_SHARE / (2 * threads).max(1)).min(Staging::MOST_BYTES);
         2 * threads * (half - half % Staging::ALIGNMENT).max(Staging::ALIGNMENT)
     }
 

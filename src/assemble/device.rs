@@ -131,7 +131,7 @@ impl Regions {
 
     /// Size of the regions that boxes become, with the conversion that they may need.
     pub fn bytes(boxes: &[CopyBox], conversion: &Conversion) -> u64 {
-        let regions = |piece: &CopyBox| outer(piece).extents.iter().product::<u64>();
+        let regions = |piece: &CopyBox| piece.extents[..cut(piece)].iter().product::<u64>();
         boxes.iter().map(regions).sum::<u64>() * size_of::<Region>() as u64
             + Self::conversion_bytes(conversion)
     }
@@ -165,9 +165,12 @@ impl Regions {
             }
         }
         for piece in boxes {
-            let outer = outer(piece);
-            let cut = outer.extents.len() - 1;
-            for (from, to) in outer.rows() {
+            let cut = cut(piece);
+            if cut == 0 {
+                self.push(&elements, piece);
+                continue;
+            }
+            for (from, to) in outer(piece, cut).rows() {
                 let inner = CopyBox {
                     from,
                     to,
@@ -242,9 +245,13 @@ impl Regions {
     }
 }
 
-/// The dimensions of a box that the kernel does not handle, and one more, of extent 1: each of its rows is a region.
-fn outer(piece: &CopyBox) -> CopyBox {
-    let cut = piece.extents.len().saturating_sub(MAX_DIMENSIONS);
+/// How many dimensions of a box, the outermost ones, the kernel does not handle.
+fn cut(piece: &CopyBox) -> usize {
+    piece.extents.len().saturating_sub(MAX_DIMENSIONS)
+}
+
+/// So many dimensions of a box, and one more, of extent 1: each of its rows is a region.
+fn outer(piece: &CopyBox, cut: usize) -> CopyBox {
     let with_one = |list: &[u64]| list[..cut].iter().copied().chain([1]).collect();
     CopyBox {
         extents: with_one(&piece.extents),

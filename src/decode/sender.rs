@@ -66,6 +66,8 @@ pub struct Staging {
 impl Staging {
     /// What direct access needs offsets, sizes and addresses to be multiples of.
     pub const ALIGNMENT: u64 = 4096;
+    /// The most bytes of one half: those with which a bare loop of as many threads reads fastest (benches/NOTES.md).
+    pub const MOST_BYTES: u64 = 4 << 20;
 
     /// Part number `number` of memory at `base`, with halves of so many bytes.
     pub fn new(base: u64, number: u64, bytes: u64) -> Self {
