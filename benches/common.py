@@ -439,7 +439,7 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
         `delivered_gb_per_s`, the outputs' bytes; `decoded_gb_per_s`, what came out of the decoders;
         `decodes_per_epoch`, how often a byte of the store was decoded in an epoch; `gpu_share` of the decoded
         chunks; `cpu_cores` that were busy, and which of them by the names of threads (`cores_by_thread`);
-        `seconds` that were timed. GB are 10^9 bytes.
+        `waited_ms`, what DALI waited for; `seconds` that were timed. GB are 10^9 bytes.
     """
     samples = pipe.reader_meta("reader")["epoch_size"]
     batches = math.ceil(samples / batch_size)
@@ -471,6 +471,7 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
         "gpu_share": share_gpu(spent),
         "cpu_cores": cpu / elapsed,
         "cores_by_thread": {name: round(cores, 2) for name, cores in busy.items() if cores >= 0.05},
+        "waited_ms": {name: value for name, value in spent.items() if name.startswith("ms_waiting_")},
         "seconds": elapsed,
     }
 

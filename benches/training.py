@@ -15,8 +15,8 @@ How it is measured:
 
 - One child process for each number of cores and each loader: it restricts itself to the cores before it
   imports anything, and goes through the stores. A loader that is missing or fails costs its own points only.
-- Speeds are those of the steady state, behind a warm-up of more than an epoch; of `cold` the first epoch
-  counts, in a process that has trained before.
+- Speeds are those of the steady state, behind a warm-up that uses up what was read ahead in the beginning;
+  of `cold` the first epoch counts, in a process that has trained before.
 - Synthetic data is trained on before and after the loaders; shares are of the mean, with the same cores and
   the same model.
 
@@ -46,6 +46,8 @@ IN_PROCESS = ("ours", "kvikio", "memory", "synthetic")
 """Loaders whose reads /proc/self/io counts."""
 CASES = ("warm", "cold", "cached", "large-model", "tiny-chunks")
 BATCH, QUICK_BATCH = 16, 4
+WARMUP = 32
+"""Steps: what a loader reads ahead while the first ones take long, two batches for each of 14 workers."""
 ENCODER, LARGE, QUICK_LARGE = "resnet18", "resnet101", "resnet34"
 TINY, TINY_BYTES = "zstd-51200", 51_200
 """Tiny chunks: the same store as that of scaling.py."""
@@ -345,7 +347,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "device": args.device,
         "batch_size": args.batch_size,
         "seconds": args.seconds,
-        "warmup": 2 if args.quick else 8,
+        "warmup": 2 if args.quick else WARMUP,
         "stores": {name: str(path) for name, path in stores.items()},
     }
     results = common.Results(
