@@ -752,11 +752,13 @@ impl Reader {
         }
     }
 
-    /// Boxes that a batch can have in a chunk.
+    /// Boxes of a chunk that one group assembles at most: as many as a batch can have in it, and those of some more batches
+    /// that wait for it.
     fn boxes_of_chunk(&self) -> u64 {
+        const LEAST: u64 = 16;
         // Offsets that are no regular sequence make several boxes of one sample.
         let runs = self.windows.axes()[0].runs(0).count() as u64;
-        self.options.batch_size.saturating_mul(runs)
+        self.options.batch_size.saturating_mul(runs).max(LEAST)
     }
 
     /// Arena bytes that a read chunk of each part of each array needs at most.
