@@ -127,8 +127,8 @@ pub(crate) struct Shares {
 }
 
 impl Reader {
-    /// Each has a stream and an arena; eight overlap copies, decoding and the host's part (benches/NOTES.md).
-    const MAX_LANES: u64 = 8;
+    /// Each has a stream and an arena; with four, copies, decoding and the host's part overlap, and groups are full (benches/NOTES.md).
+    const MAX_LANES: u64 = 4;
     /// One part in so many of the device budget is for outputs in flight; the rest is for decoding.
     const OUTPUT_SHARE: u64 = 4;
     /// Batches that DALI holds besides, as it is set up by default: two in its queue and one that is used.
