@@ -2,7 +2,7 @@
 
 use crate::assemble::OutputMemory;
 use crate::error::{Error, Result};
-use crate::plan::CopyBox;
+use crate::plan::Boxes;
 use crate::sampler::Drawn;
 use crate::stats::Counters;
 
@@ -10,6 +10,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cudarc::driver::CudaEvent;
+use smallvec::SmallVec;
 
 /// A batch between its submission and its handing over.
 pub struct Batch {
@@ -134,7 +135,7 @@ impl Batch {
     }
 
     /// Adds a unit.
-    pub fn unit(self: &Arc<Self>, output: usize, boxes: Vec<CopyBox>) -> Unit {
+    pub fn unit(self: &Arc<Self>, output: usize, boxes: Boxes) -> Unit {
         self.lock().missing += 1;
         Unit { batch: self.clone(), output, boxes, times: Times::default() }
     }
@@ -204,6 +205,9 @@ impl Batch {
     }
 }
 
+/// Those that wait for one chunk, of which there is often one.
+pub type Units = SmallVec<[Unit; 1]>;
+
 /// A read chunk that a batch waits for. Finished when dropped, whichever way that comes.
 pub struct Unit {
     /// The batch.
@@ -211,7 +215,7 @@ pub struct Unit {
     /// Which output the chunk's elements go to.
     pub output: usize,
     /// Where they go.
-    pub boxes: Vec<CopyBox>,
+    pub boxes: Boxes,
     /// What it went through so far.
     pub times: Times,
 }
@@ -279,7 +283,7 @@ mod tests {
         let progress = Progress::new(Arc::default());
         let batches: Vec<_> =
             (0..3).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
-        let unit = batches[1].unit(0, vec![]);
+        let unit = batches[1].unit(0, Boxes::new());
         batches.iter().for_each(|batch| batch.planned());
         assert_eq!(progress.fill(), (2, 3));
         batches[0].wait(|| None).unwrap();
@@ -292,7 +296,7 @@ mod tests {
     #[test]
     fn a_batch_is_not_complete_where_a_panic_took_its_units() {
         let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
-        let (unit, other) = (batch.unit(0, vec![]), batch.unit(0, vec![]));
+        let (unit, other) = (batch.unit(0, Boxes::new()), batch.unit(0, Boxes::new()));
         batch.planned();
         drop(other);
         assert!(!batch.failed());
@@ -312,7 +316,7 @@ mod tests {
         let other = std::thread::spawn(move || units.into_iter().for_each(drop));
         for number in 0..20_000 {
             let batch = Batch::new(number, vec![], vec![], None, progress.clone());
-            to_other.send(batch.unit(0, vec![])).unwrap();
+            to_other.send(batch.unit(0, Boxes::new())).unwrap();
             batch.planned();
             while !batch.is_ready() {
                 std::hint::spin_loop();

@@ -38,7 +38,3 @@ pub mod reader;
 pub mod sampler;
 pub mod stats;
 pub mod trace;
-
-/// Threads of a reader free what others allocated, millions of times in a second where chunks are small.
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

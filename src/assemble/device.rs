@@ -174,9 +174,9 @@ impl Regions {
                 let inner = CopyBox {
                     from,
                     to,
-                    extents: piece.extents[cut..].to_vec(),
-                    from_strides: piece.from_strides[cut..].to_vec(),
-                    to_strides: piece.to_strides[cut..].to_vec(),
+                    extents: piece.extents[cut..].into(),
+                    from_strides: piece.from_strides[cut..].into(),
+                    to_strides: piece.to_strides[cut..].into(),
                 };
                 self.push(&elements, &inner);
             }
@@ -362,7 +362,14 @@ mod tests {
         let from_len = from_len.max(dims.iter().zip(&from_strides).map(|(d, stride)| d.0 * stride).sum());
         let (to_strides, to_len) = dense(&|d| dims[d].2);
         let extents = dims.iter().map(|d| d.0).collect();
-        let piece = CopyBox { from: offsets.0, to: offsets.1, extents, from_strides, to_strides }.collapsed();
+        let piece = CopyBox {
+            from: offsets.0,
+            to: offsets.1,
+            extents,
+            from_strides: from_strides.into(),
+            to_strides: to_strides.into(),
+        }
+        .collapsed();
         // Buffers of u128 are aligned as the device's allocations are.
         let words = |len: u64, size: usize| ((len + 9) * size as u64).div_ceil(16) as usize + 1;
         let size = conversion.stored_bytes();

@@ -52,6 +52,7 @@ pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], conversion: &Conve
 mod tests {
     use super::*;
     use crate::dataset::{ElementType, StoredType};
+    use smallvec::smallvec;
 
     #[test]
     fn boxes_are_copied_filled_and_converted() {
@@ -60,9 +61,20 @@ mod tests {
             Conversion::new(stored, None, None, None, dtype).unwrap()
         };
         let decoded: Vec<u8> = (0u16..6).flat_map(u16::to_ne_bytes).collect();
-        let copy =
-            CopyBox { from: 1, to: 2, extents: vec![2, 2], from_strides: vec![3, 1], to_strides: vec![6, 1] };
-        let fill = CopyBox { from: 0, to: 4, extents: vec![2], from_strides: vec![1], to_strides: vec![1] };
+        let copy = CopyBox {
+            from: 1,
+            to: 2,
+            extents: smallvec![2, 2],
+            from_strides: smallvec![3, 1],
+            to_strides: smallvec![6, 1],
+        };
+        let fill = CopyBox {
+            from: 0,
+            to: 4,
+            extents: smallvec![2],
+            from_strides: smallvec![1],
+            to_strides: smallvec![1],
+        };
         let mut output = vec![0u16; 12];
         let memory = OutputMemory { address: output.as_mut_ptr() as u64, bytes: 24 };
         // SAFETY: the memory is that of `output`, which nothing else uses meanwhile.

@@ -107,12 +107,14 @@ fn waiting(chunk: &Weak<Chunk>) -> Option<Arc<Chunk>> {
 mod tests {
     use super::*;
     use crate::batch::{Batch, Progress};
-    use crate::plan::ChunkKey;
+    use crate::plan::{Boxes, ChunkKey, Dims};
 
     fn chunks(count: u128) -> Vec<Arc<Chunk>> {
         let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
         let key = |number| ChunkKey { array: 0, part: 0, number };
-        (0..count).map(|number| Chunk::new(key(number), vec![], None, batch.unit(0, vec![]))).collect()
+        (0..count)
+            .map(|number| Chunk::new(key(number), Dims::new(), None, batch.unit(0, Boxes::new())))
+            .collect()
     }
 
     #[test]

@@ -1,20 +1,22 @@
 //! A read chunk on its way, shared by all batches that need it while it is there.
 
 use super::rooms::Room;
-use crate::batch::Unit;
+use crate::batch::{Unit, Units};
 use crate::error::{Context, Error};
 use crate::fetch::Located;
-use crate::plan::ChunkKey;
+use crate::plan::{ChunkKey, Dims};
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use smallvec::smallvec;
 
 /// A read chunk: fetched and decoded once for all units that are added to it.
 pub struct Chunk {
     /// Which one.
     pub key: ChunkKey,
     /// Coordinates in the grid of read chunks of its part.
-    pub read_chunk: Vec<u64>,
+    pub read_chunk: Dims,
     room: Option<Room>,
     /// Whether a thread has it.
     begun: AtomicBool,
@@ -28,7 +30,7 @@ type Place = (Located, Context);
 
 enum State {
     /// Not decoded yet; who waits for it.
-    Waiting(Vec<Unit>),
+    Waiting(Units),
     /// Decoded, for as long as this value lives.
     Ready(Held),
     Failed(Arc<Error>),
@@ -50,14 +52,14 @@ pub enum Held {
 
 impl Chunk {
     /// A chunk that `unit` waits for. With a room it stays until this value is dropped.
-    pub fn new(key: ChunkKey, read_chunk: Vec<u64>, room: Option<Room>, unit: Unit) -> Arc<Self> {
+    pub fn new(key: ChunkKey, read_chunk: Dims, room: Option<Room>, unit: Unit) -> Arc<Self> {
         Arc::new(Self {
             key,
             read_chunk,
             room,
             begun: AtomicBool::new(false),
             place: Mutex::default(),
-            state: Mutex::new(State::Waiting(vec![unit])),
+            state: Mutex::new(State::Waiting(smallvec![unit])),
         })
     }
 
@@ -105,8 +107,8 @@ impl Chunk {
 
     /// Takes the unit that waits for it the longest, and those behind it as long as all together have at most so many
     /// boxes.
-    pub fn take(&self, most_boxes: usize) -> Vec<Unit> {
-        let State::Waiting(units) = &mut *self.lock() else { return vec![] };
+    pub fn take(&self, most_boxes: usize) -> Units {
+        let State::Waiting(units) = &mut *self.lock() else { return Units::new() };
         let mut boxes = 0;
         let fitting = units.iter().take_while(|unit| {
             boxes += unit.boxes.len();
@@ -132,10 +134,10 @@ impl Chunk {
     }
 
     /// It is decoded. Returns who waited.
-    pub fn ready(&self, held: Held) -> Vec<Unit> {
+    pub fn ready(&self, held: Held) -> Units {
         match std::mem::replace(&mut *self.lock(), State::Ready(held)) {
             State::Waiting(units) => units,
-            _ => vec![],
+            _ => Units::new(),
         }
     }
 

@@ -236,7 +236,7 @@ mod tests {
     use super::*;
     use crate::batch::Batch;
     use crate::decode::chunk::Chunk;
-    use crate::plan::ChunkKey;
+    use crate::plan::{Boxes, ChunkKey, Dims};
 
     /// Jobs of three arrays, one of each kind, and a batch with a unit for each of so many chunks.
     fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
@@ -246,7 +246,7 @@ mod tests {
         let batch = Batch::new(0, vec![], vec![], None, progress);
         let chunk = |(number, &array): (usize, &usize)| {
             let key = ChunkKey { array, part: 0, number: number as u128 };
-            Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))
+            Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))
         };
         jobs.push(arrays.iter().enumerate().map(chunk).collect());
         batch.planned();
@@ -281,14 +281,14 @@ mod tests {
         let jobs = Jobs::new(vec![vec![(Kind::Either, 100)]], 1, progress.clone(), Arc::default());
         let batches: Vec<_> =
             (0..8).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
-        let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, vec![])).collect();
+        let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, Boxes::new())).collect();
         let mut units = units.into_iter();
         batches.iter().for_each(|batch| batch.planned());
         // All but the last two batches are complete, so that the GPU does not help.
         units.by_ref().take(6).for_each(drop);
         let chunk = |(number, unit)| {
             let key = ChunkKey { array: 0, part: 0, number };
-            Job::Read(Chunk::new(key, vec![], None, unit))
+            Job::Read(Chunk::new(key, Dims::new(), None, unit))
         };
         jobs.push((0..).zip(units).map(chunk).collect());
         let feeder = std::thread::spawn({
@@ -316,7 +316,7 @@ mod tests {
             }
         });
         let key = ChunkKey { array: 2, part: 0, number: 7 };
-        jobs.push(vec![Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
+        jobs.push(vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
         while jobs.lock().waiting[DECODERS] == 0 || !jobs.lock().cpu.is_empty() {
             std::thread::yield_now();
         }
@@ -325,7 +325,7 @@ mod tests {
         assert_eq!((first, second), (Some((2, 7)), None));
         assert!((1..=2).contains(&prepared));
         // What comes later is dropped, and its unit finished.
-        jobs.push(vec![Job::Read(Chunk::new(key, vec![], None, batch.unit(0, vec![])))]);
+        jobs.push(vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
         assert!(batch.is_ready());
     }
 }

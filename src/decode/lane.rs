@@ -22,7 +22,7 @@ use super::nvcomp::{Frames, FramesOnDevice, Zstd};
 use super::rooms::Room;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
 use crate::assemble::{Conversion, whole_chunk};
-use crate::batch::Unit;
+use crate::batch::{Unit, Units};
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
 use crate::codec::{Road, Work};
@@ -41,13 +41,14 @@ use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, result};
 use nvcomp_sys::nvcompStatus_t;
+use smallvec::smallvec;
 
 /// A chunk whose bytes are on the GPU, or on their way there.
 pub struct Fetched {
     /// The chunk.
     pub chunk: Arc<Chunk>,
     /// Who gets its elements.
-    pub units: Vec<Unit>,
+    pub units: Units,
     /// Its bytes.
     pub payload: Payload,
     /// Its place, for errors.
@@ -63,7 +64,7 @@ pub struct Fetched {
 impl Fetched {
     /// A chunk for which nobody waits yet.
     pub fn new(chunk: Arc<Chunk>, payload: Payload, at: Context) -> Self {
-        Self { chunk, units: vec![], payload, at, identity: None, by_gpu: false, arrived: None }
+        Self { chunk, units: Units::new(), payload, at, identity: None, by_gpu: false, arrived: None }
     }
 
     /// Its bytes are there when this event has happened.
@@ -82,7 +83,7 @@ impl Fetched {
 
     /// A chunk that is in its room, for a further unit.
     pub fn held(chunk: Arc<Chunk>, unit: Unit) -> Self {
-        Self { units: vec![unit], ..Self::new(chunk, Payload::Held, Context::default()) }
+        Self { units: smallvec![unit], ..Self::new(chunk, Payload::Held, Context::default()) }
     }
 }
 

@@ -186,6 +186,7 @@ impl Residents {
 mod tests {
     use super::*;
     use crate::batch::{Batch, Progress};
+    use crate::plan::{Boxes, Dims};
 
     /// Plans batches that each need one chunk; the chunks that had to be decoded, by batch.
     fn decoded(capacity: u64, batches: &[(u128, u64)]) -> Vec<usize> {
@@ -203,7 +204,7 @@ mod tests {
                 decoded.push(now);
                 if let Some(epoch) = residents.claim(key, &[epoch], now as u64, 100) {
                     let batch = Batch::new(now as u64, vec![], vec![], None, Progress::new(Arc::default()));
-                    let chunk = Chunk::new(key, vec![], None, batch.unit(0, vec![]));
+                    let chunk = Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new()));
                     residents.keep(chunk, epoch, now as u64, 100);
                 }
             }

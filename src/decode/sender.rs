@@ -6,7 +6,7 @@
 use super::Queue;
 use super::lane::Fetched;
 use super::rooms::{Room, Rooms};
-use crate::batch::Unit;
+use crate::batch::{Unit, Units};
 use crate::error::{Error, Result};
 use crate::fetch::Blob;
 use crate::fetch::cufile::Handle;
@@ -120,7 +120,7 @@ pub enum Cargo {
     /// Nobody yet: it is a piece.
     Piece,
     /// Units that are finished with it.
-    Units(Vec<Unit>),
+    Units(Units),
     /// The lanes.
     Fetched(Box<Fetched>),
 }

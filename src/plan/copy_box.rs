@@ -1,5 +1,11 @@
 //! A box of elements to be copied from a decoded read chunk into an output.
 
+use smallvec::SmallVec;
+
+/// A number for each dimension. Usual ones are kept in place: there are some for each chunk, and those who allocate and
+/// free them are different threads.
+pub type Dims = SmallVec<[u64; 4]>;
+
 /// A box in a source and in a destination, both addressed in elements from their first.
 ///
 /// Always has at least one dimension, extents of at least 1, and a last dimension that is contiguous in the
@@ -11,18 +17,19 @@ pub struct CopyBox {
     /// First element in the destination.
     pub to: u64,
     /// Extents.
-    pub extents: Vec<u64>,
+    pub extents: Dims,
     /// Elements between neighbours in the source.
-    pub from_strides: Vec<u64>,
+    pub from_strides: Dims,
     /// Elements between neighbours in the destination.
-    pub to_strides: Vec<u64>,
+    pub to_strides: Dims,
 }
 
 impl CopyBox {
     /// The same copy with as few dimensions as possible: extents of 1 are dropped and neighbouring dimensions
     /// joined where they are contiguous on both sides.
     pub fn collapsed(self) -> Self {
-        let mut result = Self { extents: vec![], from_strides: vec![], to_strides: vec![], ..self };
+        let none = Dims::new;
+        let mut result = Self { extents: none(), from_strides: none(), to_strides: none(), ..self };
         for d in 0..self.extents.len() {
             let (extent, from, to) = (self.extents[d], self.from_strides[d], self.to_strides[d]);
             if extent == 1 {
@@ -103,9 +110,9 @@ mod tests {
         CopyBox {
             from: 5,
             to: 7,
-            extents: extents.to_vec(),
-            from_strides: from_strides.to_vec(),
-            to_strides: to_strides.to_vec(),
+            extents: extents.into(),
+            from_strides: from_strides.into(),
+            to_strides: to_strides.into(),
         }
     }
 

@@ -7,11 +7,13 @@
 mod copy_box;
 pub mod shard_index;
 
-pub use copy_box::CopyBox;
+pub use copy_box::{CopyBox, Dims};
 
 use crate::sampler::{Run, Windows};
 
 use std::collections::{HashMap, HashSet};
+
+use smallvec::SmallVec;
 
 /// What planning needs to know of an array.
 #[derive(Clone, Debug)]
@@ -67,6 +69,9 @@ impl OutputGeometry {
     }
 }
 
+/// Copies out of one read chunk, of which there is often one.
+pub type Boxes = SmallVec<[CopyBox; 1]>;
+
 /// A read chunk that a batch needs, and everything the batch needs of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChunkTask {
@@ -75,9 +80,9 @@ pub struct ChunkTask {
     /// Which chunk.
     pub chunk: ChunkKey,
     /// Coordinates in the grid of read chunks of its part.
-    pub read_chunk: Vec<u64>,
+    pub read_chunk: Dims,
     /// Copies from the decoded read chunk into the output, in elements. They do not overlap in the output.
-    pub boxes: Vec<CopyBox>,
+    pub boxes: Boxes,
 }
 
 /// A read chunk among all that a reader may need.
@@ -233,16 +238,16 @@ impl Plan {
         each_cell(runs, chunk, |cell| {
             let key = ChunkKey { array, part: number, number: flat(cell, shape, chunk) };
             let task = *self.known.entry(key).or_insert_with(|| {
-                let (output, read_chunk) = (output.output, cell.to_vec());
-                self.tasks.push(ChunkTask { output, chunk: key, read_chunk, boxes: vec![] });
+                let (output, read_chunk) = (output.output, cell.into());
+                self.tasks.push(ChunkTask { output, chunk: key, read_chunk, boxes: Boxes::new() });
                 self.tasks.len() - 1
             });
             let mut whole = CopyBox {
                 from: 0,
                 to,
-                extents: Vec::with_capacity(cell.len()),
-                from_strides: Vec::with_capacity(cell.len()),
-                to_strides: output.strides.clone(),
+                extents: Dims::with_capacity(cell.len()),
+                from_strides: Dims::with_capacity(cell.len()),
+                to_strides: output.strides[..].into(),
             };
             for d in 0..cell.len() {
                 let origin = cell[d] * chunk[d];
@@ -340,6 +345,7 @@ mod tests {
     use super::*;
     use crate::sampler::WindowArguments;
     use proptest::prelude::*;
+    use smallvec::smallvec;
 
     /// The plain path: every element of the output is looked up by its coordinates. An element's value is its array's
     /// number and its flat place in the whole array.
@@ -568,12 +574,13 @@ mod tests {
         let straight = CopyBox {
             from: 0,
             to: 7 * 64 * 128,
-            extents: vec![64 * 128],
-            from_strides: vec![1],
-            to_strides: vec![1],
+            extents: smallvec![64 * 128],
+            from_strides: smallvec![1],
+            to_strides: smallvec![1],
         };
         let chunk = ChunkKey { array: 0, part: 0, number: 25 };
-        let task = ChunkTask { output: 0, chunk, read_chunk: vec![4, 1, 0, 0], boxes: vec![straight] };
+        let task =
+            ChunkTask { output: 0, chunk, read_chunk: smallvec![4, 1, 0, 0], boxes: smallvec![straight] };
         assert_eq!(tasks[7], task);
     }
 }
