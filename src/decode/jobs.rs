@@ -159,6 +159,12 @@ impl Jobs {
         }
     }
 
+    /// Whether a chunk that has waited so long may go on waiting for others to go to the GPU with it.
+    pub fn has_time(&self, waited: Duration) -> bool {
+        let (ready, submitted) = self.progress.fill();
+        waited.as_secs_f64() < Policy::PATIENCE && self.lock().policy.has_time(ready, submitted)
+    }
+
     /// Ends all waiting and drops what is left.
     pub fn close(&self) {
         let mut state = self.lock();

@@ -12,7 +12,8 @@
 //!
 //! A group is whatever waits when a lane becomes free, as far as it fits into the lane's arena; its units may belong
 //! to several batches. A decoder takes about as long for one chunk as for hundreds, so groups grow by themselves as the
-//! load does, and several lanes overlap copies, decoding and the host's part.
+//! load does, and several lanes overlap copies, decoding and the host's part. Where there is time, chunks wait a little for
+//! others, because each group interrupts the model that trains.
 
 use super::Queue;
 use super::chunk::{Chunk, Held};
@@ -328,7 +329,8 @@ impl Lane {
         let zstd = self.lanes.nvcomp.as_deref();
         let mut sizes = Sizes::default();
         let mut kind = None;
-        self.lanes.queue.pop_group(|fetched| {
+        let patient = |waited| self.lanes.jobs.has_time(waited);
+        self.lanes.queue.pop_group(patient, |fetched| {
             // Chunks that only have to be copied do not wait for others to be decoded.
             let held = matches!(fetched.payload, Payload::Held);
             if *kind.get_or_insert(held) != held {

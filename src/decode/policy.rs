@@ -232,6 +232,15 @@ impl Policy {
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
     }
 
+    /// How long a chunk may wait for others to go to the GPU with it: what interrupts the model is each group, however small
+    /// it is.
+    pub const PATIENCE: f64 = 0.01;
+
+    /// Whether it may, because the consumer has enough in store.
+    pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
+        !self.waited_for && ready >= 2 && 2 * ready >= submitted
+    }
+
     /// Whether the GPU may take chunks that the CPU could decode.
     pub fn gpu_helps(&self) -> bool {
         if self.waited_for { self.trials.side != Side::Cpu } else { self.helping }
@@ -367,7 +376,7 @@ mod tests {
             // Groups on the GPU: what is in them, when it arrived and when it is done. A lane takes all that waits.
             let mut lanes: Vec<(Vec<(u64, f64)>, f64)> = vec![(vec![], 0.0); 4];
             let mut waiting: Vec<(u64, f64)> = vec![];
-            let (mut now, mut next_take, mut waits) = (0.0, 0.0, false);
+            let (mut now, mut next_take, mut waits, mut has_time) = (0.0, 0.0, false, false);
             while taken < self.batches {
                 now += TICK;
                 while planned < (taken + self.depth).min(self.batches) {
@@ -405,7 +414,9 @@ mod tests {
                                 finish(batch, taken);
                                 policy.gpu_ends(BYTES, now - arrived);
                             }
-                            if !waiting.is_empty() {
+                            let arrived = waiting.first().map(|first| first.1);
+                            let patience = if has_time { Policy::PATIENCE } else { 0.0 };
+                            if arrived.is_some_and(|arrived| now - arrived >= patience) {
                                 *group = std::mem::take(&mut waiting);
                                 *end = now + self.gpu_seconds;
                             }
@@ -413,6 +424,7 @@ mod tests {
                     }
                 }
                 let ready = missing.iter().filter(|&&missing| missing == 0).count() as u64;
+                has_time = policy.has_time(ready, missing.len() as u64);
                 let wants = now >= next_take;
                 policy.fill(ready, missing.len() as u64);
                 if wants && missing[0] == 0 {

@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// First in, first out, for any number of threads on both sides. How much is in it is bounded by who fills it: units
 /// exist for submitted batches only.
@@ -12,17 +13,22 @@ pub struct Queue<T> {
 
 struct State<T> {
     items: VecDeque<T>,
+    /// Somebody waits for more of them, before all others.
+    gathers: bool,
     closed: bool,
 }
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        let state = State { items: VecDeque::new(), closed: false };
+        let state = State { items: VecDeque::new(), gathers: false, closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
 
 impl<T> Queue<T> {
+    /// Who waits for more looks again so often.
+    const GLANCE: Duration = Duration::from_millis(1);
+
     /// Adds items at the end. They are dropped if the queue is closed.
     pub fn push(&self, items: impl IntoIterator<Item = T>) {
         let mut state = self.lock();
@@ -63,24 +69,43 @@ impl<T> Queue<T> {
         }
     }
 
-    /// Waits for an item and takes it with all that follow, as long as `fits` agrees. The first is always taken.
-    /// `None` once the queue is closed.
-    pub fn pop_group(&self, mut fits: impl FnMut(&T) -> bool) -> Option<Vec<T>> {
+    /// Waits for an item and takes it with all that follow, as long as `fits` agrees. The first is always taken. Before that it
+    /// waits for more of them while `patient` agrees, which is told for how long it did; others wait for its end. `None` once
+    /// the queue is closed.
+    pub fn pop_group(
+        &self,
+        patient: impl Fn(Duration) -> bool,
+        mut fits: impl FnMut(&T) -> bool,
+    ) -> Option<Vec<T>> {
         let mut state = self.lock();
-        loop {
-            if state.closed {
-                return None;
-            }
-            if let Some(first) = state.items.pop_front() {
-                fits(&first);
-                let mut group = vec![first];
-                while state.items.front().is_some_and(&mut fits) {
-                    group.extend(state.items.pop_front());
-                }
-                return Some(group);
-            }
+        while !state.closed && (state.items.is_empty() || state.gathers) {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+        state.gathers = true;
+        let since = Instant::now();
+        while !state.closed {
+            drop(state);
+            let waits = patient(since.elapsed());
+            if waits {
+                std::thread::sleep(Self::GLANCE);
+            }
+            state = self.lock();
+            if !waits {
+                break;
+            }
+        }
+        state.gathers = false;
+        let first = state.items.pop_front().filter(|_| !state.closed)?;
+        fits(&first);
+        let mut group = vec![first];
+        while state.items.front().is_some_and(&mut fits) {
+            group.extend(state.items.pop_front());
+        }
+        if !state.items.is_empty() {
+            // Those who were told of them found somebody else waiting.
+            self.changed.notify_one();
+        }
+        Some(group)
     }
 
     /// Ends all waiting and drops what is queued.
@@ -111,9 +136,47 @@ mod tests {
             room -= item;
             room >= 0
         };
-        assert_eq!(queue.pop_group(&mut take), Some(vec![5, 1, 2]));
-        assert_eq!(queue.pop_group(|_| false), Some(vec![9]));
+        assert_eq!(queue.pop_group(|_| false, &mut take), Some(vec![5, 1, 2]));
+        assert_eq!(queue.pop_group(|_| false, |_| false), Some(vec![9]));
         assert_eq!(queue.pop(), Some(1));
+    }
+
+    #[test]
+    fn who_is_patient_gets_what_comes_meanwhile_and_the_others_what_is_left() {
+        let queue = std::sync::Arc::new(Queue::default());
+        let patient = std::thread::spawn({
+            let queue = queue.clone();
+            // Until the third item is there.
+            move || queue.pop_group(|_| queue.lock().items.len() < 3, |&item| item < 3)
+        });
+        queue.push([1]);
+        while !queue.lock().gathers {
+            std::thread::yield_now();
+        }
+        let other = std::thread::spawn({
+            let queue = queue.clone();
+            move || queue.pop_group(|_| false, |_| true)
+        });
+        std::thread::sleep(Duration::from_millis(5));
+        queue.push([2]);
+        queue.push([3]);
+        assert_eq!(patient.join().unwrap(), Some(vec![1, 2]));
+        assert_eq!(other.join().unwrap(), Some(vec![3]));
+    }
+
+    #[test]
+    fn closing_ends_patience() {
+        let queue = std::sync::Arc::new(Queue::default());
+        queue.push([1]);
+        let patient = std::thread::spawn({
+            let queue = queue.clone();
+            move || queue.pop_group(|_| true, |_| true)
+        });
+        while !queue.lock().gathers {
+            std::thread::yield_now();
+        }
+        queue.close();
+        assert_eq!(patient.join().unwrap(), None);
     }
 
     #[test]
