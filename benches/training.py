@@ -46,8 +46,10 @@ IN_PROCESS = ("ours", "kvikio", "memory", "synthetic")
 """Loaders whose reads /proc/self/io counts."""
 CASES = ("warm", "cold", "cached", "large-model", "tiny-chunks")
 BATCH, QUICK_BATCH = 16, 4
-WARMUP = 32
-"""Steps: what a loader reads ahead while the first ones take long, two batches for each of 14 workers."""
+WARMUP = 8
+"""Steps, behind those that a loader may have read ahead while the first ones took long."""
+OURS_AHEAD = 24
+"""Batches of this size that our reader reads ahead at most with the memory of an H200."""
 ENCODER, LARGE, QUICK_LARGE = "resnet18", "resnet101", "resnet34"
 TINY, TINY_BYTES = "zstd-51200", 51_200
 """Tiny chunks: the same store as that of scaling.py."""
@@ -85,8 +87,14 @@ def child() -> None:
         common.hand_over(row)
 
 
+def read_ahead(loader: str, workers: int) -> int:
+    """Batches that a loader with so many worker processes has in store at most."""
+    return {"ours": OURS_AHEAD, "torch": 2 * workers, "external-source": max(2, workers)}.get(loader, 0)
+
+
 def trained(task: dict[str, Any], point: dict[str, Any], train_unet: Any, source: Any, ranks: Any) -> Any:
     """Trains for one point: its row."""
+    import loaders
     from zarr_dali._bench.cache import Watch
 
     loader = point["loader"].partition(",")[0]
@@ -114,6 +122,7 @@ def trained(task: dict[str, Any], point: dict[str, Any], train_unet: Any, source
     else:
         # More than an epoch, so that its last batch, which is smaller, has been seen.
         warmup = max(task["warmup"], (source.steps - 1) // task["batch_size"] + 2)
+        warmup += 0 if task["quick"] else read_ahead(loader, loaders.default_workers())
         cache = source.steps * source.step_bytes * 5 // 4
         arguments = ["--cache-bytes", cache] if (point["case"], loader) == ("cached", "ours") else []
         summary = run(loader, "--seconds", task["seconds"], "--warmup", warmup, *arguments)
@@ -348,6 +357,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "batch_size": args.batch_size,
         "seconds": args.seconds,
         "warmup": 2 if args.quick else WARMUP,
+        "quick": args.quick,
         "stores": {name: str(path) for name, path in stores.items()},
     }
     results = common.Results(
