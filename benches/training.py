@@ -48,8 +48,8 @@ CASES = ("warm", "cold", "cached", "large-model", "tiny-chunks")
 BATCH, QUICK_BATCH = 16, 4
 WARMUP = 8
 """Steps, behind those that a loader may have read ahead while the first ones took long."""
-OURS_AHEAD = 24
-"""Batches of this size that our reader reads ahead at most with the memory of an H200."""
+OURS_AHEAD = 16
+"""Batches that our reader reads ahead where a batch has many chunks, if memory allows."""
 ENCODER, LARGE, QUICK_LARGE = "resnet18", "resnet101", "resnet34"
 TINY, TINY_BYTES = "zstd-51200", 51_200
 """Tiny chunks: the same store as that of scaling.py."""

@@ -129,11 +129,10 @@ impl Regions {
         self.tiles
     }
 
-    /// Size of the regions that boxes become, with the conversion that they may need.
-    pub fn bytes(boxes: &[CopyBox], conversion: &Conversion) -> u64 {
+    /// Size of the regions that boxes become. Those that are converted share a conversion besides.
+    pub fn bytes(boxes: &[CopyBox]) -> u64 {
         let regions = |piece: &CopyBox| piece.extents[..cut(piece)].iter().product::<u64>();
         boxes.iter().map(regions).sum::<u64>() * size_of::<Region>() as u64
-            + Self::conversion_bytes(conversion)
     }
 
     /// Size of a conversion on the device; 0 if it only copies.
@@ -387,7 +386,7 @@ mod tests {
         let boxes = [piece];
         regions.add(source, &boxes, conversion, to.as_mut_ptr() as u64);
         let work = size_of_val(regions.list()) + size_of_val(&regions.conversions()[..]);
-        assert!(work as u64 <= Regions::bytes(&boxes, conversion));
+        assert!(work as u64 <= Regions::bytes(&boxes) + Regions::conversion_bytes(conversion));
         run(&regions);
 
         let mut decoded: Vec<u8> = from.iter().flat_map(|word| word.to_ne_bytes()).collect();

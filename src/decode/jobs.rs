@@ -159,10 +159,14 @@ impl Jobs {
         }
     }
 
-    /// Whether a chunk that has waited so long may go on waiting for others to go to the GPU with it.
+    /// Whether chunks, the first of which has waited so long, may go on waiting for others to go to the GPU with them.
     pub fn has_time(&self, waited: Duration) -> bool {
+        if waited.as_secs_f64() >= Policy::PATIENCE {
+            return false;
+        }
         let (ready, submitted) = self.progress.fill();
-        waited.as_secs_f64() < Policy::PATIENCE && self.lock().policy.has_time(ready, submitted)
+        // Without the lock where there is most to do.
+        ready > 0 && self.lock().policy.has_time(ready, submitted)
     }
 
     /// Ends all waiting and drops what is left.

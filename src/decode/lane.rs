@@ -213,9 +213,9 @@ impl Sizes {
             self = self.with_work(work, target(fetched, conversion).is_some());
         }
         self.staging += UNIT_BYTES;
-        for unit in &fetched.units {
-            self.staging += Regions::bytes(&unit.boxes, conversion);
-        }
+        self.staging += fetched.units.iter().map(|unit| Regions::bytes(&unit.boxes)).sum::<u64>();
+        // The units of a chunk share it.
+        self.staging += Regions::conversion_bytes(conversion);
         self
     }
 
@@ -902,7 +902,10 @@ impl Staging {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::batch::{Batch, Progress};
     use crate::codec::work::Stream;
+    use crate::dataset::{ElementType, StoredType};
+    use crate::plan::{ChunkKey, CopyBox, Dims};
     use proptest::prelude::*;
     use std::ops::Range;
 
@@ -938,6 +941,29 @@ mod tests {
                 swaps_bytes: false,
             },
         )
+    }
+
+    #[test]
+    fn an_arena_for_so_many_boxes_holds_them_whoever_they_are_for() {
+        const BOXES: u64 = 16;
+        let read = StoredType::Element(ElementType::Float32);
+        let conversion = Conversion::new(read, None, None, None, Some(ElementType::Float16)).unwrap();
+        assert!(Regions::conversion_bytes(&conversion) > 0);
+        let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
+        let piece = CopyBox {
+            from: 0,
+            to: 0,
+            extents: smallvec![2, 2],
+            from_strides: smallvec![3, 1],
+            to_strides: smallvec![4, 1],
+        };
+        let unit = || batch.unit(0, smallvec![piece.clone()]);
+        let key = ChunkKey { array: 0, part: 0, number: 0 };
+        let chunk = Chunk::new(key, Dims::new(), None, unit());
+        let units = (0..BOXES).map(|_| unit()).collect();
+        let fetched = Fetched { units, ..Fetched::new(chunk, Payload::Missing, Context::default()) };
+        let needed = Sizes::default().with(&fetched, &conversion).arena_bytes(0);
+        assert!(needed <= unit_bytes(None, &Road::Cpu(String::new()), BOXES).unwrap());
     }
 
     proptest! {

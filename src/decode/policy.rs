@@ -193,8 +193,8 @@ impl Policy {
                 && Self::is_full(ready, submitted))
         {
             // As many as are in flight may have been completed at once, so that some that were there say nothing yet. But of
-            // these there are no more than a full queue has once it took a quarter of them: if there are, they were replaced
-            // in time, and the consumer is the slower one.
+            // these less than three quarters are left once it took more than a quarter: if there are more, others were
+            // completed meanwhile, and the consumer is likely to be the slower one.
             self.waited_for = false;
             self.trials.interrupt();
         }
@@ -232,11 +232,11 @@ impl Policy {
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
     }
 
-    /// How long a chunk may wait for others to go to the GPU with it: what interrupts the model is each group, however small
+    /// How long chunks may wait for others to go to the GPU with them: what interrupts the model is each group, however small
     /// it is.
     pub const PATIENCE: f64 = 0.01;
 
-    /// Whether it may, because the consumer has enough in store.
+    /// Whether they may, because the consumer has enough in store.
     pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }

@@ -13,6 +13,8 @@ pub struct Queue<T> {
 
 struct State<T> {
     items: VecDeque<T>,
+    /// Since when there are some, and of those that are left behind at least.
+    since: Option<Instant>,
     /// Somebody waits for more of them, before all others.
     gathers: bool,
     closed: bool,
@@ -20,8 +22,17 @@ struct State<T> {
 
 impl<T> Default for Queue<T> {
     fn default() -> Self {
-        let state = State { items: VecDeque::new(), gathers: false, closed: false };
+        let state = State { items: VecDeque::new(), since: None, gathers: false, closed: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+}
+
+impl<T> State<T> {
+    fn look_at_clock(&mut self) {
+        match self.items.is_empty() {
+            true => self.since = None,
+            false => _ = self.since.get_or_insert_with(Instant::now),
+        }
     }
 }
 
@@ -37,6 +48,7 @@ impl<T> Queue<T> {
         }
         let before = state.items.len();
         state.items.extend(items);
+        state.look_at_clock();
         match state.items.len() - before {
             0 => {}
             1 => self.changed.notify_one(),
@@ -51,27 +63,14 @@ impl<T> Queue<T> {
             return;
         }
         items.rev().for_each(|item| state.items.push_front(item));
+        state.look_at_clock();
         drop(state);
         self.changed.notify_all();
     }
 
-    /// Takes the first item, waiting for one. `None` once the queue is closed.
-    pub fn pop(&self) -> Option<T> {
-        let mut state = self.lock();
-        loop {
-            if state.closed {
-                return None;
-            }
-            if let Some(item) = state.items.pop_front() {
-                return Some(item);
-            }
-            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
     /// Waits for an item and takes it with all that follow, as long as `fits` agrees. The first is always taken. Before that it
-    /// waits for more of them while `patient` agrees, which is told for how long it did; others wait for its end. `None` once
-    /// the queue is closed.
+    /// waits for more of them while `patient` agrees, which is told for how long there have been some; others wait for its
+    /// end. What does not fit has waited already. `None` once the queue is closed.
     pub fn pop_group(
         &self,
         patient: impl Fn(Duration) -> bool,
@@ -82,8 +81,8 @@ impl<T> Queue<T> {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         state.gathers = true;
-        let since = Instant::now();
         while !state.closed {
+            let since = state.since.unwrap_or_else(Instant::now);
             drop(state);
             let waits = patient(since.elapsed());
             if waits {
@@ -101,6 +100,7 @@ impl<T> Queue<T> {
         while state.items.front().is_some_and(&mut fits) {
             group.extend(state.items.pop_front());
         }
+        state.look_at_clock();
         if !state.items.is_empty() {
             // Those who were told of them found somebody else waiting.
             self.changed.notify_one();
@@ -138,7 +138,7 @@ mod tests {
         };
         assert_eq!(queue.pop_group(|_| false, &mut take), Some(vec![5, 1, 2]));
         assert_eq!(queue.pop_group(|_| false, |_| false), Some(vec![9]));
-        assert_eq!(queue.pop(), Some(1));
+        assert_eq!(queue.pop_group(|_| false, |_| true), Some(vec![1]));
     }
 
     #[test]
@@ -155,7 +155,8 @@ mod tests {
         }
         let other = std::thread::spawn({
             let queue = queue.clone();
-            move || queue.pop_group(|_| false, |_| true)
+            // What is left over has waited with the others.
+            move || queue.pop_group(|waited| waited < Duration::from_millis(5), |_| true)
         });
         std::thread::sleep(Duration::from_millis(5));
         queue.push([2]);
@@ -184,11 +185,11 @@ mod tests {
         let queue = std::sync::Arc::new(Queue::<u8>::default());
         let waiting = std::thread::spawn({
             let queue = queue.clone();
-            move || queue.pop()
+            move || queue.pop_group(|_| false, |_| true)
         });
         queue.close();
         assert_eq!(waiting.join().unwrap(), None);
         queue.push([1]);
-        assert_eq!(queue.pop(), None);
+        assert_eq!(queue.pop_group(|_| false, |_| true), None);
     }
 }
