@@ -439,7 +439,8 @@ def rates(pipe: Any, batch_size: int, store_bytes: int, seconds: float) -> dict[
         `delivered_gb_per_s`, the outputs' bytes; `decoded_gb_per_s`, what came out of the decoders;
         `decodes_per_epoch`, how often a byte of the store was decoded in an epoch; `gpu_share` of the decoded
         chunks; `cpu_cores` that were busy, and which of them by the names of threads (`cores_by_thread`);
-        `waited_ms`, what DALI waited for, and the reader for DALI; `seconds` that were timed. GB are 10^9 bytes.
+        `waited_ms`, what DALI waited for, and the reader for DALI; `seconds` that were timed. GB are 10^9
+        bytes.
     """
     samples = pipe.reader_meta("reader")["epoch_size"]
     batches = math.ceil(samples / batch_size)
