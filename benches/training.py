@@ -122,7 +122,7 @@ def trained(task: dict[str, Any], point: dict[str, Any], train_unet: Any, source
     else:
         # More than an epoch, so that its last batch, which is smaller, has been seen.
         warmup = max(task["warmup"], (source.steps - 1) // task["batch_size"] + 2)
-        warmup += 0 if task["quick"] else read_ahead(loader, loaders.default_workers())
+        warmup += 0 if task.get("quick") else read_ahead(loader, loaders.default_workers())
         cache = source.steps * source.step_bytes * 5 // 4
         arguments = ["--cache-bytes", cache] if (point["case"], loader) == ("cached", "ours") else []
         summary = run(loader, "--seconds", task["seconds"], "--warmup", warmup, *arguments)
