@@ -13,7 +13,7 @@ pub struct Queue<T> {
 
 struct State<T> {
     items: VecDeque<T>,
-    /// Since when there are some, and of those that are left behind at least.
+    /// Since when there are some.
     since: Option<Instant>,
     /// Somebody waits for more of them, before all others.
     gathers: bool,
@@ -155,8 +155,11 @@ mod tests {
         }
         let other = std::thread::spawn({
             let queue = queue.clone();
-            // What is left over has waited with the others.
-            move || queue.pop_group(|waited| waited < Duration::from_millis(5), |_| true)
+            let has_waited = |waited| {
+                assert!(waited >= Duration::from_millis(5), "what is left over has waited with the others");
+                false
+            };
+            move || queue.pop_group(has_waited, |_| true)
         });
         std::thread::sleep(Duration::from_millis(5));
         queue.push([2]);
