@@ -1026,7 +1026,7 @@ impl Reader {
                 senders.reverse();
                 self.start_lanes(device, &mut running)?;
                 let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
-                Target::Lanes { landing, most_boxes }
+                Target::Lanes { landing, most_boxes, jobs: running.jobs.clone() }
             }
         };
         let chain = |part: &ArrayInfo| match codec::road(part) {

@@ -9,7 +9,7 @@ use crate::plan::{ChunkKey, Dims};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 /// A read chunk: fetched and decoded once for all units that are added to it.
 pub struct Chunk {
@@ -109,13 +109,21 @@ impl Chunk {
     /// boxes.
     pub fn take(&self, most_boxes: usize) -> Units {
         let State::Waiting(units) = &mut *self.lock() else { return Units::new() };
-        let mut boxes = 0;
-        let fitting = units.iter().take_while(|unit| {
-            boxes += unit.boxes.len();
-            boxes <= most_boxes
-        });
-        let count = fitting.count();
-        units.drain(..count.max(1).min(units.len())).collect()
+        let count = first(units, most_boxes);
+        units.drain(..count).collect()
+    }
+
+    /// What `look` says of those that [`Chunk::take`] would take, in that order. More may have come behind them when they are
+    /// taken.
+    pub fn look_at<T>(
+        &self,
+        most_boxes: usize,
+        mut look: impl FnMut(&Unit) -> Option<T>,
+    ) -> SmallVec<[Option<T>; 1]> {
+        match &*self.lock() {
+            State::Waiting(units) => units[..first(units, most_boxes)].iter().map(&mut look).collect(),
+            _ => SmallVec::new(),
+        }
     }
 
     /// What `look` says of the unit that waits for it, if there is only one.
@@ -162,5 +170,45 @@ impl Chunk {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// How many units have at most so many boxes together, and one at least if there is one.
+fn first(units: &[Unit], most_boxes: usize) -> usize {
+    let mut boxes = 0;
+    let fitting = units.iter().take_while(|unit| {
+        boxes += unit.boxes.len();
+        boxes <= most_boxes
+    });
+    fitting.count().max(1).min(units.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::batch::{Batch, Progress};
+    use crate::plan::{Boxes, CopyBox};
+
+    #[test]
+    fn those_that_were_looked_at_are_the_first_that_are_taken() {
+        let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
+        let unit = |output: usize, boxes: usize| {
+            let (extents, strides) = (Dims::from_slice(&[1]), Dims::from_slice(&[1]));
+            let one = CopyBox { from: 0, to: 0, extents, from_strides: strides.clone(), to_strides: strides };
+            batch.unit(output, std::iter::repeat_n(one, boxes).collect::<Boxes>())
+        };
+        let key = ChunkKey { array: 0, part: 0, number: 0 };
+        let chunk = Chunk::new(key, Dims::new(), None, unit(0, 2));
+        (1..4).for_each(|output| assert!(chunk.add(unit(output, 2)).is_none()));
+        let seen = chunk.look_at(5, |unit| (unit.output == 1).then_some(unit.output));
+        assert_eq!(seen.as_slice(), [None, Some(1)]);
+        assert!(chunk.add(unit(4, 1)).is_none());
+        let outputs = |units: Units| units.iter().map(|unit| unit.output).collect::<Vec<_>>();
+        assert_eq!(outputs(chunk.take(5)), [0, 1]);
+        // One at least, however many boxes it has.
+        assert_eq!(chunk.look_at(1, |unit| Some(unit.output)).as_slice(), [Some(2)]);
+        assert_eq!(outputs(chunk.take(1)), [2]);
+        assert_eq!(outputs(chunk.take(usize::MAX)), [3, 4]);
+        assert!(chunk.look_at(1, |unit| Some(unit.output)).is_empty());
     }
 }

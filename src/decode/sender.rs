@@ -121,13 +121,15 @@ pub enum Cargo {
     Piece,
     /// Units that are finished with it.
     Units(Units),
-    /// The lanes.
-    Fetched(Box<Fetched>),
+    /// The lanes, and units that are finished with it without them.
+    Fetched(Box<Fetched>, Units),
 }
 
 impl Sender {
     /// Larger chunks are read and copied in pieces of so many bytes, if nobody has to see them whole.
     pub const PIECE_BYTES: usize = 2 << 20;
+    /// Chunks of fewer bytes are not worth a copy of their own.
+    pub const LEAST_COPY: u64 = 256 << 10;
     /// With more than this in flight it waits for the oldest.
     const IN_FLIGHT: usize = 2 * Self::PIECE_BYTES;
     /// Small chunks fly together until there are so many bytes or chunks of them.
@@ -318,7 +320,10 @@ impl Sender {
         match cargo {
             Cargo::Piece => {}
             Cargo::Units(units) => self.boarding.units.extend(units),
-            Cargo::Fetched(fetched) => self.boarding.fetched.push(*fetched),
+            Cargo::Fetched(fetched, units) => {
+                self.boarding.fetched.push(*fetched);
+                self.boarding.units.extend(units);
+            }
         }
         if self.boarding.bytes() >= Self::FULL.0 || self.boarding.chunks() >= Self::FULL.1 {
             self.depart()?;

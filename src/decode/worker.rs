@@ -3,13 +3,14 @@
 
 use super::ahead::Ahead;
 use super::chunk::{Chunk, Held};
+use super::jobs::Jobs;
 use super::known::Identity;
 use super::lane::{self, Fetched, Landed, Payload};
 use super::rooms::{Room, Rooms};
 use super::sender::{Cargo, Sender};
 use crate::assemble::host::{self, Source};
 use crate::assemble::{self, Conversion};
-use crate::batch::{Batch, Times, Unit};
+use crate::batch::{Batch, Times, Unit, Units};
 use crate::codec::{self, GpuChain, Prepared, Road, Unpacker, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result, log_once};
@@ -24,7 +25,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
+
+use smallvec::SmallVec;
 
 /// What all workers of a reader share.
 pub struct Workers {
@@ -61,6 +64,8 @@ pub enum Target {
         landing: Arc<Rooms>,
         /// Boxes of a chunk that one group of a lane assembles at most, unless a single unit has more.
         most_boxes: usize,
+        /// Who knows whether there is time.
+        jobs: Arc<Jobs>,
     },
 }
 
@@ -139,7 +144,7 @@ impl Workers {
         self.look_ahead();
         let done = match &self.target {
             Target::Host => self.decode_and_assemble(&chunk, hands),
-            Target::Lanes { landing, most_boxes } => {
+            Target::Lanes { landing, most_boxes, jobs } => {
                 let Some(sender) = hands.sender.as_mut() else { return false };
                 let road = ToGpu {
                     workers: self,
@@ -147,6 +152,7 @@ impl Workers {
                     array: self.array(&chunk),
                     landing,
                     most_boxes: *most_boxes,
+                    jobs,
                 };
                 let sent = road.send(sender, &mut hands.scratch, hands.decodes);
                 if sent.is_err() {
@@ -381,7 +387,11 @@ struct ToGpu<'a> {
     array: &'a ArrayInfo,
     landing: &'a Arc<Rooms>,
     most_boxes: usize,
+    jobs: &'a Jobs,
 }
+
+/// Where units that wait for a chunk which stays want all of it as it is, in their order; `None` for the others.
+type Copies = SmallVec<[Option<(u64, Arc<Batch>)>; 1]>;
 
 /// Where the elements of a chunk go.
 enum Destination {
@@ -454,7 +464,10 @@ impl ToGpu<'_> {
         fill: impl FnOnce(&mut [u8]) -> Result<Times>,
     ) -> Result<()> {
         let work = Work::none(self.array.read_chunk_bytes());
-        if work.bytes as usize <= sender.small_bytes() {
+        let copies = self.copies(&work);
+        let goes_alone = copies.iter().any(Option::is_some)
+            || (self.has_time_to_copy(&work) && self.workers.direct_output(self.chunk).is_some());
+        if work.bytes as usize <= sender.small_bytes() && !goes_alone {
             return self
                 .send_small(sender, work.bytes, &at, |into| Ok(Some(Filled::new(work, fill(into)?))))
                 .map(|_| ());
@@ -462,9 +475,9 @@ impl ToGpu<'_> {
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
         let Some(mut buffer) = sender.buffer(work.bytes as usize)? else { return Ok(()) };
         let times = fill(buffer.bytes_mut())?;
-        // SAFETY: the destination has the size of the chunk's elements and belongs to it alone.
-        unsafe { sender.copy(buffer.bytes(), address)? };
-        self.depart(Some(buffer), sender, (destination, address), work, (times, false), at)
+        // SAFETY: the destination has the size of the chunk's elements and belongs to it alone; so do the units' places.
+        unsafe { send_to_all(sender, buffer.bytes(), address, 0, &copies)? };
+        self.depart(Some(buffer), sender, (destination, address), &copies, work, (times, false), at)
     }
 
     /// An uncompressed chunk: its bytes go piece by piece to where they belong.
@@ -487,13 +500,17 @@ impl ToGpu<'_> {
             return self.send_small(sender, range.end - range.start + start, &at, fill).map(|_| ());
         }
         let Some((destination, address)) = self.destination(sender, &work)? else { return Ok(()) };
+        let mut copies = Copies::new();
         let sent = match sender.cufile(blob, work.bytes) {
             // SAFETY: the destination has the size of the chunk and belongs to it alone.
             Some(handle) => unsafe {
                 self.workers.read_with_cufile(sender, blob, handle, range, address, None, &at)
             },
-            // SAFETY: as above.
-            None => unsafe { self.send_pieces(blob, range, address, sender, &at) },
+            None => {
+                copies = self.copies(&work);
+                // SAFETY: as above; so do the units' places.
+                unsafe { self.send_pieces(blob, range, address, &copies, sender, &at) }
+            }
         };
         if sent.is_err() {
             // What arrives after this could fall on somebody else's chunk.
@@ -501,18 +518,20 @@ impl ToGpu<'_> {
         }
         sent?;
         let times = Times { fetched: Some(Instant::now()), ..Times::default() };
-        self.depart(None, sender, (destination, address), work, (times, true), at)
+        self.depart(None, sender, (destination, address), &copies, work, (times, true), at)
     }
 
     /// Reads a chunk and sends it piece by piece. Stops early once the reader stops.
     ///
     /// # Safety
-    /// The destination has the size of the range and belongs to the chunk alone until the copies have arrived.
+    /// The destination has the size of the range and belongs to the chunk alone until the copies have arrived; so do the places
+    /// of the units.
     unsafe fn send_pieces(
         &self,
         blob: &dyn Blob,
         range: &Range<u64>,
         address: u64,
+        copies: &Copies,
         sender: &mut Sender,
         at: &Context,
     ) -> Result<()> {
@@ -522,7 +541,7 @@ impl ToGpu<'_> {
             let Some(mut buffer) = sender.buffer((end - start) as usize)? else { return Ok(()) };
             read(blob, &(start..end), buffer.bytes_mut(), at)?;
             // SAFETY: the duty of the caller.
-            unsafe { sender.copy(buffer.bytes(), address + (start - range.start))? };
+            unsafe { send_to_all(sender, buffer.bytes(), address, start - range.start, copies)? };
             sender.add(Some(buffer), Cargo::Piece)?;
             start = end;
         }
@@ -636,6 +655,29 @@ impl ToGpu<'_> {
         }))
     }
 
+    /// Whether bytes on which this work is to be done had better be copied to each place where they belong. That costs the bus, which
+    /// has room while the consumer has enough in store; a kernel that gathers them costs the model that trains.
+    fn has_time_to_copy(&self, work: &Work) -> bool {
+        let as_they_are = work.passes.is_empty() && work.elements == (0..work.bytes) && work.areas() == 1;
+        as_they_are
+            && !work.swaps_bytes
+            && work.bytes >= Sender::LEAST_COPY
+            && self.jobs.has_time(Duration::ZERO)
+    }
+
+    /// Where they are copied besides to where the chunk stays.
+    fn copies(&self, work: &Work) -> Copies {
+        if self.chunk.room().is_none() || !self.has_time_to_copy(work) {
+            return Copies::new();
+        }
+        let conversion = self.workers.conversion(self.chunk);
+        self.chunk.look_at(self.most_boxes, |unit| {
+            let output = unit.batch.outputs[unit.output];
+            let address = assemble::whole_chunk(&unit.boxes, conversion, work.bytes, output)?;
+            Some((address, unit.batch.clone()))
+        })
+    }
+
     /// What the GPU has to do with an encoded chunk. `None` if it is the CPU's part.
     fn prepare(
         &self,
@@ -685,13 +727,15 @@ impl ToGpu<'_> {
         Ok(room)
     }
 
-    /// Lets the last copy of bytes on which this work is to be done go to their destination. `by_gpu`: what is to be done to
-    /// them is the GPU's part.
+    /// Lets the last copy of bytes on which this work is to be done go to their destination, and to units that want them as they
+    /// are. `by_gpu`: what is to be done to them is the GPU's part.
+    #[allow(clippy::too_many_arguments, reason = "what, where to and for whom")]
     fn depart(
         &self,
         buffer: Option<PinnedBuffer>,
         sender: &mut Sender,
         (destination, address): (Destination, u64),
+        copies: &Copies,
         work: Work,
         (times, by_gpu): (Times, bool),
         at: Context,
@@ -710,7 +754,12 @@ impl ToGpu<'_> {
         };
         let landed = Payload::Landed(Landed { address, room, work, arrived: None });
         let fetched = Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) };
-        sender.add(buffer, self.cargo(fetched, times))
+        let Cargo::Fetched(mut fetched, mut there) = self.cargo(fetched, times) else { return Ok(()) };
+        // Those that were looked at are the first of those that were taken.
+        for (number, _) in copies.iter().enumerate().rev().filter(|(_, copy)| copy.is_some()) {
+            there.push(fetched.units.remove(number));
+        }
+        sender.add(buffer, Cargo::Fetched(fetched, there))
     }
 
     /// The chunk for the lanes, with those who wait for it by now. Those that come later are assembled once it is where it
@@ -719,8 +768,29 @@ impl ToGpu<'_> {
         fetched.units = self.chunk.take(self.most_boxes);
         fetched.units.iter_mut().for_each(|unit| unit.times = times);
         fetched.arrived = times.fetched;
-        Cargo::Fetched(Box::new(fetched))
+        Cargo::Fetched(Box::new(fetched), Units::new())
     }
+}
+
+/// Enqueues copies of a part of a chunk, which begins at `offset`, to where the chunk goes and to the units' places.
+///
+/// # Safety
+/// All of them have room for the chunk, and nothing else uses that until the copies have arrived.
+unsafe fn send_to_all(
+    sender: &Sender,
+    bytes: &[u8],
+    address: u64,
+    offset: u64,
+    copies: &Copies,
+) -> Result<()> {
+    // SAFETY: the duty of the caller.
+    unsafe { sender.copy(bytes, address + offset)? };
+    for (address, batch) in copies.iter().flatten() {
+        batch.writable.as_ref().map_or(Ok(()), |writable| sender.wait_for(writable))?;
+        // SAFETY: as above; the batch is lent to this reader until the unit is finished.
+        unsafe { sender.copy(bytes, address + offset)? };
+    }
+    Ok(())
 }
 
 fn read(blob: &dyn Blob, range: &Range<u64>, into: &mut [u8], at: &Context) -> Result<()> {

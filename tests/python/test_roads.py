@@ -3,6 +3,7 @@
 import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,8 @@ from nvidia.dali import types
 
 import zarr_dali
 from counting import settled_stats
-from reading import CPU, GPU, build, run_batches
-from stores import chunk_files
+from reading import CPU, GPU, assert_same_bits, build, run_batches, to_samples
+from stores import FORMATS, chunk_files, codecs_of, write_array, write_group
 from zarr_dali._bench import cache
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
@@ -243,3 +244,40 @@ def test_memory_in_use_is_told(backend, folder, values):
     assert (
         BATCH * sample_bytes <= stats[f"{name}_memory_bytes"] <= stats[f"{name}_memory_peak_bytes"] <= 1 << 28
     )
+
+
+@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("decode", ["auto", "cpu"])
+@pytest.mark.parametrize("codec", ["raw", "zstd", "crc32c", "sharded-end-zstd"])
+def test_large_chunks_for_a_consumer_that_takes_its_time(backend, cached_store, codec, decode, window):
+    """While the consumer has batches in store, whole chunks are copied to outputs and to where they stay."""
+    if codec not in codecs_of(FORMATS[-1]):
+        pytest.skip("zarr-python here does not write it")
+    # A step is one chunk of 3 MB, and two of 512 KiB.
+    shapes = {"large": ((24, 1024, 768), (1, 1024, 768)), "small": ((24, 512, 512), (1, 256, 512))}
+    wholes = {
+        name: np.arange(np.prod(shape), dtype="int32").reshape(shape) for name, (shape, _) in shapes.items()
+    }
+
+    def filled(folder):
+        write_group(folder)
+        for name, (_, chunks) in shapes.items():
+            write_array(folder, name, wholes[name], chunks=chunks, codec=codec, fill_value=-1)
+
+    store = cached_store(f"large-chunks-{codec}", filled)
+    pipe = build(
+        backend,
+        store,
+        arrays=list(shapes),
+        batch_size=4,
+        window=[window],
+        random_shuffle=True,
+        return_index=True,
+        decode=decode,
+    )
+    for _ in range(40):
+        *outputs, index = pipe.run()
+        for name, output in zip(shapes, outputs):
+            for (start,), sample in zip(to_samples(index), to_samples(output)):
+                assert_same_bits(sample, wholes[name][start : start + window], f"{name} from {start} on")
+        time.sleep(0.005)
