@@ -5,13 +5,15 @@
     python benches/report.py --print    # only shows the section
 
 Of each benchmark the newest results count that are not of a quick run, and together with them others of the
-same day and machine, so that a run may be done in parts: of a point that is in several, the newest figures.
+same machine that are at most two days older, so that a run may be done in parts: of a point that is in
+several, the newest figures.
 Drawing needs matplotlib, the rest does not.
 """
 
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
 import statistics
@@ -29,6 +31,8 @@ BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
 NOTE = "<!-- Written by `python benches/report.py` from benches/results/. -->"
 GPU_KINDS = ("scaling", "budgets", "beside_training", "training", "overlap", "cold", "gds")
 KINDS = (*GPU_KINDS, "cpu_backend")
+TOGETHER = datetime.timedelta(days=2)
+"""Results so far apart may stand in one table."""
 EMPTY_QUEUE = 0.9
 """Below this share of supplied batches a reader is said to have run empty."""
 
@@ -61,6 +65,11 @@ def written(result: dict[str, Any]) -> str:
     return result.get("written") or result["date"]
 
 
+def day(result: dict[str, Any]) -> datetime.date:
+    """The day of a result."""
+    return datetime.date.fromisoformat(result["date"])
+
+
 def results_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     """All JSON results of a folder that are not of quick runs, with their files' names."""
     found = []
@@ -88,7 +97,7 @@ def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
     found = Found()
     for name, result in of_kind:
         first = found.runs[0] if found.runs else result
-        if result["date"] != first["date"] or kind_of_machine(result) != kind_of_machine(first):
+        if day(first) - day(result) > TOGETHER or kind_of_machine(result) != kind_of_machine(first):
             continue
         new = {
             row["point"]: row
@@ -147,6 +156,7 @@ def caption(runs: Sequence[dict[str, Any]], files: Sequence[str], folder: str) -
     run = runs[0]
     where = ", ".join(run["machine"]["gpus"]) if run["work"]["device"] == "gpu" else run["machine"]["cpu"]
     commands = dict.fromkeys(" ".join(common.without_places(one["command"])) for one in reversed(runs))
+    days = " and ".join(sorted({one["date"] for one in runs}))
     links = ", ".join(f"[{'figures' if n == 0 else n + 1}]({folder}/{f})" for n, f in enumerate(files))
     notes = [
         f" [{'figures' if n == 0 else n + 1}]: {run['machine']['note']}."
@@ -155,7 +165,7 @@ def caption(runs: Sequence[dict[str, Any]], files: Sequence[str], folder: str) -
     ]
     return (
         f"{'; '.join(f'`{command}`' for command in commands)}: {where}, {run['machine']['cores']} cores, "
-        f"{run['work']['page_cache']} page cache, {run['date']} ({links})." + "".join(notes)
+        f"{run['work']['page_cache']} page cache, {days} ({links})." + "".join(notes)
     )
 
 
@@ -460,7 +470,7 @@ def overlap_lines(found: Found, folder: str) -> list[str]:
 
 def cold_lines(found: Found, folder: str) -> list[str]:
     """The reader and the disk."""
-    rows = found.good()
+    rows = sorted(found.good(), key=lambda row: in_order_of_stores(row["store"]))
     body = [
         [label, *(shown(row) for row in rows)]
         for label, shown in (

@@ -257,9 +257,10 @@ def chart(plt: Any, rows: Iterable[dict[str, Any]]) -> Any:
     rows = [row for row in rows if row["loader"] in COLOURS and row["share_of_synthetic"] is not None]
     if not rows:
         return None
-    cores, stores, loaders = (
-        list(dict.fromkeys(row[key] for row in rows)) for key in ("cores", "store", "loader")
-    )
+    # Rows may come from several runs.
+    cores = sorted({row["cores"] for row in rows}, reverse=True)
+    stores = [store for store in common.STORES if any(row["store"] == store for row in rows)]
+    loaders = [loader for loader in LOADERS if any(row["loader"] == loader for row in rows)]
     panels = (
         ("samples/s, % of synthetic", lambda row: 100 * row["share_of_synthetic"]),
         ("CPU, ms a sample", lambda row: 1e3 * row["cpu_seconds_per_sample"]),

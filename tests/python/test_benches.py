@@ -537,7 +537,7 @@ def a_result(points, *, written="2026-01-02T03:00:00", **changes):
         for name, value in points.items()
     ]
     machine = {"cpu": "x", "cores": 16, "gpus": ["NVIDIA H200"], "ram_gb": 1}
-    work = {"device": "gpu", "quick": False}
+    work = {"device": "gpu", "quick": False, "page_cache": "cold"}
     kept = {"kind": "cold", "date": written[:10], "written": written, "machine": machine, "work": work}
     kept["command"] = ["python", "bench.py"]
     return {**kept, "rows": rows, **changes}
@@ -546,15 +546,17 @@ def a_result(points, *, written="2026-01-02T03:00:00", **changes):
 def test_the_newest_results_count():
     later = "2026-01-02T04:00:00"
     results = [
-        ("old", a_result({"a": 1, "c": 1}, written="2026-01-01T09:00:00")),
+        ("too old", a_result({"a": 0, "e": 0}, written="2025-12-30T09:00:00")),
+        ("old", a_result({"a": 1, "c": 1}, written="2025-12-31T09:00:00")),
         ("part", a_result({"a": 2, "b": 2, "d": 2})),
         ("newest", a_result({"b": 3, "d": "left out"}, written=later)),
         ("cpu", a_result({"b": 4}, written="2026-01-03T00:00:00", work={"device": "cpu", "quick": False})),
         ("other", a_result({"b": 5}, written="2026-01-03T00:00:00", kind="budgets")),
     ]
     found = report.newest(results, "cold")
-    assert found.files == ["newest", "part"]
-    assert {row["point"]: row["figure"] for row in found.good()} == {"a": 2, "b": 3, "d": 2}
+    assert found.files == ["newest", "part", "old"]
+    assert {row["point"]: row["figure"] for row in found.good()} == {"a": 2, "b": 3, "c": 1, "d": 2}
+    assert "cold page cache, 2025-12-31 and 2026-01-02" in report.caption(found.runs, found.files, "results")
 
 
 def test_a_table_may_be_measured_in_parts():
