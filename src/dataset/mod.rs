@@ -15,6 +15,7 @@ mod stored;
 use crate::error::{Context, Result};
 
 use std::num::NonZeroU64;
+use std::ops::Range;
 use std::path::PathBuf;
 
 use serde_json::{Map, Value};
@@ -96,6 +97,21 @@ pub struct Sharding {
     pub index_codecs: CodecChain,
     /// Size of the encoded shard index.
     pub index_bytes: u64,
+}
+
+impl Sharding {
+    /// The sharded chunk of an inner chunk at `cell` of the whole array's grid of inner chunks. Of the stored dimensions, so
+    /// that the one of complex numbers' parts falls away.
+    pub fn chunk_of(&self, cell: &[u64]) -> Vec<u64> {
+        cell.iter().zip(&self.inner_grid).map(|(cell, n)| cell / n).collect()
+    }
+
+    /// Where the index is in a file of so many bytes, unless it is too small for one.
+    pub fn index_range(&self, file_bytes: u64) -> Option<Range<u64>> {
+        let after = file_bytes.checked_sub(self.index_bytes)?;
+        let start = if self.index_at_start { 0 } else { after };
+        Some(start..start + self.index_bytes)
+    }
 }
 
 impl std::fmt::Debug for ArrayInfo {

@@ -3,11 +3,15 @@
 //! A thread that reads what is not in the page cache waits for storage, and storage waits while the thread decodes. With as
 //! many threads as cores neither is ever fully used. So when a chunk was found cold, those behind it are announced to the
 //! system, in the order in which they are needed and a bounded way ahead, until chunk after chunk is found in the page cache.
+//! Where an inner chunk is says the index of its shard, which is cold too, and is waited for behind all that was announced.
+//! So indexes are announced further ahead.
 #![forbid(unsafe_code)]
 
 use super::chunk::Chunk;
+use crate::fetch::Blob;
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
@@ -23,15 +27,25 @@ pub struct Ahead {
 struct State {
     /// Chunks that no thread has begun with, in the order in which they are needed.
     coming: VecDeque<Weak<Chunk>>,
+    /// The first so many of these were handed out by [`Ahead::scout`].
+    scouted: usize,
     /// Those that were announced, with their bytes.
     announced: VecDeque<(Weak<Chunk>, u64)>,
+    /// Theirs and of what is being announced.
     bytes: u64,
+    /// Of the chunk that was announced last.
+    typical: u64,
 }
 
 impl Ahead {
     /// Announced at once, which storage reads within some hundredths of a second; and the same in chunks, each of which may
     /// hold a file open.
-    const MOST: (u64, usize) = (64 << 20, 128);
+    const MOST: (u64, usize) = (64 << 20, 256);
+    /// What is announced together, so that neighbours can be joined, is so many bytes and chunks at most. More would keep a
+    /// thread from its own chunk.
+    const GROUP: (u64, usize) = (8 << 20, 32);
+    /// Indexes of the shards of so many chunks behind what is announced.
+    const SCOUTED: usize = 256;
     /// A store that is not cold any more is taken for one that is until so many chunks were found in the page cache.
     const PATIENCE: u32 = 64;
 
@@ -58,24 +72,36 @@ impl Ahead {
         state.coming.extend(chunks.map(Arc::downgrade));
     }
 
-    /// The next chunk to announce, if there is one and it is not too early. Its caller tells [`Ahead::announced`].
-    pub fn next(&self) -> Option<Arc<Chunk>> {
+    /// Chunks whose shards' indexes are to be announced now, each handed out once.
+    pub fn scout(&self) -> Vec<Arc<Chunk>> {
         if !self.is_active() {
-            return None;
+            return vec![];
         }
         let mut state = self.lock();
         state.forget_begun();
-        if state.bytes >= Self::MOST.0 || state.announced.len() >= Self::MOST.1 {
-            return None;
-        }
-        std::iter::from_fn(|| state.coming.pop_front()).find_map(|chunk| waiting(&chunk))
+        let from = state.scouted;
+        let until = (from + Self::GROUP.1).min(Self::SCOUTED).min(state.coming.len()).max(from);
+        state.scouted = until;
+        state.coming.range(from..until).filter_map(waiting).collect()
     }
 
-    /// A chunk of so many bytes was announced.
-    pub fn announced(&self, chunk: &Arc<Chunk>, bytes: u64) {
+    /// Hands the next chunks to `announce`, if there are any and it is not too early. It says how many bytes it announced, if
+    /// it did. They are neighbours in time: no other thread gets those between them.
+    pub fn announce(&self, mut announce: impl FnMut(&Arc<Chunk>) -> Option<u64>) {
+        if !self.is_active() {
+            return;
+        }
+        let (chunks, reserved) = self.lock().next_group();
+        if chunks.is_empty() {
+            return;
+        }
+        let announced: Vec<_> =
+            chunks.iter().filter_map(|chunk| Some((Arc::downgrade(chunk), announce(chunk)?))).collect();
         let mut state = self.lock();
-        state.bytes += bytes;
-        state.announced.push_back((Arc::downgrade(chunk), bytes));
+        state.bytes -= reserved;
+        state.bytes += announced.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        state.typical = announced.last().map_or(state.typical, |&(_, bytes)| bytes);
+        state.announced.extend(announced);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -84,10 +110,33 @@ impl Ahead {
 }
 
 impl State {
+    /// The chunks to announce next, and the bytes that are reserved for them.
+    fn next_group(&mut self) -> (Vec<Arc<Chunk>>, u64) {
+        self.forget_begun();
+        let (most_bytes, most_chunks) = Ahead::MOST;
+        // The first one says how large they are.
+        let count = Ahead::GROUP.0.checked_div(self.typical).unwrap_or(1);
+        let count = count.clamp(1, Ahead::GROUP.1 as u64) as usize;
+        let before_last = (count - 1) as u64 * self.typical;
+        if self.bytes + before_last >= most_bytes || self.announced.len() + count > most_chunks {
+            return (vec![], 0);
+        }
+        let left = std::iter::from_fn(|| self.pop());
+        let chunks: Vec<_> = left.filter_map(|chunk| waiting(&chunk)).take(count).collect();
+        let reserved = chunks.len() as u64 * self.typical;
+        self.bytes += reserved;
+        (chunks, reserved)
+    }
+
+    fn pop(&mut self) -> Option<Weak<Chunk>> {
+        self.scouted = self.scouted.saturating_sub(1);
+        self.coming.pop_front()
+    }
+
     /// Removes the chunks that threads have begun with, as far as they are the first.
     fn forget_begun(&mut self) {
         while self.coming.front().is_some_and(|chunk| waiting(chunk).is_none()) {
-            self.coming.pop_front();
+            self.pop();
         }
         while let Some((chunk, bytes)) = self.announced.front()
             && waiting(chunk).is_none()
@@ -96,6 +145,20 @@ impl State {
             self.announced.pop_front();
         }
     }
+}
+
+/// The same bytes in as few ranges as they can be read in.
+pub fn joined(mut places: Vec<(Arc<dyn Blob>, Range<u64>)>) -> Vec<(Arc<dyn Blob>, Range<u64>)> {
+    // Where a file is in memory says nothing, but keeps its ranges together.
+    places.sort_by_key(|(blob, range)| (Arc::as_ptr(blob).addr(), range.start));
+    places.dedup_by(|(blob, next), (last_blob, last)| {
+        let neighbours = Arc::ptr_eq(blob, last_blob) && next.start <= last.end;
+        if neighbours {
+            last.end = last.end.max(next.end);
+        }
+        neighbours
+    });
+    places
 }
 
 /// A chunk with which no thread has begun.
@@ -117,28 +180,104 @@ mod tests {
             .collect()
     }
 
+    /// Numbers of the next chunks, each announced with so many bytes.
+    fn next(ahead: &Ahead, bytes: u64) -> Vec<u128> {
+        let mut numbers = vec![];
+        ahead.announce(|chunk| {
+            numbers.push(chunk.key.number);
+            Some(bytes)
+        });
+        numbers
+    }
+
     #[test]
     fn chunks_are_announced_in_order_a_bounded_way_ahead() {
-        let (ahead, chunks) = (Ahead::default(), chunks(6));
+        let (ahead, chunks) = (Ahead::default(), chunks(7));
         ahead.push(chunks.iter());
-        assert!(ahead.next().is_none(), "nothing was cold");
+        assert!(next(&ahead, 1).is_empty(), "nothing was cold");
         ahead.found(false);
         chunks[0].begin();
-        let next = || ahead.next().map(|chunk| chunk.key.number);
-        assert_eq!((next(), next()), (Some(1), Some(2)));
-        ahead.announced(&chunks[1], Ahead::MOST.0 / 2);
-        ahead.announced(&chunks[2], Ahead::MOST.0 / 2);
-        assert_eq!(next(), None);
+        let half = Ahead::MOST.0 / 2;
+        assert_eq!((next(&ahead, half), next(&ahead, half)), (vec![1], vec![2]));
+        assert!(next(&ahead, half).is_empty());
         // Somebody else is faster than the announcement.
         chunks[3].begin();
         chunks[1].begin();
-        assert_eq!(next(), Some(4));
-        ahead.announced(&chunks[4], Ahead::MOST.0);
-        assert_eq!(next(), None);
+        assert_eq!(next(&ahead, half), [4]);
+        assert!(next(&ahead, half).is_empty());
         chunks[2].begin();
         chunks[4].begin();
-        assert_eq!((next(), next()), (Some(5), None));
+        // In the page cache: it takes no room.
+        ahead.announce(|_| None);
         assert_eq!(ahead.lock().bytes, 0);
+        assert_eq!((next(&ahead, half), next(&ahead, half)), (vec![6], vec![]));
+    }
+
+    #[test]
+    fn small_chunks_are_announced_in_groups() {
+        let (ahead, chunks) = (Ahead::default(), chunks(1000));
+        ahead.push(chunks.iter());
+        ahead.found(false);
+        let bytes = Ahead::GROUP.0 / 16;
+        assert_eq!(next(&ahead, bytes), [0]);
+        assert_eq!(next(&ahead, bytes), (1..17).collect::<Vec<_>>());
+        let announced: usize =
+            std::iter::repeat_with(|| next(&ahead, bytes).len()).take_while(|&n| n > 0).sum();
+        // No group that would not fit.
+        let most = (Ahead::MOST.0 / bytes) as usize;
+        assert!((most - 16..=most).contains(&(17 + announced)), "{announced}");
+        chunks[..20].iter().for_each(|chunk| chunk.begin());
+        assert_eq!(next(&ahead, bytes).len(), 16);
+    }
+
+    #[test]
+    fn each_chunk_is_scouted_once_a_bounded_way_behind_what_is_announced() {
+        let (ahead, chunks) = (Ahead::default(), chunks(1000));
+        ahead.push(chunks.iter());
+        let scouted = || {
+            let groups = std::iter::repeat_with(|| ahead.scout()).take_while(|group| !group.is_empty());
+            groups.flatten().map(|chunk| chunk.key.number).collect::<Vec<_>>()
+        };
+        assert!(scouted().is_empty(), "nothing was cold");
+        ahead.found(false);
+        let most = Ahead::SCOUTED as u128;
+        assert_eq!(scouted(), (0..most).collect::<Vec<_>>());
+        next(&ahead, 1);
+        assert_eq!(scouted(), [most]);
+        // Those that are behind already are nobody's concern any more.
+        chunks[..500].iter().for_each(|chunk| chunk.begin());
+        assert_eq!(scouted(), (500..500 + most).collect::<Vec<_>>());
+        chunks.iter().for_each(|chunk| chunk.begin());
+        assert!(scouted().is_empty());
+    }
+
+    #[test]
+    fn neighbouring_ranges_are_joined() {
+        struct Nothing;
+        impl Blob for Nothing {
+            fn len(&self) -> u64 {
+                0
+            }
+            fn version(&self) -> u64 {
+                0
+            }
+            fn read_at(&self, _: u64, _: &mut [u8]) -> std::io::Result<()> {
+                Ok(())
+            }
+            fn check_unchanged(&self) -> std::io::Result<()> {
+                Ok(())
+            }
+        }
+        let blobs: [Arc<dyn Blob>; 2] = [Arc::new(Nothing), Arc::new(Nothing)];
+        let of = |blob: usize, range| (blobs[blob].clone(), range);
+        let places = vec![of(0, 8..12), of(1, 4..8), of(0, 0..4), of(0, 4..8), of(1, 0..3), of(0, 13..14)];
+        let mut ranges: Vec<_> = joined(places)
+            .into_iter()
+            .map(|(blob, range)| (usize::from(!Arc::ptr_eq(&blob, &blobs[0])), range))
+            .collect();
+        ranges.sort_by_key(|(blob, range)| (*blob, range.start));
+        assert_eq!(ranges, [(0, 0..12), (0, 13..14), (1, 0..3), (1, 4..8)]);
+        assert!(joined(vec![]).is_empty());
     }
 
     #[test]

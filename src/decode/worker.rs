@@ -1,7 +1,7 @@
 //! What a worker thread does with a chunk: find its bytes, read them, decode them where that is the CPU's part, and send
 //! them to where they are decoded or belong.
 
-use super::ahead::Ahead;
+use super::ahead::{self, Ahead};
 use super::chunk::{Chunk, Held};
 use super::jobs::Jobs;
 use super::known::Identity;
@@ -168,22 +168,29 @@ impl Workers {
         })
     }
 
-    /// Announces chunks that will be read soon, if they are not in the page cache.
+    /// Announces what will be read soon, if it is not in the page cache.
     fn look_ahead(&self) {
-        /// More would keep the thread from its own chunk.
-        const AT_ONCE: usize = 8;
-        for chunk in std::iter::from_fn(|| self.ahead.next()).take(AT_ONCE) {
+        for chunk in self.ahead.scout() {
+            self.locator.announce_index(chunk.place(), self.array(&chunk), &chunk.read_chunk);
+        }
+        let mut places = vec![];
+        self.ahead.announce(|chunk| {
             // Errors come back when it is read.
-            let place = self.locator.locate(chunk.place(), self.array(&chunk), &chunk.read_chunk);
-            let Ok((Located::At { blob, range }, at)) = place else { continue };
+            let place = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk);
+            let Ok((Located::At { blob, range }, at)) = place else { return None };
             let cached = blob.is_cached(range.start);
             self.ahead.found(cached);
-            if !cached {
-                blob.will_need(range.clone());
-                self.ahead.announced(&chunk, range.end - range.start);
-                self.counters.chunks_prefetched.add(1);
-                chunk.keep_place((Located::At { blob, range }, at));
+            if cached {
+                return None;
             }
+            let bytes = range.end - range.start;
+            self.counters.chunks_prefetched.add(1);
+            places.push((blob.clone(), range.clone()));
+            chunk.keep_place((Located::At { blob, range }, at));
+            Some(bytes)
+        });
+        for (blob, range) in ahead::joined(places) {
+            blob.will_need(range);
         }
     }
 

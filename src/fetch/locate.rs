@@ -80,12 +80,11 @@ impl Locator {
                 }
             });
         };
-        // Of the stored dimensions, so that the one of complex numbers' parts falls away.
         let grid = &sharding.inner_grid;
-        let chunk: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell / n).collect();
+        let chunk = sharding.chunk_of(cell);
         let inner: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell % n).collect();
         let at = array.chunk_context(&chunk);
-        let shard = self.cell(number, &chunk);
+        let (shard, _) = self.shard(number, &chunk);
         let shard = shard.get_or_try_init(|| self.open_shard(array, sharding, &at))?;
         let inner_number = inner.iter().zip(grid).fold(0, |number, (i, n)| number * n + i);
         let mut at = Context { inner_chunk: Some(inner), ..at };
@@ -99,17 +98,33 @@ impl Locator {
         })
     }
 
+    /// Announces the index that will say where this read chunk is, if it is in a shard that nobody has opened.
+    pub fn announce_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
+        let Some(sharding) = &array.sharding else { return };
+        let chunk = sharding.chunk_of(cell);
+        if let (_, true) = self.shard(number, &chunk) {
+            return;
+        }
+        // What is wrong is said when it is opened.
+        if let Ok(Some(blob)) = self.open(array, &array.chunk_context(&chunk))
+            && let Some(range) = sharding.index_range(blob.len())
+        {
+            blob.will_need(range);
+        }
+    }
+
     fn open(&self, array: &ArrayInfo, at: &Context) -> Result<Option<Arc<dyn Blob>>> {
         let key = at.key.as_deref().unwrap_or_default();
         self.fetch.open(&array.root, key).map_err(|source| Error::Io { at: at.clone(), source })
     }
 
-    /// The place of a sharded chunk among the open ones; its first user opens it while the others wait.
-    fn cell(&self, array: (usize, usize), chunk: &[u64]) -> Arc<OnceCell<Shard>> {
+    /// The place of a sharded chunk among the open ones, and whether it was there; its first user opens it while the others
+    /// wait.
+    fn shard(&self, array: (usize, usize), chunk: &[u64]) -> (Arc<OnceCell<Shard>>, bool) {
         let key = (array, chunk.to_vec());
         let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = shards.known.get(&key) {
-            return known.clone();
+            return (known.clone(), true);
         }
         if shards.oldest_first.len() == Self::OPEN_SHARDS
             && let Some(oldest) = shards.oldest_first.pop_front()
@@ -117,20 +132,19 @@ impl Locator {
             shards.known.remove(&oldest);
         }
         shards.oldest_first.push_back(key.clone());
-        shards.known.entry(key).or_default().clone()
+        (shards.known.entry(key).or_default().clone(), false)
     }
 
     fn open_shard(&self, array: &ArrayInfo, sharding: &Sharding, at: &Context) -> Result<Shard> {
         let Some(blob) = self.open(array, at)? else { return Ok(None) };
         let size = sharding.index_bytes;
-        let Some(after) = blob.len().checked_sub(size) else {
+        let Some(range) = sharding.index_range(blob.len()) else {
             let problem = format!("needs {size} bytes, but the file has {}", blob.len());
             return Err(Error::ShardIndex { at: at.clone(), problem });
         };
-        let offset = if sharding.index_at_start { 0 } else { after };
-        let at = Context { byte_range: Some(offset..offset + size), ..at.clone() };
+        let at = Context { byte_range: Some(range.clone()), ..at.clone() };
         let mut encoded = vec![0; size as usize];
-        blob.read_at(offset, &mut encoded).map_err(|source| Error::Io { at: at.clone(), source })?;
+        blob.read_at(range.start, &mut encoded).map_err(|source| Error::Io { at: at.clone(), source })?;
         let index = decode_index(sharding, encoded, blob.len())
             .map_err(|problem| Error::ShardIndex { at, problem })?;
         Ok(Some(OpenShard { blob, index }))

@@ -107,18 +107,21 @@ impl Blob for OpenFile {
 
     fn will_need(&self, range: Range<u64>) {
         /// The system takes no more at once than it would read ahead; this is the least that is usual.
-        const STEP: usize = 128 << 10;
-        for start in range.clone().step_by(STEP) {
-            let bytes = (range.end - start).min(STEP as u64);
+        const STEP: u64 = 128 << 10;
+        let mut start = range.start;
+        while start < range.end {
+            // To whole steps in the file, so that each page is in one of them.
+            let end = (start / STEP * STEP).saturating_add(STEP).min(range.end);
             // SAFETY: it is a hint, and cannot do harm. Where it is not taken, the bytes are read later.
             unsafe {
                 libc::posix_fadvise(
                     self.file.as_raw_fd(),
                     start as libc::off_t,
-                    bytes as libc::off_t,
+                    (end - start) as libc::off_t,
                     libc::POSIX_FADV_WILLNEED,
                 );
             }
+            start = end;
         }
     }
 
