@@ -436,7 +436,7 @@ impl Reader {
             return Err(Error::Panic { place: "the operator".into(), message });
         };
         let running = &self.running;
-        running.iter().for_each(|running| running.jobs.wanted(batch.number, !batch.is_ready()));
+        running.iter().for_each(|running| running.jobs.wanted(!batch.is_ready()));
         let _range = trace::range(Stage::WaitForBatch, batch.number);
         let hopeless = || running.as_ref().and_then(Running::stuck);
         // The indices are on the allocation stream, in front of the event.

@@ -74,8 +74,8 @@ impl Jobs {
         })
     }
 
-    /// Adds work for this batch behind all other. It is dropped once this is closed.
-    pub fn push(&self, batch: u64, jobs: Vec<Job>) {
+    /// Adds work behind all other. It is dropped once this is closed.
+    pub fn push(&self, jobs: Vec<Job>) {
         self.ahead.push(jobs.iter().filter_map(Job::read));
         let mut state = self.lock();
         if state.closed {
@@ -98,7 +98,7 @@ impl Jobs {
                 (Kind::Either, _) => {
                     for_feeders += usize::from(self.alone || state.policy.gpu_helps());
                     for_decoders += usize::from(state.policy.cpu_helps());
-                    state.either.push(job, batch, bytes);
+                    state.either.push(job, bytes);
                 }
             }
         }
@@ -144,12 +144,12 @@ impl Jobs {
         self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
     }
 
-    /// The consumer wants this batch, and has to wait for it or not.
-    pub fn wanted(&self, batch: u64, waits: bool) {
+    /// The consumer wants a batch, and has to wait for it or not.
+    pub fn wanted(&self, waits: bool) {
         let (ready, submitted) = self.progress.fill();
         let mut state = self.lock();
         let helps = state.policy.gpu_helps();
-        let changed = state.policy.wanted(batch, waits, ready, submitted, self.now());
+        let changed = state.policy.wanted(waits, ready, submitted, self.now());
         state.policy.fill(ready, submitted);
         let changed = changed || helps != state.policy.gpu_helps();
         drop(state);
@@ -173,7 +173,7 @@ impl Jobs {
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
-        let left: Vec<Job> = std::mem::take(&mut state.either).drain().collect();
+        let left: Vec<Job> = std::mem::take(&mut state.either).take().collect();
         let more = (std::mem::take(&mut state.plain), std::mem::take(&mut state.cpu));
         drop(state);
         self.feeders.notify_all();
@@ -258,7 +258,7 @@ mod tests {
             let key = ChunkKey { array, part: 0, number: number as u128 };
             Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))
         };
-        jobs.push(0, arrays.iter().enumerate().map(chunk).collect());
+        jobs.push(arrays.iter().enumerate().map(chunk).collect());
         batch.planned();
         (jobs, batch)
     }
@@ -280,7 +280,7 @@ mod tests {
     #[test]
     fn without_decoders_feeders_take_everything() {
         let (jobs, _batch) = jobs(0, &[1, 1]);
-        jobs.wanted(0, false);
+        jobs.wanted(false);
         assert_eq!(taken(jobs.feed(|| ())), Some((1, 0)));
         assert_eq!(taken(jobs.feed(|| ())), Some((1, 1)));
     }
@@ -300,7 +300,7 @@ mod tests {
             let key = ChunkKey { array: 0, part: 0, number };
             Job::Read(Chunk::new(key, Dims::new(), None, unit))
         };
-        jobs.push(6, (0..).zip(units).map(chunk).collect());
+        jobs.push((0..).zip(units).map(chunk).collect());
         let feeder = std::thread::spawn({
             let jobs = jobs.clone();
             move || taken(jobs.feed(|| ()))
@@ -326,7 +326,7 @@ mod tests {
             }
         });
         let key = ChunkKey { array: 2, part: 0, number: 7 };
-        jobs.push(0, vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
+        jobs.push(vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
         while jobs.lock().waiting[DECODERS] == 0 || !jobs.lock().cpu.is_empty() {
             std::thread::yield_now();
         }
@@ -335,7 +335,7 @@ mod tests {
         assert_eq!((first, second), (Some((2, 7)), None));
         assert!((1..=2).contains(&prepared));
         // What comes later is dropped, and its unit finished.
-        jobs.push(0, vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
+        jobs.push(vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
         assert!(batch.is_ready());
     }
 }

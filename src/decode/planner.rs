@@ -76,7 +76,7 @@ impl Planner {
             let epoch = self.residents.claim(key, epochs, batch.number, bytes);
             let room = epoch.and_then(|_| {
                 // Rooms that are given back are those of units on their way, so these have to be.
-                self.rooms.take(bytes, self.residents.kept_bytes(), || self.push(batch, &mut jobs))
+                self.rooms.take(bytes, self.residents.kept_bytes(), || self.push(&mut jobs))
             });
             let stays = room.is_some();
             let chunk = Chunk::new(key, read_chunk, room, unit);
@@ -88,7 +88,7 @@ impl Planner {
             }
             jobs.push(Job::Read(chunk));
         }
-        self.push(batch, &mut jobs);
+        self.push(&mut jobs);
         for (key, epoch, bytes) in used {
             self.residents.used(key, epoch, batch.number, bytes);
         }
@@ -116,9 +116,9 @@ impl Planner {
     }
 
     /// Sends work on its way.
-    fn push(&self, batch: &Batch, jobs: &mut Vec<Job>) {
+    fn push(&self, jobs: &mut Vec<Job>) {
         let Some(fetched) = &self.fetched else {
-            self.jobs.push(batch.number, std::mem::take(jobs));
+            self.jobs.push(std::mem::take(jobs));
             return;
         };
         let (mut reads, mut held) = (vec![], vec![]);
@@ -129,6 +129,6 @@ impl Planner {
             }
         }
         fetched.push_front(held.into_iter());
-        self.jobs.push(batch.number, reads);
+        self.jobs.push(reads);
     }
 }

@@ -4,9 +4,9 @@
 //! three situations, told apart by the queue of complete batches:
 //!
 //! - Most of what was submitted is complete: the CPU decodes, the GPU does not.
-//! - Little is: the GPU helps until most is, with what the CPU will not have done when the consumer wants it: by the rate of
-//!   the one, and the time that the other takes for a batch. A chunk takes as long on the GPU as hundreds of them do, which
-//!   is far longer than on a core. So the CPU also keeps as many as it decodes in the time that the GPU takes for one.
+//! - Little is: the GPU helps until most is. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
+//!   core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the GPU takes for
+//!   one, and the GPU takes those behind them.
 //! - The consumer waits for every batch: what counts is what gets done. Whether that is most with the GPU, the CPU or both depends on
 //!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
 //!   memory. So each is tried for a while, and the best is kept. Cores that could not do a good part of what the GPU
@@ -28,10 +28,8 @@ pub struct Policy {
     cpu_rate: f64,
     /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
     gpu_latency: f64,
-    /// Bytes in a second of one core, and its seconds for a chunk.
+    /// Bytes in a second of one core.
     core_rate: f64,
-    core_seconds: f64,
-    pace: Pace,
     /// Jobs that cores work on, and how many cores there are.
     busy: u64,
     cores: u64,
@@ -43,45 +41,6 @@ pub struct Policy {
 struct Window {
     since: f64,
     bytes: u64,
-}
-
-/// When the consumer took a batch last, and how long it takes for one.
-#[derive(Clone, Copy, Debug, Default)]
-struct Pace {
-    last: Option<(u64, f64)>,
-    /// Sums in which the past fades.
-    batches: f64,
-    seconds: f64,
-}
-
-impl Pace {
-    /// This much of the past is left a batch later.
-    const FADES: f64 = 0.9;
-    /// With fewer batches nothing is known.
-    const LEAST: f64 = 4.0;
-    /// A consumer that pauses is not slower for that: more than so many times the usual does not count.
-    const PAUSE: f64 = 3.0;
-
-    fn takes(&mut self, batch: u64, now: f64) {
-        if let Some((_, last)) = self.last {
-            let most = self.period().map_or(f64::INFINITY, |period| period * Self::PAUSE);
-            self.batches = self.batches * Self::FADES + 1.0;
-            self.seconds = self.seconds * Self::FADES + (now - last).min(most);
-        }
-        self.last = Some((batch, now));
-    }
-
-    fn period(&self) -> Option<f64> {
-        (self.batches >= Self::LEAST).then(|| self.seconds / self.batches)
-    }
-
-    /// In how many seconds it will want a batch.
-    fn until(&self, batch: u64, now: f64) -> Option<f64> {
-        let ((last, since), period) = (self.last?, self.period()?);
-        // When it is late, it may come at any moment.
-        let next = (since + period - now).max(0.0);
-        Some(next + batch.saturating_sub(last + 1) as f64 * period)
-    }
 }
 
 /// Who decodes while the consumer waits all the time.
@@ -206,8 +165,6 @@ impl Policy {
     const WINDOW: f64 = 0.05;
     /// and a new figure counts for so much.
     const WEIGHT: f64 = 0.3;
-    /// The CPU is trusted to do this much of what it seems to be able to.
-    const CAUTION: f64 = 0.9;
 
     /// So many of the submitted batches are complete.
     pub fn fill(&mut self, ready: u64, submitted: u64) {
@@ -223,11 +180,10 @@ impl Policy {
         ready * Self::HIGH.1 >= submitted * Self::HIGH.0
     }
 
-    /// The consumer wants this batch, the next of so many that were submitted, `ready` of which are complete, and has to wait for
-    /// it or not. Whether that changes who decodes.
-    pub fn wanted(&mut self, batch: u64, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
+    /// The consumer wants the next batch of so many that were submitted, `ready` of which are complete, and has to wait for it or
+    /// not. Whether that changes who decodes.
+    pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
-        self.pace.takes(batch, now);
         self.helping |= waits;
         self.served = if waits { 0 } else { self.served + 1 };
         if waits {
@@ -259,7 +215,6 @@ impl Policy {
     /// A core is done with a chunk of so many decoded bytes, for which it took so many seconds.
     pub fn cpu_ends(&mut self, bytes: u64, seconds: f64, now: f64) {
         self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
-        self.core_seconds = Self::mean(self.core_seconds, seconds);
         self.trials.done(bytes);
         self.busy = self.busy.saturating_sub(1);
         self.window.bytes += bytes;
@@ -296,17 +251,10 @@ impl Policy {
         !self.waited_for || self.trials.side != Side::Gpu
     }
 
-    /// Of the decoded bytes that come first, so many are better left to the CPU as far as they are needed for this batch: those that
-    /// it has done before the GPU would be, or when the consumer wants the batch.
-    fn kept_bytes(&self, batch: u64, now: f64) -> u64 {
-        if !self.cpu_helps() {
-            return 0;
-        }
-        // A consumer that waits all the time wants everything sooner.
-        let until = self.pace.until(batch, now).filter(|_| !self.waited_for).unwrap_or(0.0);
-        // What a core has begun is done before, and what it begins last has to be done as well.
-        let in_time = (until - self.core_seconds) * Self::CAUTION;
-        (self.cpu_rate * in_time.max(self.gpu_latency)) as u64
+    /// Decoded bytes that the CPU has done before the GPU would be, which are better left to it.
+    pub fn reserve_bytes(&mut self, now: f64) -> u64 {
+        self.measure(now);
+        if self.cpu_helps() { (self.cpu_rate * self.gpu_latency) as u64 } else { 0 }
     }
 
     fn measure(&mut self, now: f64) {
@@ -327,85 +275,63 @@ impl Policy {
 /// Chunks that both sides could decode, in the order in which they are needed.
 #[derive(Debug)]
 pub struct Backlog<T> {
-    /// Batches with chunks that are needed for them first, in their order. None is empty.
-    batches: VecDeque<Needed<T>>,
-}
-
-#[derive(Debug)]
-struct Needed<T> {
-    batch: u64,
-    /// With their decoded bytes, and those of all.
-    chunks: VecDeque<(T, u64)>,
-    bytes: u64,
+    /// What the CPU keeps.
+    near: VecDeque<(T, u64)>,
+    far: VecDeque<(T, u64)>,
+    near_bytes: u64,
 }
 
 impl<T> Default for Backlog<T> {
     fn default() -> Self {
-        Self { batches: VecDeque::new() }
+        Self { near: VecDeque::new(), far: VecDeque::new(), near_bytes: 0 }
     }
 }
 
 impl<T> Backlog<T> {
-    /// Adds a chunk of so many decoded bytes that this batch needs behind all others.
-    pub fn push(&mut self, item: T, batch: u64, bytes: u64) {
-        if self.batches.back().is_none_or(|last| last.batch != batch) {
-            self.batches.push_back(Needed { batch, chunks: VecDeque::new(), bytes: 0 });
-        }
-        if let Some(last) = self.batches.back_mut() {
-            last.chunks.push_back((item, bytes));
-            last.bytes += bytes;
-        }
+    /// Adds a chunk of so many decoded bytes behind all others.
+    pub fn push(&mut self, item: T, bytes: u64) {
+        self.far.push_back((item, bytes));
     }
 
     /// The next chunk for the CPU, if it may take one.
     pub fn for_cpu(&mut self, policy: &Policy) -> Option<T> {
-        if policy.cpu_helps() { self.take(0, 0) } else { None }
+        if !policy.cpu_helps() {
+            return None;
+        }
+        let near = self.near.pop_front().inspect(|(_, bytes)| self.near_bytes -= bytes);
+        near.or_else(|| self.far.pop_front()).map(|(item, _)| item)
     }
 
     /// The next chunk for the GPU, if it may take one. `alone`: there is nobody else.
     pub fn for_gpu(&mut self, policy: &mut Policy, now: f64, alone: bool) -> Option<T> {
-        if alone {
-            return self.take(0, 0);
-        }
-        if !policy.gpu_helps() {
+        if !alone && !policy.gpu_helps() {
             return None;
         }
-        policy.measure(now);
-        let mut before = 0;
-        for number in 0..self.batches.len() {
-            let Needed { batch, chunks, bytes } = &self.batches[number];
-            let kept = policy.kept_bytes(*batch, now);
-            if before + bytes <= kept {
-                before += bytes;
-                continue;
-            }
-            let first = chunks.iter().position(|(_, bytes)| {
-                before += bytes;
-                before > kept
-            });
-            return self.take(number, first?);
+        let reserve = if alone { 0 } else { policy.reserve_bytes(now) };
+        while let Some(&(_, bytes)) = self.near.back()
+            && self.near_bytes - bytes >= reserve
+        {
+            self.near_bytes -= bytes;
+            let back = self.near.pop_back();
+            back.into_iter().for_each(|job| self.far.push_front(job));
         }
-        None
-    }
-
-    fn take(&mut self, number: usize, chunk: usize) -> Option<T> {
-        let needed = self.batches.get_mut(number)?;
-        let (item, bytes) = needed.chunks.remove(chunk)?;
-        needed.bytes -= bytes;
-        if needed.chunks.is_empty() {
-            self.batches.remove(number);
+        while self.near_bytes < reserve
+            && let Some((item, bytes)) = self.far.pop_front()
+        {
+            self.near_bytes += bytes;
+            self.near.push_back((item, bytes));
         }
-        Some(item)
+        self.far.pop_front().map(|(item, _)| item)
     }
 
     /// Whether there is nothing for anybody.
     pub fn is_empty(&self) -> bool {
-        self.batches.is_empty()
+        self.near.is_empty() && self.far.is_empty()
     }
 
     /// Removes everything.
-    pub fn drain(self) -> impl Iterator<Item = T> {
-        self.batches.into_iter().flat_map(|needed| needed.chunks).map(|(item, _)| item)
+    pub fn take(self) -> impl Iterator<Item = T> {
+        self.near.into_iter().chain(self.far).map(|(item, _)| item)
     }
 }
 
@@ -429,9 +355,6 @@ mod tests {
         /// Seconds by which each chunk that the GPU decodes delays the consumer, whose GPU it is.
         stolen: f64,
         batches: u64,
-        /// Whether the first of four batches needs nearly half of their chunks, as the first of an epoch that reads the same
-        /// ones again does.
-        uneven: bool,
     }
 
     #[derive(Debug)]
@@ -442,10 +365,6 @@ mod tests {
     }
 
     impl Machine {
-        fn chunks_of(&self, batch: u64) -> u64 {
-            if self.uneven { self.chunks * [30, 18, 10, 6][batch as usize % 4] / 16 } else { self.chunks }
-        }
-
         fn run(self, gpu: bool, cpu: bool) -> Outcome {
             const BYTES: u64 = 1000;
             const TICK: f64 = 2e-4;
@@ -461,9 +380,8 @@ mod tests {
             while taken < self.batches {
                 now += TICK;
                 while planned < (taken + self.depth).min(self.batches) {
-                    let chunks = self.chunks_of(planned);
-                    (0..chunks).for_each(|_| backlog.push(planned, planned, BYTES));
-                    missing.push_back(chunks);
+                    (0..self.chunks).for_each(|_| backlog.push(planned, BYTES));
+                    missing.push_back(self.chunks);
                     planned += 1;
                 }
                 let mut finish = |batch: u64, taken: u64| missing[(batch - taken) as usize] -= 1;
@@ -513,7 +431,7 @@ mod tests {
                     missing.pop_front();
                     taken += 1;
                     next_take = now + self.period;
-                    policy.wanted(taken - 1, waits, ready, missing.len() as u64 + 1, now);
+                    policy.wanted(waits, ready, missing.len() as u64 + 1, now);
                     waits = false;
                 } else if wants {
                     waits = true;
@@ -535,7 +453,6 @@ mod tests {
         period: 0.0,
         stolen: 0.0,
         batches: 150,
-        uneven: false,
     };
 
     #[test]
@@ -554,21 +471,6 @@ mod tests {
         let outcome = Machine { cores: 2, period: 0.12, batches: 400, ..MACHINE }.run(true, true);
         assert!(outcome.waited < 0.1, "{outcome:?}");
         assert!((0.2..0.45).contains(&outcome.by_gpu), "{outcome:?}");
-    }
-
-    #[test]
-    fn the_gpu_does_no_more_than_that_where_batches_are_few_and_uneven() {
-        const PERIOD: f64 = 0.127;
-        for (depth, uneven) in [(4, true), (4, false), (16, true)] {
-            for work in [1.05, 1.1, 1.2, 1.5, 2.0] {
-                let core_seconds = PERIOD * work * 4.0 / 16.0;
-                let shape = Machine { depth, uneven, chunks: 16, cores: 4, batches: 400, ..MACHINE };
-                let outcome = Machine { core_seconds, period: PERIOD, ..shape }.run(true, true);
-                // And what is there before the consumer's pace is known.
-                let most = 1.0 - 1.0 / work + (depth + 4) as f64 / 400.0;
-                assert!(outcome.by_gpu < most && outcome.waited < 0.1, "{depth}, {work}: {outcome:?}");
-            }
-        }
     }
 
     #[test]
@@ -636,9 +538,11 @@ mod tests {
         policy.gpu_ends(1, 0.1);
         (0..8).for_each(|_| policy.cpu_begins(0.0));
         policy.cpu_ends(1 << 30, 0.1, 0.1);
-        assert!(policy.kept_bytes(0, 0.1) > 1 << 29);
+        assert!(policy.reserve_bytes(0.1) > 1 << 29);
         // Seven of them are at work still, and nothing comes.
-        (1..40).for_each(|step| policy.measure(0.1 + f64::from(step) * 0.1));
-        assert!(policy.kept_bytes(0, 5.0) < 1 << 20);
+        for step in 1..40 {
+            policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
+        }
+        assert!(policy.reserve_bytes(5.0) < 1 << 20);
     }
 }
