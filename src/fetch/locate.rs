@@ -7,7 +7,7 @@ use crate::plan::shard_index::ShardIndex;
 
 use std::collections::{HashMap, VecDeque};
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use once_cell::sync::OnceCell;
 use zarrs::array::{ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
@@ -43,10 +43,27 @@ struct OpenShard {
 struct OpenShards {
     known: HashMap<ShardKey, Arc<OnceCell<Shard>>>,
     oldest_first: VecDeque<ShardKey>,
+    /// Those whose indexes were announced last.
+    announced: VecDeque<ShardKey>,
 }
 
 /// Array and part of the dataset, and coordinates in the part's chunk grid.
 type ShardKey = ((usize, usize), Vec<u64>);
+
+impl OpenShards {
+    /// Whether a shard's index is to be announced, which is noted.
+    fn announces(&mut self, key: ShardKey) -> bool {
+        // Chunks of one shard mostly follow each other.
+        if self.known.contains_key(&key) || self.announced.iter().rev().any(|announced| *announced == key) {
+            return false;
+        }
+        if self.announced.len() == Locator::OPEN_SHARDS {
+            self.announced.pop_front();
+        }
+        self.announced.push_back(key);
+        true
+    }
+}
 
 impl Locator {
     /// Open sharded chunks that are kept, each with a file handle. Batches touch neighbouring chunks, so that a
@@ -84,7 +101,7 @@ impl Locator {
         let chunk = sharding.chunk_of(cell);
         let inner: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell % n).collect();
         let at = array.chunk_context(&chunk);
-        let (shard, _) = self.shard(number, &chunk);
+        let shard = self.shard(number, &chunk);
         let shard = shard.get_or_try_init(|| self.open_shard(array, sharding, &at))?;
         let inner_number = inner.iter().zip(grid).fold(0, |number, (i, n)| number * n + i);
         let mut at = Context { inner_chunk: Some(inner), ..at };
@@ -102,7 +119,7 @@ impl Locator {
     pub fn announce_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
         let Some(sharding) = &array.sharding else { return };
         let chunk = sharding.chunk_of(cell);
-        if let (_, true) = self.shard(number, &chunk) {
+        if !self.lock().announces((number, chunk.clone())) {
             return;
         }
         // What is wrong is said when it is opened.
@@ -118,13 +135,12 @@ impl Locator {
         self.fetch.open(&array.root, key).map_err(|source| Error::Io { at: at.clone(), source })
     }
 
-    /// The place of a sharded chunk among the open ones, and whether it was there; its first user opens it while the others
-    /// wait.
-    fn shard(&self, array: (usize, usize), chunk: &[u64]) -> (Arc<OnceCell<Shard>>, bool) {
+    /// The place of a sharded chunk among the open ones; its first user opens it while the others wait.
+    fn shard(&self, array: (usize, usize), chunk: &[u64]) -> Arc<OnceCell<Shard>> {
         let key = (array, chunk.to_vec());
-        let mut shards = self.shards.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shards = self.lock();
         if let Some(known) = shards.known.get(&key) {
-            return (known.clone(), true);
+            return known.clone();
         }
         if shards.oldest_first.len() == Self::OPEN_SHARDS
             && let Some(oldest) = shards.oldest_first.pop_front()
@@ -132,7 +148,11 @@ impl Locator {
             shards.known.remove(&oldest);
         }
         shards.oldest_first.push_back(key.clone());
-        (shards.known.entry(key).or_default().clone(), false)
+        shards.known.entry(key).or_default().clone()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, OpenShards> {
+        self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn open_shard(&self, array: &ArrayInfo, sharding: &Sharding, at: &Context) -> Result<Shard> {
@@ -171,4 +191,77 @@ fn decode_index(sharding: &Sharding, encoded: Vec<u8>, file_bytes: u64) -> Resul
     let entries: Vec<u64> =
         decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
     ShardIndex::new(&entries, sharding.inner_grid.iter().product(), file_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dataset::Dataset;
+
+    use std::io;
+    use std::path::Path;
+
+    type Ranges = Vec<(String, Range<u64>)>;
+
+    /// Files of 1000 zeros, apart from one that is missing, and what was announced of which.
+    #[derive(Clone, Default)]
+    struct Zeros(Arc<Mutex<Ranges>>);
+
+    struct Zero(String, Zeros);
+
+    impl Fetch for Zeros {
+        fn open(&self, _root: &Path, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
+            Ok((key != "c/2/0").then(|| Arc::new(Zero(key.into(), self.clone())) as Arc<dyn Blob>))
+        }
+    }
+
+    impl Blob for Zero {
+        fn len(&self) -> u64 {
+            1000
+        }
+        fn version(&self) -> u64 {
+            0
+        }
+        fn read_at(&self, _: u64, into: &mut [u8]) -> io::Result<()> {
+            into.fill(0);
+            Ok(())
+        }
+        fn check_unchanged(&self) -> io::Result<()> {
+            Ok(())
+        }
+        fn will_need(&self, range: Range<u64>) {
+            self.1.0.lock().unwrap().push((self.0.clone(), range));
+        }
+    }
+
+    #[test]
+    fn the_index_of_each_shard_that_nobody_has_opened_is_announced_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [400, 8], "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 8]}}, "fill_value": 0,
+            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "sharding_indexed", "configuration": {
+                "chunk_shape": [1, 4], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}]}"#;
+        std::fs::write(folder.path().join("zarr.json"), metadata).unwrap();
+        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[]).unwrap();
+        let array = dataset.part(0, 0);
+        let zeros = Zeros::default();
+        let locator = Locator::new(Arc::new(zeros.clone()));
+        let announced = |cells: &[[u64; 2]]| {
+            cells.iter().for_each(|cell| locator.announce_index((0, 0), array, cell));
+            std::mem::take(&mut *zeros.0.lock().unwrap())
+        };
+        // Of 4 entries of 16 bytes, and a checksum.
+        let index = |shard: u64| (format!("c/{shard}/0"), 1000 - 68..1000);
+        assert_eq!(announced(&[[0, 0], [0, 1], [1, 0], [2, 1], [3, 0], [1, 1]]), [index(0), index(1)]);
+        // It is missing.
+        assert_eq!(announced(&[[4, 0]]), []);
+        // Zeros are no index; whoever opens it says so.
+        assert!(locator.locate((0, 0), array, &[6, 0]).is_err());
+        assert_eq!(announced(&[[6, 0]]), []);
+        // Many later they are forgotten.
+        let many: Vec<_> = (4..=4 + Locator::OPEN_SHARDS as u64).map(|shard| [2 * shard, 0]).collect();
+        assert_eq!(announced(&many).len(), many.len());
+        assert_eq!(announced(&[[0, 0], [8 + 2 * Locator::OPEN_SHARDS as u64, 0]]), [index(0)]);
+    }
 }
