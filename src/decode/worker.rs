@@ -178,7 +178,7 @@ impl Workers {
             // Errors come back when it is read.
             let place = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk);
             let Ok((Located::At { blob, range }, at)) = place else { return None };
-            let cached = blob.is_cached(range.start);
+            let cached = blob.is_cached(&range);
             self.ahead.found(cached);
             if cached {
                 return None;
@@ -209,7 +209,7 @@ impl Workers {
                 let place = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk)?;
                 if let Located::At { blob, range } = &place.0
                     && !self.ahead.is_active()
-                    && !blob.is_cached(range.start)
+                    && !blob.is_cached(range)
                 {
                     self.ahead.found(false);
                 }

@@ -49,8 +49,8 @@ pub trait Blob: Send + Sync {
     /// What the system says, or that somebody did.
     fn check_unchanged(&self) -> io::Result<()>;
 
-    /// Whether the byte at `offset` can be read without waiting for storage, as far as that can be known.
-    fn is_cached(&self, _offset: u64) -> bool {
+    /// Whether a range can be read without waiting for storage, as far as that can be known.
+    fn is_cached(&self, _range: &Range<u64>) -> bool {
         true
     }
 

@@ -94,7 +94,9 @@ impl Blob for OpenFile {
         self.check_unchanged()
     }
 
-    fn is_cached(&self, offset: u64) -> bool {
+    fn is_cached(&self, range: &Range<u64>) -> bool {
+        // Its first and last page may have been read with its neighbours.
+        let offset = range.start + (range.end - range.start) / 2;
         let mut byte = 0u8;
         let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
         // SAFETY: there is room for the byte.
@@ -131,5 +133,41 @@ impl Blob for OpenFile {
             return Err(io::Error::other("the file was written to while it was read"));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_whose_neighbours_were_read_is_not_in_the_page_cache() {
+        const PAGES: u64 = 16;
+        let folder = tempfile::tempdir().unwrap();
+        // A file that is not in the page cache, of which nothing is read but what is asked for.
+        let cold = |name: &str| {
+            let path = folder.path().join(name);
+            std::fs::write(&path, vec![1; 4096 * PAGES as usize]).unwrap();
+            let file = OpenFile::open(&path).unwrap().unwrap();
+            file.file().sync_all().unwrap();
+            for advice in [libc::POSIX_FADV_DONTNEED, libc::POSIX_FADV_RANDOM] {
+                // SAFETY: it is a hint.
+                unsafe { libc::posix_fadvise(file.file().as_raw_fd(), 0, 0, advice) };
+            }
+            file
+        };
+        let range = 100..4096 * PAGES - 100;
+        // Asking makes some systems read, so that each file is asked once.
+        if cold("asked").is_cached(&range) {
+            // A file system that is all memory.
+            return;
+        }
+        let file = cold("between");
+        file.read_at(0, &mut [0; 200]).unwrap();
+        file.read_at(range.end - 100, &mut [0; 200]).unwrap();
+        assert!(!file.is_cached(&range));
+        let file = cold("read");
+        file.read_at(range.start, &mut vec![0; (range.end - range.start) as usize]).unwrap();
+        assert!(file.is_cached(&range));
     }
 }
