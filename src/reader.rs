@@ -30,7 +30,7 @@ use crate::decode::{Queue, lane::Fetched};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::{Driver, Memory};
 use crate::fetch::{Gds, Locator, Posix};
-use crate::gpu::{DeviceMemory, Gpu, Kernels, PinnedPool};
+use crate::gpu::{DeviceMemory, Gpu, GreenContext, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, DeviceBudget, Io, Options, argument};
 use crate::plan::{ArrayGeometry, OutputGeometry, count_chunks, plan_batch};
 use crate::sampler::{
@@ -1095,10 +1095,21 @@ impl Reader {
         Ok(running)
     }
 
+    /// Multiprocessors for what should leave the model alone, where the GPU decodes and can be cut.
+    fn green_context(&self, device: &Device) -> Option<Arc<GreenContext>> {
+        if self.parts().all(|(_, road)| self.kind(road) != Kind::Either) {
+            return None;
+        }
+        GreenContext::new(&device.gpu)
+            .inspect_err(|problem| log_once(&format!("the GPU decodes on all multiprocessors: {problem}")))
+            .ok()
+    }
+
     fn start_lanes(&self, device: &Device, running: &mut Running) -> Result<()> {
         let lanes = Arc::new(Lanes {
             gpu: device.gpu.clone(),
             kernels: Kernels::load(&device.gpu)?,
+            green: self.green_context(device),
             nvcomp: device.zstd.clone(),
             dataset: self.dataset.clone(),
             known: Arc::default(),

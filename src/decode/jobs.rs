@@ -169,6 +169,12 @@ impl Jobs {
         ready > 0 && self.lock().policy.has_time(ready, submitted)
     }
 
+    /// Whether the GPU should take its time, and leave most of itself to the model.
+    pub fn spares_the_model(&self) -> bool {
+        let ready = self.progress.fill().0;
+        ready > 0 && self.lock().policy.spares_the_model(ready)
+    }
+
     /// Ends all waiting and drops what is left.
     pub fn close(&self) {
         let mut state = self.lock();

@@ -30,8 +30,8 @@ use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, Kernels, PinnedMemory, ShuffledOnDevice,
-    StreamKernel, StreamOnDevice, StreamStatus, status_text,
+    CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, GreenContext, GreenStream, Kernels,
+    PinnedMemory, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
 };
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
@@ -122,6 +122,8 @@ pub struct Lanes {
     pub gpu: Arc<Gpu>,
     /// Its kernels.
     pub kernels: Kernels,
+    /// A part of its multiprocessors, if that can be had.
+    pub green: Option<Arc<GreenContext>>,
     /// nvCOMP, if any array needs it.
     pub nvcomp: Option<Arc<Zstd>>,
     /// What is read.
@@ -279,7 +281,11 @@ pub struct Lane {
     /// What it works on.
     pub pulse: Arc<Pulse>,
     lanes: Arc<Lanes>,
+    /// Where the present group is worked on.
     stream: Arc<CudaStream>,
+    /// On all multiprocessors, and on a part of them, if that can be had.
+    wide: Arc<CudaStream>,
+    narrow: Option<GreenStream>,
     arena: DeviceMemory,
     staging: Option<PinnedMemory>,
     decoded: CudaEvent,
@@ -292,9 +298,12 @@ impl Lane {
     /// # Errors
     /// What the driver says.
     pub fn new(lanes: Arc<Lanes>, arena_bytes: u64) -> Result<Self> {
+        let wide = lanes.gpu.stream()?;
         Ok(Self {
             pulse: Arc::default(),
-            stream: lanes.gpu.stream()?,
+            stream: wide.clone(),
+            wide,
+            narrow: lanes.green.as_ref().map(GreenContext::stream).transpose()?,
             arena: DeviceMemory::new(&lanes.gpu, arena_bytes)?,
             staging: None,
             decoded: lanes.gpu.event()?,
@@ -361,6 +370,11 @@ impl Lane {
 
     /// Decodes and gathers a group, and waits for it.
     fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
+        // The group before has come to its end, so that the streams need not wait for each other.
+        self.stream = match &self.narrow {
+            Some(narrow) if self.lanes.jobs.spares_the_model() => narrow.stream().clone(),
+            _ => self.wide.clone(),
+        };
         let results = self.enqueue(group)?;
         self.done.synchronize().map_err(Error::cuda("decoding a group of chunks"))?;
         // The rest of the time was gathering.

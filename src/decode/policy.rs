@@ -241,6 +241,11 @@ impl Policy {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }
 
+    /// Whether the GPU should keep to a few multiprocessors: it is slower there, and takes less from the model.
+    pub fn spares_the_model(&self, ready: u64) -> bool {
+        !self.waited_for && ready >= 2
+    }
+
     /// Whether the GPU may take chunks that the CPU could decode.
     pub fn gpu_helps(&self) -> bool {
         if self.waited_for { self.trials.side != Side::Cpu } else { self.helping }

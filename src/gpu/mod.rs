@@ -2,10 +2,12 @@
 //!
 //! The driver is loaded at run time; nothing here is touched on a machine without one.
 
+mod green;
 mod kernels;
 mod memory;
 mod pinned;
 
+pub use green::{GreenContext, GreenStream};
 pub use kernels::{
     CheckOnDevice, DeltaOnDevice, FramesToCheck, Kernels, ShuffledOnDevice, StreamKernel, StreamOnDevice,
     StreamStatus, status_text,
