@@ -23,11 +23,11 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         `samples` of an epoch, all reader shards together; `batches` that DALI has taken, ahead of those that
         the user has by the pipeline's own queue; `chunks_read`; `chunks_prefetched`, those of them that were
         not in the page cache and that the system was asked to fetch before their turn; `chunks_missing`,
-        `chunks_decoded`, `chunks_decoded_gpu`, `chunks_decoded_cpu` and `chunks_reused` (a batch found a
-        chunk that was there already); `cache_hits`, those of them that were there from an earlier epoch;
-        `bytes_read` (encoded),
-        `bytes_read_gds` (those that cuFile read), `bytes_decoded`, `bytes_decoded_gpu` and
-        `bytes_decoded_cpu`; the milliseconds that DALI waited for batches, by what the last chunk of each was
+        `chunks_decoded`, `chunks_decoded_gpu`, `chunks_decoded_green`, those of them that the GPU decoded on
+        few of its multiprocessors while DALI did not wait, `chunks_decoded_cpu` and `chunks_reused` (a batch
+        found a chunk that was there already); `cache_hits`, those of them that were there from an earlier
+        epoch; `bytes_read` (encoded), `bytes_read_gds` (those that cuFile read), `bytes_decoded`,
+        `bytes_decoded_gpu` and `bytes_decoded_cpu`; the milliseconds that DALI waited for batches, by what the last chunk of each was
         waiting for: `ms_waiting_fetch`, `ms_waiting_cpu` and `ms_waiting_gpu` (to be decoded there) and
         `ms_waiting_gather` (copies and gathering), and `ms_waiting_consumer`, in which everything was ready
         and the reader waited for DALI; `device_memory_bytes`, `host_memory_bytes` (in the GPU backend pinned

@@ -44,8 +44,9 @@ impl Ahead {
     /// What is announced together, so that neighbours can be joined, is so many bytes and chunks at most. More would keep a
     /// thread from its own chunk.
     const GROUP: (u64, usize) = (8 << 20, 32);
-    /// Indexes of the shards of so many chunks behind what is announced.
-    const SCOUTED: usize = 256;
+    /// Indexes of the shards of so many chunks behind what is announced. With a quarter of it they came about when they were
+    /// needed, and not before.
+    const SCOUTED: usize = 1024;
     /// A store that is not cold any more is taken for one that is until so many chunks were found in the page cache.
     const PATIENCE: u32 = 64;
 
@@ -232,7 +233,7 @@ mod tests {
 
     #[test]
     fn each_chunk_is_scouted_once_a_bounded_way_behind_what_is_announced() {
-        let (ahead, chunks) = (Ahead::default(), chunks(1000));
+        let (ahead, chunks) = (Ahead::default(), chunks(4000));
         ahead.push(chunks.iter());
         let scouted = || {
             let groups = std::iter::repeat_with(|| ahead.scout()).take_while(|group| !group.is_empty());
@@ -245,8 +246,8 @@ mod tests {
         next(&ahead, 1);
         assert_eq!(scouted(), [most]);
         // Those that are behind already are nobody's concern any more.
-        chunks[..500].iter().for_each(|chunk| chunk.begin());
-        assert_eq!(scouted(), (500..500 + most).collect::<Vec<_>>());
+        chunks[..2000].iter().for_each(|chunk| chunk.begin());
+        assert_eq!(scouted(), (2000..2000 + most).collect::<Vec<_>>());
         chunks.iter().for_each(|chunk| chunk.begin());
         assert!(scouted().is_empty());
     }

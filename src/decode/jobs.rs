@@ -171,8 +171,8 @@ impl Jobs {
 
     /// Whether the GPU should take its time, and leave most of itself to the model.
     pub fn spares_the_model(&self) -> bool {
-        let ready = self.progress.fill().0;
-        ready > 0 && self.lock().policy.spares_the_model(ready)
+        let (ready, submitted) = self.progress.fill();
+        self.lock().policy.spares_the_model(ready, submitted)
     }
 
     /// Ends all waiting and drops what is left.

@@ -636,6 +636,8 @@ impl Lane {
             Payload::Missing => Held::Missing,
             Payload::Landed(landed) => {
                 if fetched.by_gpu {
+                    let green = !Arc::ptr_eq(&self.stream, &self.wide);
+                    self.lanes.counters.chunks_decoded_green.add(green.into());
                     self.lanes.counters.decoded(self.array(fetched).read_chunk_bytes(), true);
                 }
                 Held::Device { swaps_bytes: landed.work.swaps_bytes }

@@ -11,6 +11,9 @@
 //!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
 //!   memory. So each is tried for a while, and the best is kept. Cores that could not do a good part of what the GPU
 //!   does, by the time that they need for a chunk, are not tried.
+//!
+//! What the GPU decodes while the consumer does not wait costs the model less on a few multiprocessors than on all, which take
+//! turns with it. If that is too slow, the consumer has to wait, and it is tried again four times as late.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -21,6 +24,8 @@ pub struct Policy {
     helping: bool,
     /// Batches that were there when the consumer wanted them, since it had to wait last.
     served: u64,
+    /// So many have to be until the GPU may take its time.
+    careful: u64,
     /// Whether it waits all the time, and what is done then.
     waited_for: bool,
     trials: Trials,
@@ -154,13 +159,18 @@ impl Trials {
 impl Policy {
     /// For so many cores.
     pub fn new(cores: u64) -> Self {
-        Self { cores, ..Self::default() }
+        Self { cores, careful: 1, ..Self::default() }
     }
 
     /// The GPU begins to help when fewer than this share of the submitted batches are complete,
     const LOW: (u64, u64) = (1, 4);
     /// and goes on until this share is.
     const HIGH: (u64, u64) = (3, 4);
+    /// After the GPU took too much time, it does not for so many batches at least. If the consumer has to wait when it did for
+    /// four times as many, that was not the reason.
+    const CAREFUL: u64 = 64;
+    /// It takes its time while at least this share of the submitted batches is complete. A handful of batches says nothing.
+    const IN_STORE: u64 = 8;
     /// Rates are measured over windows of so many seconds,
     const WINDOW: f64 = 0.05;
     /// and a new figure counts for so much.
@@ -185,6 +195,10 @@ impl Policy {
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
         self.helping |= waits;
+        if waits && self.served >= self.careful {
+            let for_long = self.served >= 4 * self.careful.max(Self::CAREFUL);
+            self.careful = if for_long { 1 } else { (4 * self.careful).max(Self::CAREFUL) };
+        }
         self.served = if waits { 0 } else { self.served + 1 };
         if waits {
             self.waited_for = true;
@@ -242,8 +256,8 @@ impl Policy {
     }
 
     /// Whether the GPU should keep to a few multiprocessors: it is slower there, and takes less from the model.
-    pub fn spares_the_model(&self, ready: u64) -> bool {
-        !self.waited_for && ready >= 2
+    pub fn spares_the_model(&self, ready: u64, submitted: u64) -> bool {
+        !self.waited_for && self.served >= self.careful && ready >= submitted / Self::IN_STORE
     }
 
     /// Whether the GPU may take chunks that the CPU could decode.
@@ -359,14 +373,26 @@ mod tests {
         period: f64,
         /// Seconds by which each chunk that the GPU decodes delays the consumer, whose GPU it is.
         stolen: f64,
+        /// A few multiprocessors, if it can be cut.
+        narrow: Option<Narrow>,
         batches: u64,
+    }
+
+    #[derive(Clone, Copy)]
+    struct Narrow {
+        /// Seconds for each chunk, one after the other, besides those that any number takes.
+        seconds: f64,
+        /// By which each delays the consumer.
+        stolen: f64,
     }
 
     #[derive(Debug)]
     struct Outcome {
         seconds: f64,
         waited: f64,
+        /// Shares of the chunks.
         by_gpu: f64,
+        narrow: f64,
     }
 
     impl Machine {
@@ -376,12 +402,14 @@ mod tests {
             let (mut policy, alone) = (Policy::new(self.cores), Policy::default());
             let mut backlog = Backlog::default();
             let mut missing: VecDeque<u64> = VecDeque::new();
-            let (mut planned, mut taken, mut by_gpu, mut waited) = (0u64, 0u64, 0u64, 0.0);
+            let (mut planned, mut taken, mut by_gpu, mut narrow, mut waited) = (0u64, 0u64, 0u64, 0u64, 0.0);
             let mut cores: Vec<Option<(u64, f64)>> = vec![None; if cpu { self.cores as usize } else { 0 }];
             // Groups on the GPU: what is in them, when it arrived and when it is done. A lane takes all that waits.
             let mut lanes: Vec<(Vec<(u64, f64)>, f64)> = vec![(vec![], 0.0); 4];
             let mut waiting: Vec<(u64, f64)> = vec![];
-            let (mut now, mut next_take, mut waits, mut has_time) = (0.0, 0.0, false, false);
+            let (mut now, mut next_take, mut waits, mut has_time, mut spares) =
+                (0.0, 0.0, false, false, false);
+            let (mut stolen, mut narrow_until) = (vec![0.0; lanes.len()], 0.0f64);
             while taken < self.batches {
                 now += TICK;
                 while planned < (taken + self.depth).min(self.batches) {
@@ -412,9 +440,9 @@ mod tests {
                         waiting.push((batch, now));
                         by_gpu += 1;
                     }
-                    for (group, end) in &mut lanes {
+                    for ((group, end), stolen) in lanes.iter_mut().zip(&mut stolen) {
                         if *end <= now {
-                            next_take += self.stolen * group.len() as f64;
+                            next_take += *stolen * group.len() as f64;
                             for (batch, arrived) in group.drain(..) {
                                 finish(batch, taken);
                                 policy.gpu_ends(BYTES, now - arrived);
@@ -422,14 +450,22 @@ mod tests {
                             let arrived = waiting.first().map(|first| first.1);
                             let patience = if has_time { Policy::PATIENCE } else { 0.0 };
                             if arrived.is_some_and(|arrived| now - arrived >= patience) {
-                                *group = std::mem::take(&mut waiting);
-                                *end = now + self.gpu_seconds;
+                                // As many as a lane has memory for.
+                                let rest = waiting.split_off(waiting.len().min(100));
+                                *group = std::mem::replace(&mut waiting, rest);
+                                (*end, *stolen) = (now + self.gpu_seconds, self.stolen);
+                                if let Some(few) = self.narrow.filter(|_| spares) {
+                                    narrow += group.len() as u64;
+                                    narrow_until = narrow_until.max(now) + few.seconds * group.len() as f64;
+                                    (*end, *stolen) = (narrow_until + self.gpu_seconds, few.stolen);
+                                }
                             }
                         }
                     }
                 }
                 let ready = missing.iter().filter(|&&missing| missing == 0).count() as u64;
                 has_time = policy.has_time(ready, missing.len() as u64);
+                spares = policy.spares_the_model(ready, missing.len() as u64);
                 let wants = now >= next_take;
                 policy.fill(ready, missing.len() as u64);
                 if wants && missing[0] == 0 {
@@ -445,7 +481,7 @@ mod tests {
                 assert!(now < 1000.0, "nothing moves any more");
             }
             let all = (self.batches * self.chunks) as f64;
-            Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all }
+            Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all, narrow: narrow as f64 / all }
         }
     }
 
@@ -457,6 +493,7 @@ mod tests {
         gpu_seconds: 0.025,
         period: 0.0,
         stolen: 0.0,
+        narrow: None,
         batches: 150,
     };
 
@@ -523,6 +560,41 @@ mod tests {
                 if cpu.seconds < 2.0 * alone && cpu.seconds > 1.05 * alone {
                     assert!(both.seconds - alone < 0.7 * (gpu.seconds - alone), "{about}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn the_gpu_takes_its_time_where_that_is_enough_for_the_consumer() {
+        const PERIOD: f64 = 0.125;
+        let (batches, stolen, few) = (600, 90e-6, 45e-6);
+        for depth in [2, 4, 16] {
+            for (cores, cpu) in [(4, true), (4, false)] {
+                let all = Machine { depth, chunks: 102, cores, period: PERIOD, batches, stolen, ..MACHINE };
+                let wide = all.run(true, cpu);
+                // Half as long as the training needs for a batch.
+                let enough = Narrow { seconds: PERIOD / 2.0 / 102.0, stolen: few };
+                let spared = Machine { narrow: Some(enough), ..all }.run(true, cpu);
+                let about = format!("{depth} in flight, CPU {cpu}: {spared:?} beside {wide:?}");
+                assert!(spared.waited < wide.waited + 0.3, "{about}");
+                assert!(spared.narrow > 0.8 * spared.by_gpu, "{about}");
+                let alone = batches as f64 * PERIOD;
+                assert!(spared.seconds - alone < 0.7 * (wide.seconds - alone), "{about}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_gpu_does_not_take_its_time_where_the_consumer_would_wait() {
+        const PERIOD: f64 = 0.125;
+        for depth in [2, 4, 16] {
+            let all = Machine { depth, chunks: 102, period: PERIOD, batches: 2000, stolen: 90e-6, ..MACHINE };
+            let wide = all.run(true, false);
+            for times in [1.2, 2.0] {
+                let few = Narrow { seconds: times * PERIOD / 102.0, stolen: 45e-6 };
+                let slow = Machine { narrow: Some(few), ..all }.run(true, false);
+                let about = format!("{depth} in flight, {times} times too slow: {slow:?} beside {wide:?}");
+                assert!(slow.seconds < wide.seconds * 1.01, "{about}");
             }
         }
     }

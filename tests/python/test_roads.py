@@ -129,6 +129,26 @@ def test_each_chunk_is_counted_by_who_decoded_it(folder, values, backend, decode
     assert waiting["ms_waiting_consumer"] > 100
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize(
+    "name", [name for name in CHAINS if not re.search("raw|noshuffle|bitshuffle|hc|transpose", name)]
+)
+def test_while_dali_is_slow_few_multiprocessors_decode(folder, values, name):
+    # An epoch has more batches than are in flight, so that each chunk is decoded anew.
+    many = np.concatenate([values, values + 1, values + 2])
+    codecs = dict(CHAINS[name])
+    if "shards" in codecs:
+        codecs["shards"] = (1, 512, 256)
+    path = write(folder, f"{name} of many steps", many, **codecs)
+    pipe = build(GPU, path, batch_size=1, decode="gpu")
+    for step in many:
+        ((sample,),) = run_batches(pipe, 1)[0]
+        np.testing.assert_array_equal(sample, step)
+        settled_stats(pipe)
+    stats = zarr_dali.stats(pipe)
+    assert 0 < stats["chunks_decoded_green"] <= stats["chunks_decoded_gpu"] == stats["chunks_decoded"]
+
+
 def out_of_page_cache(files):
     """Drops files from the page cache; skips the test where that cannot be done or not be seen."""
     cache.evict(files)
