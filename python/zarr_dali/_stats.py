@@ -27,15 +27,15 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         few of its multiprocessors while DALI did not wait, `chunks_decoded_cpu` and `chunks_reused` (a batch
         found a chunk that was there already); `cache_hits`, those of them that were there from an earlier
         epoch; `bytes_read` (encoded), `bytes_read_gds` (those that cuFile read), `bytes_decoded`,
-        `bytes_decoded_gpu` and `bytes_decoded_cpu`; the milliseconds that DALI waited for batches, by what the last chunk of each was
-        waiting for: `ms_waiting_fetch`, `ms_waiting_cpu` and `ms_waiting_gpu` (to be decoded there) and
-        `ms_waiting_gather` (copies and gathering), and `ms_waiting_consumer`, in which everything was ready
-        and the reader waited for DALI; `device_memory_bytes`, `host_memory_bytes` (in the GPU backend pinned
-        memory) and the most of each so far, `device_memory_peak_bytes` and `host_memory_peak_bytes`;
-        `resident_bytes` for chunks that stay in memory, and `resident_peak_bytes` of them that were ever
-        used; `shuffle`, how samples are mixed, or None where no
-        chunk belongs to several; `position` behind the last of `batches`, from which a reader with the
-        argument `position` goes on.
+        `bytes_decoded_gpu` and `bytes_decoded_cpu`; the milliseconds that DALI waited for batches, by what
+        the last chunk of each was waiting for: `ms_waiting_fetch`, `ms_waiting_cpu` and `ms_waiting_gpu` (to
+        be decoded there) and `ms_waiting_gather` (copies and gathering), and `ms_waiting_consumer`, in which
+        everything was ready and the reader waited for DALI; `device_memory_bytes`, `host_memory_bytes` (in
+        the GPU backend pinned memory) and the most of each so far, `device_memory_peak_bytes` and
+        `host_memory_peak_bytes`; `resident_bytes` for chunks that stay in memory, and `resident_peak_bytes`
+        of them that were ever used; `shuffle`, how samples are mixed, or None where no chunk belongs to
+        several; `position` behind the last of `batches`, from which a reader with the argument `position`
+        goes on.
 
     Raises:
         ValueError: there is no such reader, or not only one, or it is no Zarr reader.
