@@ -9,7 +9,8 @@ windows of two steps, bf16. The share of the speed alone is what the reader leav
   the model once and goes through stores and decoders.
 - The speed alone is measured before and after each point, with no reader there; the share is of their mean.
 - Before the clock starts, the reader fills its queue, and then some steps take from it, so that what is timed
-  is the steady state of a queue that is refilled as fast as it is emptied. `supplied` says whether it was:
+  is the steady state of a queue that is refilled as fast as it is emptied; with --warm-steps 128 that is also
+  behind the trial of few multiprocessors that the reader makes where it falls behind. `supplied` says whether it was:
   bytes decoded while timed, over the bytes that the batches needed. Below 1 the queue was running empty.
 
     python benches/beside_training.py --cores 16,4 --stores zstd,raw --decode auto,gpu,cpu
@@ -198,6 +199,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the whole process is held to so many cores (default: 16,8,4, as far as there are so many)",
     )
     line.add_argument(
+        "--warm-steps", type=int, metavar="N", help="behind a full queue (default: half of the timed ones)"
+    )
+    line.add_argument(
         "--decode",
         type=common.list_of(str, DECODERS),
         metavar="NAMES",
@@ -220,7 +224,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "stores": {name: str(path) for name, path in stores.items()},
         "store_bytes": common.decoded_bytes(args),
         "timed_steps": timed_steps,
-        "warm_steps": max(2, timed_steps // 2),
+        "warm_steps": args.warm_steps or max(2, timed_steps // 2),
         "alone_steps": max(2, timed_steps // 3),
     }
     results = common.Results(

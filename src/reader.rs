@@ -1100,7 +1100,7 @@ impl Reader {
         if self.parts().all(|(_, road)| self.kind(road) != Kind::Either) {
             return None;
         }
-        GreenContext::new(&device.gpu)
+        GreenContext::of(&device.gpu)
             .inspect_err(|problem| log_once(&format!("the GPU decodes on all multiprocessors: {problem}")))
             .ok()
     }

@@ -169,10 +169,10 @@ impl Jobs {
         ready > 0 && self.lock().policy.has_time(ready, submitted)
     }
 
-    /// Whether the GPU should take its time, and leave most of itself to the model.
-    pub fn spares_the_model(&self) -> bool {
+    /// Whether the GPU should keep to few multiprocessors with its next chunks, and leave the others to the model.
+    pub fn keeps_to_few(&self) -> bool {
         let (ready, submitted) = self.progress.fill();
-        self.lock().policy.spares_the_model(ready, submitted)
+        self.lock().policy.keeps_to_few(ready, submitted)
     }
 
     /// Ends all waiting and drops what is left.

@@ -372,7 +372,7 @@ impl Lane {
     fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
         // The group before has come to its end, so that the streams need not wait for each other.
         self.stream = match &self.narrow {
-            Some(narrow) if self.lanes.jobs.spares_the_model() => narrow.stream().clone(),
+            Some(narrow) if self.lanes.jobs.keeps_to_few() => narrow.stream().clone(),
             _ => self.wide.clone(),
         };
         let results = self.enqueue(group)?;

@@ -13,7 +13,7 @@
 //!   does, by the time that they need for a chunk, are not tried.
 //!
 //! What the GPU decodes while the consumer does not wait costs the model less on a few multiprocessors than on all, which take
-//! turns with it. If that is too slow, the consumer has to wait, and it is tried again four times as late.
+//! turns with it. Whether these are enough is tried.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -24,8 +24,7 @@ pub struct Policy {
     helping: bool,
     /// Batches that were there when the consumer wanted them, since it had to wait last.
     served: u64,
-    /// So many have to be until the GPU may take its time.
-    careful: u64,
+    few: Few,
     /// Whether it waits all the time, and what is done then.
     waited_for: bool,
     trials: Trials,
@@ -70,6 +69,78 @@ struct Trials {
     /// When it was begun with, and bytes since.
     begun: f64,
     all_bytes: u64,
+}
+
+/// Whether few multiprocessors are enough. That the consumer waits at times says little, since it waits ahead of its own
+/// consumer, and with all of them too. So batches are timed with few, from one wait to another, and as many with all.
+#[derive(Clone, Copy, Debug)]
+struct Few {
+    allowed: bool,
+    /// So many batches are not looked at, and so many will not be after the next trial.
+    settled: u64,
+    term: u64,
+    /// Of the batches that are timed: since when, how many, and whether a group kept to few.
+    since: Option<f64>,
+    batches: u64,
+    used: bool,
+    /// Seconds of a batch while it is allowed.
+    pace: f64,
+}
+
+impl Default for Few {
+    fn default() -> Self {
+        // The first ones wait for a reader that has just begun.
+        let settled = Self::LEAST.0;
+        Self { allowed: true, settled, term: Self::TERM, since: None, batches: 0, used: false, pace: 0.0 }
+    }
+}
+
+impl Few {
+    /// So many batches and seconds at least are timed.
+    const LEAST: (u64, f64) = (32, 1.0);
+    /// For so many batches a result holds, and one against it so many times as long each time.
+    const TERM: u64 = 1024;
+    const LONGER: u64 = 4;
+    /// More seconds than this for a batch are too many, with those of all multiprocessors as 1.
+    const AS_GOOD: f64 = 1.005;
+
+    /// The consumer wants a batch, of which so many are in flight.
+    fn wanted(&mut self, waits: bool, in_flight: u64, now: f64) {
+        self.batches += 1;
+        if self.settled > 0 {
+            self.settled -= 1;
+            if self.settled == 0 {
+                self.allowed = true;
+                self.restart(None);
+            }
+            return;
+        }
+        let Some(since) = self.since else {
+            // What was in store is gone, or is there again.
+            let begins = if self.allowed { waits } else { self.batches >= 2 * in_flight };
+            if begins {
+                self.restart(Some(now));
+            }
+            return;
+        };
+        let seconds = now - since;
+        if self.batches < Self::LEAST.0 || seconds < Self::LEAST.1 || (self.allowed && !waits) {
+            return;
+        }
+        let pace = seconds / self.batches as f64;
+        if !self.allowed {
+            self.allowed = self.pace <= pace * Self::AS_GOOD;
+            self.settled = self.term;
+            self.term = if self.allowed { Self::TERM } else { Self::LONGER * self.term };
+        } else if self.used {
+            (self.pace, self.allowed) = (pace, false);
+        }
+        self.restart(None);
+    }
+
+    fn restart(&mut self, since: Option<f64>) {
+        (self.since, self.batches, self.used) = (since, 0, false);
+    }
 }
 
 impl Trials {
@@ -159,17 +230,14 @@ impl Trials {
 impl Policy {
     /// For so many cores.
     pub fn new(cores: u64) -> Self {
-        Self { cores, careful: 1, ..Self::default() }
+        Self { cores, ..Self::default() }
     }
 
     /// The GPU begins to help when fewer than this share of the submitted batches are complete,
     const LOW: (u64, u64) = (1, 4);
     /// and goes on until this share is.
     const HIGH: (u64, u64) = (3, 4);
-    /// After the GPU took too much time, it does not for so many batches at least. If the consumer has to wait when it did for
-    /// four times as many, that was not the reason.
-    const CAREFUL: u64 = 64;
-    /// It takes its time while at least this share of the submitted batches is complete. A handful of batches says nothing.
+    /// The GPU takes its time while at least this share of the submitted batches is complete. A handful of batches says nothing.
     const IN_STORE: u64 = 8;
     /// Rates are measured over windows of so many seconds,
     const WINDOW: f64 = 0.05;
@@ -195,10 +263,7 @@ impl Policy {
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
         self.helping |= waits;
-        if waits && self.served >= self.careful {
-            let for_long = self.served >= 4 * self.careful.max(Self::CAREFUL);
-            self.careful = if for_long { 1 } else { (4 * self.careful).max(Self::CAREFUL) };
-        }
+        self.few.wanted(waits, submitted, now);
         self.served = if waits { 0 } else { self.served + 1 };
         if waits {
             self.waited_for = true;
@@ -255,9 +320,12 @@ impl Policy {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }
 
-    /// Whether the GPU should keep to a few multiprocessors: it is slower there, and takes less from the model.
-    pub fn spares_the_model(&self, ready: u64, submitted: u64) -> bool {
-        !self.waited_for && self.served >= self.careful && ready >= submitted / Self::IN_STORE
+    /// Whether the GPU should keep to few multiprocessors with its next chunks: it is slower there, and takes less from the model.
+    pub fn keeps_to_few(&mut self, ready: u64, submitted: u64) -> bool {
+        let few =
+            self.few.allowed && !self.waited_for && self.served > 0 && ready >= submitted / Self::IN_STORE;
+        self.few.used |= few;
+        few
     }
 
     /// Whether the GPU may take chunks that the CPU could decode.
@@ -361,9 +429,10 @@ mod tests {
     /// A reader, cores and a GPU in simulated time, and what they did.
     #[derive(Clone, Copy)]
     struct Machine {
-        /// Batches in flight and chunks of each.
+        /// Batches in flight and chunks of each. Uneven: one of four needs half of all chunks, which the others share.
         depth: u64,
         chunks: u64,
+        uneven: bool,
         cores: u64,
         /// Seconds of a core for a chunk.
         core_seconds: f64,
@@ -374,12 +443,12 @@ mod tests {
         /// Seconds by which each chunk that the GPU decodes delays the consumer, whose GPU it is.
         stolen: f64,
         /// A few multiprocessors, if it can be cut.
-        narrow: Option<Narrow>,
+        few: Option<FewOfThem>,
         batches: u64,
     }
 
     #[derive(Clone, Copy)]
-    struct Narrow {
+    struct FewOfThem {
         /// Seconds for each chunk, one after the other, besides those that any number takes.
         seconds: f64,
         /// By which each delays the consumer.
@@ -392,7 +461,7 @@ mod tests {
         waited: f64,
         /// Shares of the chunks.
         by_gpu: f64,
-        narrow: f64,
+        by_few: f64,
     }
 
     impl Machine {
@@ -402,19 +471,25 @@ mod tests {
             let (mut policy, alone) = (Policy::new(self.cores), Policy::default());
             let mut backlog = Backlog::default();
             let mut missing: VecDeque<u64> = VecDeque::new();
-            let (mut planned, mut taken, mut by_gpu, mut narrow, mut waited) = (0u64, 0u64, 0u64, 0u64, 0.0);
+            let (mut planned, mut taken, mut by_gpu, mut by_few, mut waited) = (0u64, 0u64, 0u64, 0u64, 0.0);
             let mut cores: Vec<Option<(u64, f64)>> = vec![None; if cpu { self.cores as usize } else { 0 }];
             // Groups on the GPU: what is in them, when it arrived and when it is done. A lane takes all that waits.
             let mut lanes: Vec<(Vec<(u64, f64)>, f64)> = vec![(vec![], 0.0); 4];
             let mut waiting: Vec<(u64, f64)> = vec![];
-            let (mut now, mut next_take, mut waits, mut has_time, mut spares) =
-                (0.0, 0.0, false, false, false);
-            let (mut stolen, mut narrow_until) = (vec![0.0; lanes.len()], 0.0f64);
+            let (mut now, mut next_take, mut waits, mut has_time) = (0.0, 0.0, false, false);
+            // What each chunk of a lane's group steals, if it is on few multiprocessors.
+            let (mut on_few, mut few_until) = (vec![None; lanes.len()], 0.0f64);
+            let mut fill = (0, 0);
             while taken < self.batches {
                 now += TICK;
                 while planned < (taken + self.depth).min(self.batches) {
-                    (0..self.chunks).for_each(|_| backlog.push(planned, BYTES));
-                    missing.push_back(self.chunks);
+                    let chunks = match (self.uneven, planned % 4) {
+                        (false, _) => self.chunks,
+                        (true, 0) => 2 * self.chunks,
+                        (true, _) => self.chunks * 2 / 3,
+                    };
+                    (0..chunks).for_each(|_| backlog.push(planned, BYTES));
+                    missing.push_back(chunks);
                     planned += 1;
                 }
                 let mut finish = |batch: u64, taken: u64| missing[(batch - taken) as usize] -= 1;
@@ -440,9 +515,9 @@ mod tests {
                         waiting.push((batch, now));
                         by_gpu += 1;
                     }
-                    for ((group, end), stolen) in lanes.iter_mut().zip(&mut stolen) {
+                    for ((group, end), on_few) in lanes.iter_mut().zip(&mut on_few) {
                         if *end <= now {
-                            next_take += *stolen * group.len() as f64;
+                            next_take += on_few.take().unwrap_or(self.stolen) * group.len() as f64;
                             for (batch, arrived) in group.drain(..) {
                                 finish(batch, taken);
                                 policy.gpu_ends(BYTES, now - arrived);
@@ -453,11 +528,13 @@ mod tests {
                                 // As many as a lane has memory for.
                                 let rest = waiting.split_off(waiting.len().min(100));
                                 *group = std::mem::replace(&mut waiting, rest);
-                                (*end, *stolen) = (now + self.gpu_seconds, self.stolen);
-                                if let Some(few) = self.narrow.filter(|_| spares) {
-                                    narrow += group.len() as u64;
-                                    narrow_until = narrow_until.max(now) + few.seconds * group.len() as f64;
-                                    (*end, *stolen) = (narrow_until + self.gpu_seconds, few.stolen);
+                                *end = now + self.gpu_seconds;
+                                if let Some(few) = self.few
+                                    && policy.keeps_to_few(fill.0, fill.1)
+                                {
+                                    by_few += group.len() as u64;
+                                    few_until = few_until.max(now) + few.seconds * group.len() as f64;
+                                    (*end, *on_few) = (few_until + self.gpu_seconds, Some(few.stolen));
                                 }
                             }
                         }
@@ -465,7 +542,7 @@ mod tests {
                 }
                 let ready = missing.iter().filter(|&&missing| missing == 0).count() as u64;
                 has_time = policy.has_time(ready, missing.len() as u64);
-                spares = policy.spares_the_model(ready, missing.len() as u64);
+                fill = (ready, missing.len() as u64);
                 let wants = now >= next_take;
                 policy.fill(ready, missing.len() as u64);
                 if wants && missing[0] == 0 {
@@ -481,19 +558,20 @@ mod tests {
                 assert!(now < 1000.0, "nothing moves any more");
             }
             let all = (self.batches * self.chunks) as f64;
-            Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all, narrow: narrow as f64 / all }
+            Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all, by_few: by_few as f64 / all }
         }
     }
 
     const MACHINE: Machine = Machine {
         depth: 16,
         chunks: 48,
+        uneven: false,
         cores: 16,
         core_seconds: 0.007,
         gpu_seconds: 0.025,
         period: 0.0,
         stolen: 0.0,
-        narrow: None,
+        few: None,
         batches: 150,
     };
 
@@ -573,11 +651,11 @@ mod tests {
                 let all = Machine { depth, chunks: 102, cores, period: PERIOD, batches, stolen, ..MACHINE };
                 let wide = all.run(true, cpu);
                 // Half as long as the training needs for a batch.
-                let enough = Narrow { seconds: PERIOD / 2.0 / 102.0, stolen: few };
-                let spared = Machine { narrow: Some(enough), ..all }.run(true, cpu);
+                let enough = FewOfThem { seconds: PERIOD / 2.0 / 102.0, stolen: few };
+                let spared = Machine { few: Some(enough), ..all }.run(true, cpu);
                 let about = format!("{depth} in flight, CPU {cpu}: {spared:?} beside {wide:?}");
                 assert!(spared.waited < wide.waited + 0.3, "{about}");
-                assert!(spared.narrow > 0.8 * spared.by_gpu, "{about}");
+                assert!(spared.by_few > 0.8 * spared.by_gpu, "{about}");
                 let alone = batches as f64 * PERIOD;
                 assert!(spared.seconds - alone < 0.7 * (wide.seconds - alone), "{about}");
             }
@@ -587,14 +665,19 @@ mod tests {
     #[test]
     fn the_gpu_does_not_take_its_time_where_the_consumer_would_wait() {
         const PERIOD: f64 = 0.125;
-        for depth in [2, 4, 16] {
-            let all = Machine { depth, chunks: 102, period: PERIOD, batches: 2000, stolen: 90e-6, ..MACHINE };
-            let wide = all.run(true, false);
-            for times in [1.2, 2.0] {
-                let few = Narrow { seconds: times * PERIOD / 102.0, stolen: 45e-6 };
-                let slow = Machine { narrow: Some(few), ..all }.run(true, false);
-                let about = format!("{depth} in flight, {times} times too slow: {slow:?} beside {wide:?}");
-                assert!(slow.seconds < wide.seconds * 1.01, "{about}");
+        for (depth, cpu, uneven) in [(2, false), (4, false), (4, true), (16, false), (16, true)]
+            .into_iter()
+            .flat_map(|(depth, cpu)| [(depth, cpu, false), (depth, cpu, true)])
+        {
+            let batches = 6000;
+            let (cores, period, stolen) = (4, PERIOD, 90e-6);
+            let all = Machine { depth, chunks: 102, uneven, cores, period, batches, stolen, ..MACHINE };
+            let wide = all.run(true, cpu);
+            for times in [1.2, 1.5, 2.0] {
+                let few = FewOfThem { seconds: times * PERIOD / 102.0, stolen: 45e-6 };
+                let slow = Machine { few: Some(few), ..all }.run(true, cpu);
+                let about = format!("{depth} in flight, {times} times too slow, CPU {cpu}, uneven {uneven}");
+                assert!(slow.seconds < wide.seconds * 1.015, "{about}: {slow:?} beside {wide:?}");
             }
         }
     }

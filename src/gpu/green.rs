@@ -4,17 +4,21 @@
 use super::Gpu;
 use crate::error::{Error, Result};
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cudarc::driver::{CudaStream, result, sys};
+use cudarc::driver::{CudaStream, sys};
 
 /// One part in so many of the multiprocessors. Of an eighth and a quarter of them neither took less from a model throughout (benches/NOTES.md).
 const SHARE: u32 = 6;
 
-/// Some multiprocessors.
+/// Some multiprocessors of a GPU, for all who read on it. It is kept while the process lives, and so are its streams, as the driver
+/// keeps almost a megabyte of each context that is given back.
 pub struct GreenContext {
     gpu: Arc<Gpu>,
     context: sys::CUgreenCtx,
+    /// Streams that nobody uses.
+    idle: Mutex<Vec<Arc<CudaStream>>>,
 }
 
 // SAFETY: a handle that the driver lets every thread use.
@@ -23,11 +27,23 @@ unsafe impl Send for GreenContext {}
 unsafe impl Sync for GreenContext {}
 
 impl GreenContext {
-    /// Takes a sixth of the multiprocessors, or as many more as the GPU can be cut by.
+    /// A sixth of the multiprocessors, or as many more as the GPU can be cut by.
     ///
     /// # Errors
     /// What the driver says, also where it cannot cut this GPU at all.
-    pub fn new(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+    pub fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+        static ALL: Mutex<BTreeMap<i32, Arc<GreenContext>>> = Mutex::new(BTreeMap::new());
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let device = gpu.context.cu_device();
+        if let Some(known) = all.get(&device) {
+            return Ok(known.clone());
+        }
+        let new = Self::new(gpu)?;
+        all.insert(device, new.clone());
+        Ok(new)
+    }
+
+    fn new(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
         gpu.bind()?;
         let device = gpu.context.cu_device();
         // SAFETY: plain values, for which nothing is a valid state; each call fills what the next one reads.
@@ -56,7 +72,7 @@ impl GreenContext {
             created.result().map_err(Error::cuda("creating a green context"))?;
             context
         };
-        Ok(Arc::new(Self { gpu: gpu.clone(), context }))
+        Ok(Arc::new(Self { gpu: gpu.clone(), context, idle: Mutex::default() }))
     }
 
     /// A stream that does not wait for the default stream.
@@ -64,28 +80,28 @@ impl GreenContext {
     /// # Errors
     /// What the driver says.
     pub fn stream(self: &Arc<Self>) -> Result<GreenStream> {
+        let idle = self.lock().pop();
+        let stream = idle.map_or_else(|| self.new_stream(), Ok)?;
+        Ok(GreenStream { stream, context: self.clone() })
+    }
+
+    fn new_stream(&self) -> Result<Arc<CudaStream>> {
         self.gpu.bind()?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the green context lives.
         let created = unsafe { sys::cuGreenCtxStreamCreate(&raw mut stream, self.context, flags, 0) };
         created.result().map_err(Error::cuda("creating a stream"))?;
-        // SAFETY: it was just created, and lives as long as the value that is returned.
-        let stream = unsafe { self.gpu.context.wrap_borrowed_stream(stream) };
-        Ok(GreenStream { stream, context: self.clone() })
+        // SAFETY: it was just created, and is never destroyed.
+        Ok(unsafe { self.gpu.context.wrap_borrowed_stream(stream) })
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Arc<CudaStream>>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for GreenContext {
-    fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
-            // SAFETY: created by `new`, and its streams are gone, as each keeps it.
-            let _ = unsafe { sys::cuGreenCtxDestroy(self.context) };
-        }
-    }
-}
-
-/// A stream of a green context.
+/// A stream of a green context, which goes back to it. Whoever uses it waits for what it did there.
 pub struct GreenStream {
     stream: Arc<CudaStream>,
     context: Arc<GreenContext>,
@@ -100,9 +116,6 @@ impl GreenStream {
 
 impl Drop for GreenStream {
     fn drop(&mut self) {
-        if self.context.gpu.bind().is_ok() {
-            // SAFETY: created by `GreenContext::stream`, destroyed once; who used it waited for what it did there.
-            let _ = unsafe { result::stream::destroy(self.stream.cu_stream()) };
-        }
+        self.context.lock().push(self.stream.clone());
     }
 }
