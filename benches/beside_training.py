@@ -10,8 +10,9 @@ windows of two steps, bf16. The share of the speed alone is what the reader leav
 - The speed alone is measured before and after each point, with no reader there; the share is of their mean.
 - Before the clock starts, the reader fills its queue, and then some steps take from it, so that what is timed
   is the steady state of a queue that is refilled as fast as it is emptied; with --warm-steps 128 that is also
-  behind the trial of few multiprocessors that the reader makes where it falls behind. `supplied` says whether it was:
-  bytes decoded while timed, over the bytes that the batches needed. Below 1 the queue was running empty.
+  behind the trial of few multiprocessors that the reader makes where it falls behind. `supplied` says whether
+  it was: bytes decoded while timed, over the bytes that the batches needed. Below 1 the queue was running
+  empty.
 
     python benches/beside_training.py --cores 16,4 --stores zstd,raw --decode auto,gpu,cpu
     python benches/beside_training.py --quick --device cpu
