@@ -436,14 +436,17 @@ impl Reader {
             return Err(Error::Panic { place: "the operator".into(), message });
         };
         let running = &self.running;
-        running.iter().for_each(|running| running.jobs.wanted(!batch.is_ready()));
+        let waits = !batch.is_ready();
+        running.iter().for_each(|running| running.jobs.wanted(waits));
         let _range = trace::range(Stage::WaitForBatch, batch.number);
         let hopeless = || running.as_ref().and_then(Running::stuck);
         // The indices are on the allocation stream, in front of the event.
         let indexed = batch.writable.as_ref().filter(|_| self.indexed);
         let copied =
             indexed.map_or(Ok(()), |event| event.synchronize().map_err(Error::cuda("copying indices")));
-        match batch.wait(hopeless).and_then(|()| copied.map_err(Arc::new)) {
+        let handed_over = batch.wait(hopeless);
+        running.iter().filter(|_| waits).for_each(|running| running.jobs.handed_over());
+        match handed_over.and_then(|()| copied.map_err(Arc::new)) {
             Ok(()) => {
                 self.told.counters.batches.add(1);
                 self.told.next.store(self.next - self.submitted.len() as u64, Ordering::Relaxed);
@@ -1097,12 +1100,8 @@ impl Reader {
 
     /// Multiprocessors for what should leave the model alone, where the GPU decodes and can be cut.
     fn green_context(&self, device: &Device) -> Option<Arc<GreenContext>> {
-        if self.parts().all(|(_, road)| self.kind(road) != Kind::Either) {
-            return None;
-        }
-        GreenContext::of(&device.gpu)
-            .inspect_err(|problem| log_once(&format!("the GPU decodes on all multiprocessors: {problem}")))
-            .ok()
+        let decodes = self.parts().any(|(_, road)| self.kind(road) == Kind::Either);
+        if decodes { GreenContext::of(&device.gpu) } else { None }
     }
 
     fn start_lanes(&self, device: &Device, running: &mut Running) -> Result<()> {

@@ -159,6 +159,12 @@ impl Jobs {
         }
     }
 
+    /// The consumer got a batch for which it had waited.
+    pub fn handed_over(&self) {
+        let mut state = self.lock();
+        state.policy.handed_over(self.now());
+    }
+
     /// Whether chunks, the first of which has waited so long, may go on waiting for others to go to the GPU with them.
     pub fn has_time(&self, waited: Duration) -> bool {
         if waited.as_secs_f64() >= Policy::PATIENCE {
@@ -170,9 +176,9 @@ impl Jobs {
     }
 
     /// Whether the GPU should keep to few multiprocessors with its next chunks, and leave the others to the model.
-    pub fn keeps_to_few(&self) -> bool {
+    pub fn keeps_to_few(&self, decodes: bool) -> bool {
         let (ready, submitted) = self.progress.fill();
-        self.lock().policy.keeps_to_few(ready, submitted)
+        self.lock().policy.keeps_to_few(decodes, ready, submitted)
     }
 
     /// Ends all waiting and drops what is left.

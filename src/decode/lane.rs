@@ -303,7 +303,7 @@ impl Lane {
             pulse: Arc::default(),
             stream: wide.clone(),
             wide,
-            narrow: lanes.green.as_ref().map(GreenContext::stream).transpose()?,
+            narrow: lanes.green.as_ref().and_then(|green| green.stream(&lanes.gpu)),
             arena: DeviceMemory::new(&lanes.gpu, arena_bytes)?,
             staging: None,
             decoded: lanes.gpu.event()?,
@@ -372,7 +372,9 @@ impl Lane {
     fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
         // The group before has come to its end, so that the streams need not wait for each other.
         self.stream = match &self.narrow {
-            Some(narrow) if self.lanes.jobs.keeps_to_few() => narrow.stream().clone(),
+            Some(narrow) if self.lanes.jobs.keeps_to_few(group.iter().any(|fetched| fetched.by_gpu)) => {
+                narrow.stream().clone()
+            }
             _ => self.wide.clone(),
         };
         let results = self.enqueue(group)?;

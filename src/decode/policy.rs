@@ -72,40 +72,59 @@ struct Trials {
 }
 
 /// Whether few multiprocessors are enough. That the consumer waits at times says little, since it waits ahead of its own
-/// consumer, and with all of them too. So batches are timed with few, from one wait to another, and as many with all.
+/// consumer, and with all of them too. So batches are timed with few, from one wait to another, and at least as many with all.
 #[derive(Clone, Copy, Debug)]
 struct Few {
     allowed: bool,
-    /// So many batches are not looked at, and so many will not be after the next trial.
+    /// So many batches are not looked at.
     settled: u64,
+    /// So many times as many as were timed will not be, where few were slower.
     term: u64,
-    /// Of the batches that are timed: since when, how many, and whether a group kept to few.
+    /// Of the batches that are timed: since when, how many, and whether chunks were decoded on few.
     since: Option<f64>,
     batches: u64,
     used: bool,
-    /// Seconds of a batch while it is allowed.
+    /// When the consumer got its last batch.
+    last: f64,
+    /// Batches that were timed with few, and seconds of each.
+    timed: u64,
     pace: f64,
 }
 
 impl Default for Few {
     fn default() -> Self {
-        // The first ones wait for a reader that has just begun.
-        let settled = Self::LEAST.0;
-        Self { allowed: true, settled, term: Self::TERM, since: None, batches: 0, used: false, pace: 0.0 }
+        Self {
+            allowed: true,
+            // The first ones wait for a reader that has just begun.
+            settled: Self::LEAST.0,
+            term: Self::TERM,
+            since: None,
+            batches: 0,
+            used: false,
+            last: 0.0,
+            timed: 0,
+            pace: 0.0,
+        }
     }
 }
 
 impl Few {
     /// So many batches and seconds at least are timed.
     const LEAST: (u64, f64) = (32, 1.0);
-    /// For so many batches a result holds, and one against it so many times as long each time.
-    const TERM: u64 = 1024;
+    /// A result holds for so many times the batches that were timed, one against few so many times as long each time, but not
+    /// longer than the last.
+    const TERM: u64 = 32;
     const LONGER: u64 = 4;
+    const LONGEST: u64 = 512;
     /// More seconds than this for a batch are too many, with those of all multiprocessors as 1.
     const AS_GOOD: f64 = 1.005;
+    /// A consumer that takes no batch for so many seconds, and for so many times as long as for the others, does something else.
+    const PAUSE: (f64, f64) = (1.0, 8.0);
 
     /// The consumer wants a batch, of which so many are in flight.
     fn wanted(&mut self, waits: bool, in_flight: u64, now: f64) {
+        let gap = now - self.last;
+        self.last = now;
         self.batches += 1;
         if self.settled > 0 {
             self.settled -= 1;
@@ -124,18 +143,29 @@ impl Few {
             return;
         };
         let seconds = now - since;
-        if self.batches < Self::LEAST.0 || seconds < Self::LEAST.1 || (self.allowed && !waits) {
+        let others = (seconds - gap) / (self.batches - 1).max(1) as f64;
+        if gap > Self::PAUSE.0.max(Self::PAUSE.1 * others) {
+            return self.restart(None);
+        }
+        let (least, least_seconds) = Self::LEAST;
+        if self.batches < least || seconds < least_seconds {
             return;
         }
         let pace = seconds / self.batches as f64;
-        if !self.allowed {
+        if self.allowed {
+            if waits && self.used {
+                (self.pace, self.timed, self.allowed) = (pace, self.batches, false);
+                self.restart(None);
+            } else if waits {
+                self.restart(Some(now));
+            }
+        } else if self.batches >= self.timed {
             self.allowed = self.pace <= pace * Self::AS_GOOD;
-            self.settled = self.term;
-            self.term = if self.allowed { Self::TERM } else { Self::LONGER * self.term };
-        } else if self.used {
-            (self.pace, self.allowed) = (pace, false);
+            let term = if self.allowed { Self::TERM } else { self.term };
+            self.settled = term * self.batches;
+            self.term = if self.allowed { Self::TERM } else { (Self::LONGER * term).min(Self::LONGEST) };
+            self.restart(None);
         }
-        self.restart(None);
     }
 
     fn restart(&mut self, since: Option<f64>) {
@@ -283,6 +313,11 @@ impl Policy {
         before != (self.gpu_helps(), self.cpu_helps())
     }
 
+    /// The consumer got a batch for which it had waited.
+    pub fn handed_over(&mut self, now: f64) {
+        self.few.last = now;
+    }
+
     /// A core begins to work on a chunk.
     pub fn cpu_begins(&mut self, now: f64) {
         if self.busy == 0 {
@@ -320,11 +355,12 @@ impl Policy {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }
 
-    /// Whether the GPU should keep to few multiprocessors with its next chunks: it is slower there, and takes less from the model.
-    pub fn keeps_to_few(&mut self, ready: u64, submitted: u64) -> bool {
+    /// Whether the GPU should keep to few multiprocessors with its next chunks, which it decodes or only gathers: it is slower
+    /// there, and takes less from the model.
+    pub fn keeps_to_few(&mut self, decodes: bool, ready: u64, submitted: u64) -> bool {
         let few =
             self.few.allowed && !self.waited_for && self.served > 0 && ready >= submitted / Self::IN_STORE;
-        self.few.used |= few;
+        self.few.used |= few && decodes;
         few
     }
 
@@ -530,7 +566,7 @@ mod tests {
                                 *group = std::mem::replace(&mut waiting, rest);
                                 *end = now + self.gpu_seconds;
                                 if let Some(few) = self.few
-                                    && policy.keeps_to_few(fill.0, fill.1)
+                                    && policy.keeps_to_few(true, fill.0, fill.1)
                                 {
                                     by_few += group.len() as u64;
                                     few_until = few_until.max(now) + few.seconds * group.len() as f64;
@@ -545,14 +581,18 @@ mod tests {
                 fill = (ready, missing.len() as u64);
                 let wants = now >= next_take;
                 policy.fill(ready, missing.len() as u64);
+                if wants && !waits {
+                    waits = missing[0] > 0;
+                    policy.wanted(waits, ready, missing.len() as u64, now);
+                }
                 if wants && missing[0] == 0 {
                     missing.pop_front();
                     taken += 1;
                     next_take = now + self.period;
-                    policy.wanted(waits, ready, missing.len() as u64 + 1, now);
-                    waits = false;
+                    if std::mem::take(&mut waits) {
+                        policy.handed_over(now);
+                    }
                 } else if wants {
-                    waits = true;
                     waited += TICK;
                 }
                 assert!(now < 1000.0, "nothing moves any more");
@@ -677,17 +717,65 @@ mod tests {
                 let few = FewOfThem { seconds: times * PERIOD / 102.0, stolen: 45e-6 };
                 let slow = Machine { few: Some(few), ..all }.run(true, cpu);
                 let about = format!("{depth} in flight, {times} times too slow, CPU {cpu}, uneven {uneven}");
-                assert!(slow.seconds < wide.seconds * 1.015, "{about}: {slow:?} beside {wide:?}");
+                assert!(slow.by_few > 0.0, "{about}");
+                assert!(slow.seconds < wide.seconds * 1.02, "{about}: {slow:?} beside {wide:?}");
             }
         }
+    }
+
+    /// Of so many batches the share for which few were allowed, if each takes so many seconds with few, and 0.1 with all.
+    /// Every fifth is waited for, and there is a pause before one.
+    fn allowed(few: &mut Few, seconds: f64, batches: u64, pause: Option<u64>) -> f64 {
+        let mut allowed = 0;
+        for batch in 0..batches {
+            let pause = if pause == Some(batch) { 60.0 } else { 0.0 };
+            let now = few.last + pause + if few.allowed { seconds } else { 0.1 };
+            few.used |= few.allowed;
+            few.wanted(batch % 5 == 0, 4, now);
+            allowed += u64::from(few.allowed);
+        }
+        allowed as f64 / batches as f64
+    }
+
+    #[test]
+    fn few_multiprocessors_are_used_if_and_only_if_they_are_no_slower() {
+        for (seconds, share) in [(0.05, 0.9..1.0), (0.1, 0.9..1.0), (0.105, 0.0..0.02), (0.2, 0.0..0.02)] {
+            let allowed = allowed(&mut Few::default(), seconds, 50_000, None);
+            assert!(share.contains(&allowed), "{seconds}: {allowed}");
+        }
+    }
+
+    #[test]
+    fn a_pause_of_the_consumer_says_nothing_of_multiprocessors() {
+        for pause in 0..200 {
+            for (seconds, share) in [(0.098, 0.9..1.0), (0.12, 0.0..0.06)] {
+                let allowed = allowed(&mut Few::default(), seconds, 4000, Some(pause));
+                assert!(share.contains(&allowed), "pause at {pause}, {seconds}: {allowed}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_was_slower_is_tried_again_and_what_was_not_soon_again() {
+        let mut few = Few::default();
+        allowed(&mut few, 0.12, 200, None);
+        assert!(!few.allowed && few.settled > 900, "{few:?}");
+        // The store is in the page cache from now on.
+        let later = allowed(&mut few, 0.095, 10_000, None);
+        assert!(later > 0.8 && few.settled <= 2000 && few.term == Few::TERM, "{later} {few:?}");
+        // However often they were slower, it is tried again.
+        allowed(&mut few, 0.12, 200_000, None);
+        assert!(few.settled <= Few::LONGEST * 200, "{few:?}");
     }
 
     #[test]
     fn a_few_batches_in_flight_are_enough_to_go_on() {
         for depth in [1, 2, 3] {
             for period in [0.0, 0.05] {
-                let outcome = Machine { depth, period, batches: 40, ..MACHINE }.run(true, true);
-                assert!(outcome.seconds < 40.0 * (period + 0.06), "{depth}: {outcome:?}");
+                for few in [None, Some(FewOfThem { seconds: 1e-4, stolen: 0.0 })] {
+                    let outcome = Machine { depth, period, few, batches: 40, ..MACHINE }.run(true, true);
+                    assert!(outcome.seconds < 40.0 * (period + 0.06), "{depth}: {outcome:?}");
+                }
             }
         }
     }

@@ -5,7 +5,7 @@ use crate::dataset::{ArrayInfo, Sharding};
 use crate::error::{Context, Error, Result};
 use crate::plan::shard_index::ShardIndex;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -43,8 +43,8 @@ struct OpenShard {
 struct OpenShards {
     known: HashMap<ShardKey, Arc<OnceCell<Shard>>>,
     oldest_first: VecDeque<ShardKey>,
-    /// Those whose indexes were announced last.
-    announced: VecDeque<ShardKey>,
+    /// Those whose indexes were announced lately.
+    announced: HashSet<ShardKey>,
 }
 
 /// Array and part of the dataset, and coordinates in the part's chunk grid.
@@ -53,15 +53,14 @@ type ShardKey = ((usize, usize), Vec<u64>);
 impl OpenShards {
     /// Whether a shard's index is to be announced, which is noted.
     fn announces(&mut self, key: ShardKey) -> bool {
-        // Chunks of one shard mostly follow each other.
-        if self.known.contains_key(&key) || self.announced.iter().rev().any(|announced| *announced == key) {
+        if self.known.contains_key(&key) {
             return false;
         }
-        if self.announced.len() == Locator::OPEN_SHARDS {
-            self.announced.pop_front();
+        // Announcing one twice costs little.
+        if self.announced.len() == Locator::ANNOUNCED_SHARDS {
+            self.announced.clear();
         }
-        self.announced.push_back(key);
-        true
+        self.announced.insert(key)
     }
 }
 
@@ -69,6 +68,8 @@ impl Locator {
     /// Open sharded chunks that are kept, each with a file handle. Batches touch neighbouring chunks, so that a
     /// few dozen suffice; the usual limit on open files is 1024.
     const OPEN_SHARDS: usize = 128;
+    /// Sharded chunks that are remembered because their indexes were announced, about as many as that is done ahead.
+    const ANNOUNCED_SHARDS: usize = 1024;
 
     /// A locator over a backend.
     pub fn new(fetch: Arc<dyn Fetch>) -> Self {
@@ -237,7 +238,7 @@ mod tests {
     #[test]
     fn the_index_of_each_shard_that_nobody_has_opened_is_announced_once() {
         let folder = tempfile::tempdir().unwrap();
-        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [400, 8], "data_type": "float32",
+        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [4000, 8], "data_type": "float32",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 8]}}, "fill_value": 0,
             "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "sharding_indexed", "configuration": {
                 "chunk_shape": [1, 4], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
@@ -260,8 +261,9 @@ mod tests {
         assert!(locator.locate((0, 0), array, &[6, 0]).is_err());
         assert_eq!(announced(&[[6, 0]]), []);
         // Many later they are forgotten.
-        let many: Vec<_> = (4..=4 + Locator::OPEN_SHARDS as u64).map(|shard| [2 * shard, 0]).collect();
+        let last = 4 + Locator::ANNOUNCED_SHARDS as u64;
+        let many: Vec<_> = (4..=last).map(|shard| [2 * shard, 0]).collect();
         assert_eq!(announced(&many).len(), many.len());
-        assert_eq!(announced(&[[0, 0], [8 + 2 * Locator::OPEN_SHARDS as u64, 0]]), [index(0)]);
+        assert_eq!(announced(&[[0, 0], [2 * last, 0]]), [index(0)]);
     }
 }

@@ -142,12 +142,13 @@ mod tests {
 
     #[test]
     fn a_range_whose_neighbours_were_read_is_not_in_the_page_cache() {
-        const PAGES: u64 = 16;
+        // Of 16 pages and more.
+        const BYTES: u64 = 1 << 20;
         let folder = tempfile::tempdir().unwrap();
         // A file that is not in the page cache, of which nothing is read but what is asked for.
         let cold = |name: &str| {
             let path = folder.path().join(name);
-            std::fs::write(&path, vec![1; 4096 * PAGES as usize]).unwrap();
+            std::fs::write(&path, vec![1; BYTES as usize]).unwrap();
             let file = OpenFile::open(&path).unwrap().unwrap();
             file.file().sync_all().unwrap();
             for advice in [libc::POSIX_FADV_DONTNEED, libc::POSIX_FADV_RANDOM] {
@@ -156,7 +157,7 @@ mod tests {
             }
             file
         };
-        let range = 100..4096 * PAGES - 100;
+        let range = 100..BYTES - 100;
         // Asking makes some systems read, so that each file is asked once.
         if cold("asked").is_cached(&range) {
             // A file system that is all memory.

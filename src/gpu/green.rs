@@ -2,7 +2,7 @@
 //! contexts, which share memory, modules and events with the primary context.
 
 use super::Gpu;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, log_once};
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,29 +18,26 @@ pub struct GreenContext {
     gpu: Arc<Gpu>,
     context: sys::CUgreenCtx,
     /// Streams that nobody uses.
-    idle: Mutex<Vec<Arc<CudaStream>>>,
+    idle: Mutex<Vec<sys::CUstream>>,
 }
 
-// SAFETY: a handle that the driver lets every thread use.
+// SAFETY: handles that the driver lets every thread use.
 unsafe impl Send for GreenContext {}
 // SAFETY: as above.
 unsafe impl Sync for GreenContext {}
 
 impl GreenContext {
-    /// A sixth of the multiprocessors, or as many more as the GPU can be cut by.
-    ///
-    /// # Errors
-    /// What the driver says, also where it cannot cut this GPU at all.
-    pub fn of(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
+    /// A sixth of the multiprocessors, or as many more as the GPU can be cut by; or none where it cannot be cut, which is said once.
+    pub fn of(gpu: &Arc<Gpu>) -> Option<Arc<Self>> {
         static ALL: Mutex<BTreeMap<i32, Arc<GreenContext>>> = Mutex::new(BTreeMap::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
         let device = gpu.context.cu_device();
         if let Some(known) = all.get(&device) {
-            return Ok(known.clone());
+            return Some(known.clone());
         }
-        let new = Self::new(gpu)?;
+        let new = Self::new(gpu).inspect_err(told).ok()?;
         all.insert(device, new.clone());
-        Ok(new)
+        Some(new)
     }
 
     fn new(gpu: &Arc<Gpu>) -> Result<Arc<Self>> {
@@ -75,30 +72,32 @@ impl GreenContext {
         Ok(Arc::new(Self { gpu: gpu.clone(), context, idle: Mutex::default() }))
     }
 
-    /// A stream that does not wait for the default stream.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn stream(self: &Arc<Self>) -> Result<GreenStream> {
+    /// A stream that does not wait for the default stream, or none where the driver has none, which is said once.
+    pub fn stream(self: &Arc<Self>, gpu: &Arc<Gpu>) -> Option<GreenStream> {
         let idle = self.lock().pop();
-        let stream = idle.map_or_else(|| self.new_stream(), Ok)?;
-        Ok(GreenStream { stream, context: self.clone() })
+        let stream = idle.map_or_else(|| self.new_stream(), Ok).inspect_err(told).ok()?;
+        // SAFETY: it is of the GPU's primary context as any other stream, and is never destroyed.
+        let stream = unsafe { gpu.context.wrap_borrowed_stream(stream) };
+        Some(GreenStream { stream, context: self.clone() })
     }
 
-    fn new_stream(&self) -> Result<Arc<CudaStream>> {
+    fn new_stream(&self) -> Result<sys::CUstream> {
         self.gpu.bind()?;
         let mut stream = std::ptr::null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: the green context lives.
         let created = unsafe { sys::cuGreenCtxStreamCreate(&raw mut stream, self.context, flags, 0) };
         created.result().map_err(Error::cuda("creating a stream"))?;
-        // SAFETY: it was just created, and is never destroyed.
-        Ok(unsafe { self.gpu.context.wrap_borrowed_stream(stream) })
+        Ok(stream)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Arc<CudaStream>>> {
+    fn lock(&self) -> MutexGuard<'_, Vec<sys::CUstream>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+fn told(problem: &Error) {
+    log_once(&format!("the GPU decodes on all multiprocessors: {problem}"));
 }
 
 /// A stream of a green context, which goes back to it. Whoever uses it waits for what it did there.
@@ -116,6 +115,6 @@ impl GreenStream {
 
 impl Drop for GreenStream {
     fn drop(&mut self) {
-        self.context.lock().push(self.stream.clone());
+        self.context.lock().push(self.stream.cu_stream());
     }
 }
