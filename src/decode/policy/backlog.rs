@@ -1,0 +1,69 @@
+//! Chunks that wait for whoever may take them.
+#![forbid(unsafe_code)]
+
+use super::Policy;
+
+use std::collections::VecDeque;
+
+/// Chunks that both sides could decode, in the order in which they are needed.
+#[derive(Debug)]
+pub struct Backlog<T> {
+    /// What the CPU keeps.
+    near: VecDeque<(T, u64)>,
+    far: VecDeque<(T, u64)>,
+    near_bytes: u64,
+}
+
+impl<T> Default for Backlog<T> {
+    fn default() -> Self {
+        Self { near: VecDeque::new(), far: VecDeque::new(), near_bytes: 0 }
+    }
+}
+
+impl<T> Backlog<T> {
+    /// Adds a chunk of so many decoded bytes behind all others.
+    pub fn push(&mut self, item: T, bytes: u64) {
+        self.far.push_back((item, bytes));
+    }
+
+    /// The next chunk for the CPU, if it may take one.
+    pub fn for_cpu(&mut self, policy: &Policy) -> Option<T> {
+        if !policy.cpu_helps() {
+            return None;
+        }
+        let near = self.near.pop_front().inspect(|(_, bytes)| self.near_bytes -= bytes);
+        near.or_else(|| self.far.pop_front()).map(|(item, _)| item)
+    }
+
+    /// The next chunk for the GPU, if it may take one. `alone`: there is nobody else.
+    pub fn for_gpu(&mut self, policy: &mut Policy, now: f64, alone: bool) -> Option<T> {
+        if !alone && !policy.gpu_helps() {
+            return None;
+        }
+        let reserve = if alone { 0 } else { policy.reserve_bytes(now) };
+        while let Some(&(_, bytes)) = self.near.back()
+            && self.near_bytes - bytes >= reserve
+        {
+            self.near_bytes -= bytes;
+            let back = self.near.pop_back();
+            back.into_iter().for_each(|job| self.far.push_front(job));
+        }
+        while self.near_bytes < reserve
+            && let Some((item, bytes)) = self.far.pop_front()
+        {
+            self.near_bytes += bytes;
+            self.near.push_back((item, bytes));
+        }
+        self.far.pop_front().map(|(item, _)| item)
+    }
+
+    /// Whether there is nothing for anybody.
+    pub fn is_empty(&self) -> bool {
+        self.near.is_empty() && self.far.is_empty()
+    }
+
+    /// Removes everything.
+    pub fn take(self) -> impl Iterator<Item = T> {
+        self.near.into_iter().chain(self.far).map(|(item, _)| item)
+    }
+}

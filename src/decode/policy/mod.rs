@@ -1,0 +1,217 @@
+//! Who decodes the next chunk, where both the CPU and the GPU could.
+//!
+//! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So there are
+//! three situations, told apart by the queue of complete batches:
+//!
+//! - Most of what was submitted is complete: the CPU decodes, the GPU does not.
+//! - Little is: the GPU helps until most is. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
+//!   core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the GPU takes for
+//!   one, and the GPU takes those behind them.
+//! - The consumer waits for every batch: what counts is what gets done. Whether that is most with the GPU, the CPU or both depends on
+//!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
+//!   memory. So each is tried for a while, and the best is kept. Cores that could not do a good part of what the GPU
+//!   does, by the time that they need for a chunk, are not tried.
+//!
+//! What the GPU decodes while the consumer does not wait costs the model less on a few multiprocessors than on all, which take
+//! turns with it. Whether these are enough is tried.
+#![forbid(unsafe_code)]
+
+mod backlog;
+mod few;
+#[cfg(test)]
+mod simulation;
+mod trials;
+
+pub use backlog::Backlog;
+use few::Few;
+use trials::{Side, Trials};
+
+/// Decides by what it is told. Times are in seconds from any origin.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    helping: bool,
+    /// Batches that were there when the consumer wanted them, since it had to wait last.
+    served: u64,
+    few: Few,
+    /// Whether it waits all the time, and what is done then.
+    waited_for: bool,
+    trials: Trials,
+    /// Decoded bytes that the CPU gets done in a second.
+    cpu_rate: f64,
+    /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
+    gpu_latency: f64,
+    /// Bytes in a second of one core.
+    core_rate: f64,
+    /// Jobs that cores work on, and how many cores there are.
+    busy: u64,
+    cores: u64,
+    window: Window,
+}
+
+/// What the CPU has done since.
+#[derive(Clone, Copy, Debug, Default)]
+struct Window {
+    since: f64,
+    bytes: u64,
+}
+
+impl Policy {
+    /// For so many cores.
+    pub fn new(cores: u64) -> Self {
+        Self { cores, ..Self::default() }
+    }
+
+    /// The GPU begins to help when fewer than this share of the submitted batches are complete,
+    const LOW: (u64, u64) = (1, 4);
+    /// and goes on until this share is.
+    const HIGH: (u64, u64) = (3, 4);
+    /// The GPU takes its time while at least this share of the submitted batches is complete. A handful of batches says nothing.
+    const IN_STORE: u64 = 8;
+    /// Rates are measured over windows of so many seconds,
+    const WINDOW: f64 = 0.05;
+    /// and a new figure counts for so much.
+    const WEIGHT: f64 = 0.3;
+
+    /// So many of the submitted batches are complete.
+    pub fn fill(&mut self, ready: u64, submitted: u64) {
+        if ready * Self::LOW.1 < submitted * Self::LOW.0 {
+            self.helping = true;
+        }
+        if Self::is_full(ready, submitted) {
+            self.helping = false;
+        }
+    }
+
+    fn is_full(ready: u64, submitted: u64) -> bool {
+        ready * Self::HIGH.1 >= submitted * Self::HIGH.0
+    }
+
+    /// The consumer wants the next batch of so many that were submitted, `ready` of which are complete, and has to wait for it or
+    /// not. Whether that changes who decodes.
+    pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
+        let before = (self.gpu_helps(), self.cpu_helps());
+        self.helping |= waits;
+        self.few.wanted(waits, submitted, now);
+        self.served = if waits { 0 } else { self.served + 1 };
+        if waits {
+            self.waited_for = true;
+        } else if self.served >= 2 * submitted
+            || (self.served * Self::HIGH.1 > submitted * (Self::HIGH.1 - Self::HIGH.0)
+                && Self::is_full(ready, submitted))
+        {
+            // As many as are in flight may have been completed at once, so that some that were there say nothing yet. But of
+            // these less than three quarters are left once it took more than a quarter: if there are more, others were
+            // completed meanwhile, and the consumer is likely to be the slower one.
+            self.waited_for = false;
+            self.trials.interrupt();
+        }
+        if self.waited_for {
+            self.trials.batch(submitted, self.core_rate * self.cores as f64, now);
+        }
+        before != (self.gpu_helps(), self.cpu_helps())
+    }
+
+    /// The consumer got a batch for which it had waited.
+    pub fn handed_over(&mut self, now: f64) {
+        self.few.handed_over(now);
+    }
+
+    /// A core begins to work on a chunk.
+    pub fn cpu_begins(&mut self, now: f64) {
+        if self.busy == 0 {
+            self.window = Window { since: now, bytes: 0 };
+        }
+        self.busy += 1;
+    }
+
+    /// A core is done with a chunk of so many decoded bytes, for which it took so many seconds.
+    pub fn cpu_ends(&mut self, bytes: u64, seconds: f64, now: f64) {
+        self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
+        self.trials.done(bytes);
+        self.busy = self.busy.saturating_sub(1);
+        self.window.bytes += bytes;
+        self.measure(now);
+    }
+
+    /// A core is done with a chunk of which there was nothing to decode.
+    pub fn cpu_gives_up(&mut self) {
+        self.busy = self.busy.saturating_sub(1);
+    }
+
+    /// The GPU is done with chunks of so many decoded bytes, of which the first arrived so many seconds ago.
+    pub fn gpu_ends(&mut self, bytes: u64, latency: f64) {
+        self.trials.done(bytes);
+        self.gpu_latency = Self::mean(self.gpu_latency, latency);
+    }
+
+    /// How long chunks may wait for others to go to the GPU with them: what interrupts the model is each group, however small
+    /// it is.
+    pub const PATIENCE: f64 = 0.01;
+
+    /// Whether they may, because the consumer has enough in store.
+    pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
+        !self.waited_for && ready >= 2 && 2 * ready >= submitted
+    }
+
+    /// Whether the GPU should keep to few multiprocessors with its next chunks, which it decodes or only gathers: it is slower
+    /// there, and takes less from the model.
+    pub fn keeps_to_few(&mut self, decodes: bool, ready: u64, submitted: u64) -> bool {
+        let few = self.few.are_allowed()
+            && !self.waited_for
+            && self.served > 0
+            && ready >= submitted / Self::IN_STORE;
+        if few && decodes {
+            self.few.decode();
+        }
+        few
+    }
+
+    /// Whether the GPU may take chunks that the CPU could decode.
+    pub fn gpu_helps(&self) -> bool {
+        if self.waited_for { self.trials.side() != Side::Cpu } else { self.helping }
+    }
+
+    /// Whether the CPU may take chunks that the GPU could decode.
+    pub fn cpu_helps(&self) -> bool {
+        !self.waited_for || self.trials.side() != Side::Gpu
+    }
+
+    /// Decoded bytes that the CPU has done before the GPU would be, which are better left to it.
+    pub fn reserve_bytes(&mut self, now: f64) -> u64 {
+        self.measure(now);
+        if self.cpu_helps() { (self.cpu_rate * self.gpu_latency) as u64 } else { 0 }
+    }
+
+    fn measure(&mut self, now: f64) {
+        let seconds = now - self.window.since;
+        // Where no core has anything to do, nothing can be learnt.
+        if seconds < Self::WINDOW || (self.busy == 0 && self.window.bytes == 0) {
+            return;
+        }
+        self.cpu_rate = Self::mean(self.cpu_rate, self.window.bytes as f64 / seconds);
+        self.window = Window { since: now, bytes: 0 };
+    }
+
+    fn mean(old: f64, new: f64) -> f64 {
+        if old == 0.0 { new } else { old + Self::WEIGHT * (new - old) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cores_that_stand_still_keep_nothing_back() {
+        let mut policy = Policy::default();
+        policy.gpu_ends(1, 0.1);
+        (0..8).for_each(|_| policy.cpu_begins(0.0));
+        policy.cpu_ends(1 << 30, 0.1, 0.1);
+        assert!(policy.reserve_bytes(0.1) > 1 << 29);
+        // Seven of them are at work still, and nothing comes.
+        for step in 1..40 {
+            policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
+        }
+        assert!(policy.reserve_bytes(5.0) < 1 << 20);
+    }
+}
