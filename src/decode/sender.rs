@@ -125,6 +125,12 @@ pub enum Cargo {
     Fetched(Box<Fetched>, Units),
 }
 
+impl From<Fetched> for Cargo {
+    fn from(fetched: Fetched) -> Self {
+        Self::Fetched(Box::new(fetched), Units::new())
+    }
+}
+
 impl Sender {
     /// Larger chunks are read and copied in pieces of so many bytes, if nobody has to see them whole.
     pub const PIECE_BYTES: usize = 2 << 20;

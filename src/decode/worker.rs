@@ -435,7 +435,7 @@ impl ToGpu<'_> {
         let Some((blob, range)) = found else {
             if self.array.fill_element().is_some() {
                 let missing = Fetched::new(self.chunk.clone(), Payload::Missing, at);
-                sender.add(None, self.cargo(missing, Times::default()))?;
+                sender.add(None, self.boarded(missing, Times::default()).into())?;
                 return Ok(false);
             }
             self.send_elements(sender, at, |into| {
@@ -596,7 +596,7 @@ impl ToGpu<'_> {
         let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
         let fetched =
             Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
-        sender.add(Some(buffer), self.cargo(fetched, times))?;
+        sender.add(Some(buffer), self.boarded(fetched, times).into())?;
         Ok(true)
     }
 
@@ -716,7 +716,8 @@ impl ToGpu<'_> {
         let Filled { work, start, times, by_gpu, identity } = filled;
         let landed = Landed { address: address + start, room: Some(room), work, arrived: None };
         let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
-        sender.add(None, self.cargo(Fetched { by_gpu, identity, ..fetched }, times))?;
+        let fetched = self.boarded(Fetched { by_gpu, identity, ..fetched }, times);
+        sender.add(None, fetched.into())?;
         Ok(true)
     }
 
@@ -761,21 +762,21 @@ impl ToGpu<'_> {
         };
         let landed = Payload::Landed(Landed { address, room, work, arrived: None });
         let fetched = Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) };
-        let Cargo::Fetched(mut fetched, mut there) = self.cargo(fetched, times) else { return Ok(()) };
+        let (mut fetched, mut there) = (self.boarded(fetched, times), Units::new());
         // Those that were looked at are the first of those that were taken.
         for (number, _) in copies.iter().enumerate().rev().filter(|(_, copy)| copy.is_some()) {
             there.push(fetched.units.remove(number));
         }
-        sender.add(buffer, Cargo::Fetched(fetched, there))
+        sender.add(buffer, Cargo::Fetched(Box::new(fetched), there))
     }
 
     /// The chunk for the lanes, with those who wait for it by now. Those that come later are assembled once it is where it
     /// stays.
-    fn cargo(&self, mut fetched: Fetched, times: Times) -> Cargo {
+    fn boarded(&self, mut fetched: Fetched, times: Times) -> Fetched {
         fetched.units = self.chunk.take(self.most_boxes);
         fetched.units.iter_mut().for_each(|unit| unit.times = times);
         fetched.arrived = times.fetched;
-        Cargo::Fetched(Box::new(fetched), Units::new())
+        fetched
     }
 }
 
