@@ -44,8 +44,7 @@ impl Ahead {
     /// What is announced together, so that neighbours can be joined, is so many bytes and chunks at most. More would keep a
     /// thread from its own chunk.
     const GROUP: (u64, usize) = (8 << 20, 32);
-    /// Indexes of the shards of so many chunks behind what is announced. With a quarter of it they came about when they were
-    /// needed, and not before.
+    /// Indexes of the shards of so many chunks behind what is announced. A quarter of it was slower (benches/NOTES.md).
     const SCOUTED: usize = 1024;
     /// A store that is not cold any more is taken for one that is until so many chunks were found in the page cache.
     const PATIENCE: u32 = 64;

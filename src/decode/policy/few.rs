@@ -57,7 +57,7 @@ impl Few {
     }
 
     /// Chunks are decoded on few.
-    pub fn decode(&mut self) {
+    pub fn note_use(&mut self) {
         self.used = true;
     }
 
@@ -152,6 +152,23 @@ mod tests {
                 assert!(share.contains(&allowed), "pause at {pause}, {seconds}: {allowed}");
             }
         }
+    }
+
+    #[test]
+    fn a_long_wait_is_no_pause() {
+        // Few lose ten seconds now and then, far more than the others take.
+        let (mut few, mut now) = (Few::default(), 0.0);
+        for batch in 0..200 {
+            now += 0.1;
+            few.used |= few.allowed;
+            let waits = batch % 20 == 0;
+            few.wanted(waits, 4, now);
+            if waits && few.allowed {
+                now += 10.0;
+                few.handed_over(now);
+            }
+        }
+        assert!(!few.allowed && few.settled > 0, "{few:?}");
     }
 
     #[test]

@@ -161,7 +161,7 @@ impl Policy {
             && self.served > 0
             && ready >= submitted / Self::IN_STORE;
         if few && decodes {
-            self.few.decode();
+            self.few.note_use();
         }
         few
     }
