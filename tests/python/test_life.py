@@ -33,8 +33,8 @@ PROMPT_S = 1.0
 
 def test_nothing_grows(backend):
     """A short run of the tool: every line is printed and nothing grew behind the warm-up."""
-    # On a GPU 2 MiB are taken at a time in some of the first epochs, and hardly anything later: probably when a
-    # lane's second stream is first used.
+    # On a GPU 2 MiB are taken at a time in some of the first epochs, and hardly anything later: probably when
+    # a lane's second stream is first used.
     builds, epochs, readers = (60, 40, 2) if backend is GPU else (160, 10, 3)
     done = subprocess.run(
         [sys.executable, life.__file__, "--device", backend.device]
