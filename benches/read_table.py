@@ -38,7 +38,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "pipelines"))
 
 import era5_like  # noqa: E402  a neighbour, not a package
-from common import revision  # noqa: E402  another
+from common import revision, without_places  # noqa: E402  another
 
 # 1.26 GB of values, 19.7 MB a step; the quick ones only show that everything runs.
 STEPS, GRID = 64, (640, 1280)
@@ -148,7 +148,7 @@ def run(args: argparse.Namespace) -> int:
     now = datetime.datetime.now(datetime.timezone.utc)
     result: dict[str, Any] = {
         "what": "decoded bytes delivered to the device per second, by loader and store",
-        "command": ["python", "benches/read_table.py", *args.command],
+        "command": without_places(["python", "benches/read_table.py", *args.command]),
         "date": now.date().isoformat(),
         "written": now.isoformat(timespec="seconds"),
         "revision": args.revision or revision(),

@@ -43,7 +43,7 @@ struct OpenShard {
 struct OpenShards {
     known: HashMap<ShardKey, Arc<OnceCell<Shard>>>,
     oldest_first: VecDeque<ShardKey>,
-    /// Those whose indexes were announced lately.
+    /// Those whose indexes were announced and that nobody has opened since.
     announced: HashSet<ShardKey>,
 }
 
@@ -56,7 +56,7 @@ impl OpenShards {
         if self.known.contains_key(&key) {
             return false;
         }
-        // Announcing one twice costs little.
+        // Some are never opened, as when an epoch is left. Announcing one twice costs little.
         if self.announced.len() == Locator::ANNOUNCED_SHARDS {
             self.announced.clear();
         }
@@ -68,7 +68,8 @@ impl Locator {
     /// Open sharded chunks that are kept, each with a file handle. Batches touch neighbouring chunks, so that a
     /// few dozen suffice; the usual limit on open files is 1024.
     const OPEN_SHARDS: usize = 128;
-    /// Sharded chunks that are remembered because their indexes were announced, about as many as that is done ahead.
+    /// Sharded chunks that are remembered from their announcement until they are opened, about as many as are
+    /// announced ahead.
     const ANNOUNCED_SHARDS: usize = 1024;
 
     /// A locator over a backend.
@@ -148,6 +149,8 @@ impl Locator {
         {
             shards.known.remove(&oldest);
         }
+        // The next epoch announces it again, if it is not open by then.
+        shards.announced.remove(&key);
         shards.oldest_first.push_back(key.clone());
         shards.known.entry(key).or_default().clone()
     }
@@ -235,8 +238,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn the_index_of_each_shard_that_nobody_has_opened_is_announced_once() {
+    /// A dataset of 2000 sharded chunks of 2 x 2 inner ones, and where its files are.
+    fn sharded() -> (Dataset, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [4000, 8], "data_type": "float32",
             "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 8]}}, "fill_value": 0,
@@ -245,6 +248,17 @@ mod tests {
                 "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}]}"#;
         std::fs::write(folder.path().join("zarr.json"), metadata).unwrap();
         let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[]).unwrap();
+        (dataset, folder)
+    }
+
+    /// Where the index of a sharded chunk is: 4 entries of 16 bytes, and a checksum.
+    fn index(shard: u64) -> (String, Range<u64>) {
+        (format!("c/{shard}/0"), 1000 - 68..1000)
+    }
+
+    #[test]
+    fn the_index_of_each_shard_that_nobody_has_opened_is_announced_once() {
+        let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
         let locator = Locator::new(Arc::new(zeros.clone()));
@@ -252,8 +266,6 @@ mod tests {
             cells.iter().for_each(|cell| locator.announce_index((0, 0), array, cell));
             std::mem::take(&mut *zeros.0.lock().unwrap())
         };
-        // Of 4 entries of 16 bytes, and a checksum.
-        let index = |shard: u64| (format!("c/{shard}/0"), 1000 - 68..1000);
         assert_eq!(announced(&[[0, 0], [0, 1], [1, 0], [2, 1], [3, 0], [1, 1]]), [index(0), index(1)]);
         // It is missing.
         assert_eq!(announced(&[[4, 0]]), []);
@@ -265,5 +277,23 @@ mod tests {
         let many: Vec<_> = (4..=last).map(|shard| [2 * shard, 0]).collect();
         assert_eq!(announced(&many).len(), many.len());
         assert_eq!(announced(&[[0, 0], [2 * last, 0]]), [index(0)]);
+    }
+
+    #[test]
+    fn each_epoch_announces_the_indexes_of_the_shards_that_are_not_open_any_more() {
+        let (dataset, _folder) = sharded();
+        let array = dataset.part(0, 0);
+        let zeros = Zeros::default();
+        let locator = Locator::new(Arc::new(zeros.clone()));
+        let shards = 3..4 + Locator::OPEN_SHARDS as u64;
+        for epoch in 0..3 {
+            for shard in shards.clone() {
+                locator.announce_index((0, 0), array, &[2 * shard, 0]);
+                // Zeros are no index, but whoever opens it takes a place among the open ones.
+                assert!(locator.locate((0, 0), array, &[2 * shard, 0]).is_err());
+            }
+            let announced = std::mem::take(&mut *zeros.0.lock().unwrap());
+            assert_eq!(announced, shards.clone().map(index).collect::<Vec<_>>(), "epoch {epoch}");
+        }
     }
 }

@@ -444,6 +444,7 @@ def test_read_table(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     (kept,) = (tmp_path / "out").glob("*.json")
+    assert str(tmp_path) not in kept.read_text()
     stores = json.loads(kept.read_text())["stores"]
     assert stores["raw"]["loaders"].keys() == {"zarr-dali", "zarr-python", "DALI readers.numpy, .npy files"}
     for name in ("raw", "zstd"):
