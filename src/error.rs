@@ -456,7 +456,11 @@ impl fmt::Display for Error {
                 "argument `{name}`: {budget_bytes} bytes cannot hold {what}; give at least {needed_bytes}"
             ),
             Self::Io { at, source } => {
-                write!(f, "{at}: reading failed: {source}; check the file and its permissions")
+                let remedy = match source.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)",
+                    _ => "check the file and its permissions",
+                };
+                write!(f, "{at}: reading failed: {source}; {remedy}")
             }
             Self::MissingChunk { at } => write!(
                 f,
@@ -544,5 +548,15 @@ mod tests {
         let again = Error::Sticky(first.clone());
         assert_eq!(again.to_string(), first.to_string());
         assert_eq!(again.kind(), Kind::Argument);
+    }
+
+    #[test]
+    fn what_helps_a_read_depends_on_what_the_system_said() {
+        let text = |number| {
+            let source = std::io::Error::from_raw_os_error(number);
+            Error::Io { at: Context::default(), source }.to_string()
+        };
+        assert!(text(libc::EMFILE).ends_with("; raise the limit on open files (ulimit -n)"));
+        assert!(text(libc::EACCES).ends_with("; check the file and its permissions"));
     }
 }

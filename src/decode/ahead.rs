@@ -31,15 +31,16 @@ struct State {
     scouted: usize,
     /// Those that were announced, with their bytes.
     announced: VecDeque<(Weak<Chunk>, u64)>,
-    /// Theirs and of what is being announced.
+    /// So many are being announced.
+    announcing: usize,
+    /// Bytes of both.
     bytes: u64,
-    /// Of the chunk that was announced last.
+    /// Of the largest chunk of those that were announced last.
     typical: u64,
 }
 
 impl Ahead {
-    /// Announced at once, which storage reads within some hundredths of a second; and the same in chunks, each of which may
-    /// hold a file open.
+    /// Announced at once, which storage reads within some hundredths of a second; and the same in chunks.
     const MOST: (u64, usize) = (64 << 20, 256);
     /// What is announced together, so that neighbours can be joined, is so many bytes and chunks at most. More would keep a
     /// thread from its own chunk.
@@ -95,12 +96,14 @@ impl Ahead {
         if chunks.is_empty() {
             return;
         }
+        let still = chunks.iter().filter(|chunk| !chunk.has_begun());
         let announced: Vec<_> =
-            chunks.iter().filter_map(|chunk| Some((Arc::downgrade(chunk), announce(chunk)?))).collect();
+            still.filter_map(|chunk| Some((Arc::downgrade(chunk), announce(chunk)?))).collect();
         let mut state = self.lock();
+        state.announcing -= chunks.len();
         state.bytes -= reserved;
         state.bytes += announced.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        state.typical = announced.last().map_or(state.typical, |&(_, bytes)| bytes);
+        state.typical = announced.iter().map(|&(_, bytes)| bytes).max().unwrap_or(state.typical);
         state.announced.extend(announced);
     }
 
@@ -118,13 +121,15 @@ impl State {
         let count = Ahead::GROUP.0.checked_div(self.typical).unwrap_or(1);
         let count = count.clamp(1, Ahead::GROUP.1 as u64) as usize;
         let before_last = (count - 1) as u64 * self.typical;
-        if self.bytes + before_last >= most_bytes || self.announced.len() + count > most_chunks {
+        let announced = self.announced.len() + self.announcing;
+        if self.bytes + before_last >= most_bytes || announced + count > most_chunks {
             return (vec![], 0);
         }
         let left = std::iter::from_fn(|| self.pop());
         let chunks: Vec<_> = left.filter_map(|chunk| waiting(&chunk)).take(count).collect();
         let reserved = chunks.len() as u64 * self.typical;
         self.bytes += reserved;
+        self.announcing += chunks.len();
         (chunks, reserved)
     }
 
@@ -228,6 +233,27 @@ mod tests {
         assert!((most - 16..=most).contains(&(17 + announced)), "{announced}");
         chunks[..20].iter().for_each(|chunk| chunk.begin());
         assert_eq!(next(&ahead, bytes).len(), 16);
+    }
+
+    #[test]
+    fn what_several_threads_are_announcing_counts() {
+        let (ahead, chunks) = (Ahead::default(), chunks(1000));
+        ahead.push(chunks.iter());
+        ahead.found(false);
+        assert_eq!(next(&ahead, 1), [0]);
+        // Each begins before the one before it has ended.
+        fn all(ahead: &Ahead) -> usize {
+            let (mut count, mut others) = (0, None);
+            ahead.announce(|_| {
+                count += 1;
+                others.get_or_insert_with(|| all(ahead));
+                Some(1)
+            });
+            count + others.unwrap_or(0)
+        }
+        let (most, group) = (Ahead::MOST.1, Ahead::GROUP.1);
+        assert!((most - group..most).contains(&all(&ahead)));
+        assert_eq!(ahead.lock().announcing, 0);
     }
 
     #[test]

@@ -185,8 +185,12 @@ impl Workers {
             }
             let bytes = range.end - range.start;
             self.counters.chunks_prefetched.add(1);
-            places.push((blob.clone(), range.clone()));
-            chunk.keep_place((Located::At { blob, range }, at));
+            if blob.may_stay_open() {
+                places.push((blob.clone(), range.clone()));
+                chunk.keep_place((Located::At { blob, range }, at));
+            } else {
+                blob.will_need(range);
+            }
             Some(bytes)
         });
         for (blob, range) in ahead::joined(places) {

@@ -57,6 +57,11 @@ pub trait Blob: Send + Sync {
     /// Announces that a range will be read soon.
     fn will_need(&self, _range: Range<u64>) {}
 
+    /// Whether it may stay open until then.
+    fn may_stay_open(&self) -> bool {
+        true
+    }
+
     /// What cuFile reads them with, if it does.
     fn cufile(&self) -> Option<&cufile::Handle> {
         None

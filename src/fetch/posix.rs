@@ -10,6 +10,9 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use once_cell::sync::Lazy;
 
 /// Reads with `pread`.
 #[derive(Debug, Default)]
@@ -19,7 +22,34 @@ pub struct Posix;
 pub struct OpenFile {
     file: File,
     version: Version,
+    _counted: Counted,
 }
+
+/// An open file among those of all readers of the process, which share one limit with everything else in it.
+struct Counted;
+
+impl Counted {
+    fn new() -> Self {
+        OPEN_FILES.fetch_add(1, Ordering::Relaxed);
+        Self
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        OPEN_FILES.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+static OPEN_FILES: AtomicUsize = AtomicUsize::new(0);
+
+/// Files that are not being read are kept open while there are fewer open ones: a quarter of what the process may have.
+static MOST_OPEN: Lazy<usize> = Lazy::new(|| {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: it fills what it is given.
+    let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
+    if known { (limit.rlim_cur / 4) as usize } else { 0 }
+});
 
 impl OpenFile {
     /// Opens a file. `None` if there is none.
@@ -33,7 +63,7 @@ impl OpenFile {
             Err(error) => return Err(error),
         };
         let version = Version::of(&file.metadata()?)?;
-        Ok(Some(Self { file, version }))
+        Ok(Some(Self { file, version, _counted: Counted::new() }))
     }
 
     /// The file.
@@ -125,6 +155,10 @@ impl Blob for OpenFile {
             }
             start = end;
         }
+    }
+
+    fn may_stay_open(&self) -> bool {
+        OPEN_FILES.load(Ordering::Relaxed) < *MOST_OPEN
     }
 
     fn check_unchanged(&self) -> io::Result<()> {

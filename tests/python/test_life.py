@@ -20,6 +20,7 @@ from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from reading import CPU, GPU, assert_same_bits, build, define, to_samples
 from stores import read_array, write_array, write_group
+from zarr_dali._bench import cache
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import life
@@ -133,6 +134,50 @@ def test_batches_outlive_everything(backend, store):
         assert all((sample == mask).all() for sample in to_samples(output[1]))
     for number, view in enumerate(views):
         assert_same_bits(view, field[4 * number + 1])
+
+
+FILES = textwrap.dedent(
+    """
+    import resource, sys
+    from concurrent.futures import ThreadPoolExecutor
+    from nvidia.dali import Pipeline
+    import zarr_dali
+    from nvidia.dali import fn
+
+    store, readers, count, limit = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    pipes = []
+    for seed in range(readers):
+        pipe = Pipeline(batch_size=100, num_threads=1, device_id=None, prefetch_queue_depth=8)
+        with pipe:
+            values = fn.readers.zarr(
+                path=store, device="cpu", random_shuffle=True, seed=seed,
+                num_io_threads=16, num_decode_threads=16,
+            )
+            pipe.set_outputs(values)
+        pipe.build()
+        pipes.append(pipe)
+    with ThreadPoolExecutor(readers) as pool:
+        list(pool.map(lambda pipe: [pipe.run() and None for _ in range(count // 100)], pipes))
+    """
+)
+
+
+def test_small_cold_files_do_not_use_up_what_may_be_open(tmp_path):
+    """Chunks that are announced hold files open: few of those that all readers of a process may have."""
+    count, limit = 4000, 256
+    values = np.arange(count * 512, dtype="float32").reshape(count, 512)
+    store = write_array(tmp_path, "values", values, chunks=(1, 512), codec="raw")
+    files = [path for path in store.rglob("*") if path.is_file()]
+    assert len(files) > count
+    cache.evict(files)
+    done = subprocess.run(
+        [sys.executable, "-c", FILES, str(store), "2", str(count), str(limit)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_no_thread_is_left(backend, store):

@@ -14,8 +14,9 @@ pub struct Few {
     since: Option<f64>,
     batches: u64,
     used: bool,
-    /// When the consumer got its last batch.
+    /// When the consumer got its last batch, and seconds that it usually takes until it wants the next one.
     last: f64,
+    usual: f64,
     /// Batches that were timed with few, and seconds of each.
     timed: u64,
     pace: f64,
@@ -32,6 +33,7 @@ impl Default for Few {
             batches: 0,
             used: false,
             last: 0.0,
+            usual: 0.0,
             timed: 0,
             pace: 0.0,
         }
@@ -48,8 +50,10 @@ impl Few {
     const LONGEST: u64 = 512;
     /// More seconds than this for a batch are too many, with those of all multiprocessors as 1.
     const AS_GOOD: f64 = 1.005;
-    /// A consumer that takes no batch for so many seconds, and for so many times as long as for the others, does something else.
+    /// A consumer that wants no batch for so many seconds, and for so many times as long as usual, does something else.
     const PAUSE: (f64, f64) = (1.0, 8.0);
+    /// How much a new figure counts for what is usual.
+    const WEIGHT: f64 = 0.1;
 
     /// Whether they may be used.
     pub fn are_allowed(&self) -> bool {
@@ -70,6 +74,9 @@ impl Few {
     pub fn wanted(&mut self, waits: bool, in_flight: u64, now: f64) {
         let gap = now - self.last;
         self.last = now;
+        let most = Self::PAUSE.0.max(Self::PAUSE.1 * self.usual);
+        // One pause says little, but what comes again and again is usual some day.
+        self.usual += Self::WEIGHT * (gap.min(most) - self.usual);
         self.batches += 1;
         if self.settled > 0 {
             self.settled -= 1;
@@ -87,11 +94,10 @@ impl Few {
             }
             return;
         };
-        let seconds = now - since;
-        let others = (seconds - gap) / (self.batches - 1).max(1) as f64;
-        if gap > Self::PAUSE.0.max(Self::PAUSE.1 * others) {
+        if gap > most {
             return self.restart(None);
         }
+        let seconds = now - since;
         let (least, least_seconds) = Self::LEAST;
         if self.batches < least || seconds < least_seconds {
             return;
@@ -150,6 +156,28 @@ mod tests {
             for (seconds, share) in [(0.098, 0.9..1.0), (0.12, 0.0..0.06)] {
                 let allowed = allowed(&mut Few::default(), seconds, 4000, Some(pause));
                 assert!(share.contains(&allowed), "pause at {pause}, {seconds}: {allowed}");
+            }
+        }
+    }
+
+    #[test]
+    fn long_steps_are_no_pauses() {
+        for step in [0.9, 1.1, 2.0, 30.0] {
+            for (times, wait, share) in [(1.0, 0.5, 0.9..1.0), (1.1, 0.0, 0.0..0.1), (1.1, 0.5, 0.0..0.1)] {
+                let (mut few, mut now, mut allowed) = (Few::default(), 0.0, 0);
+                for batch in 0..4000 {
+                    few.used |= few.allowed;
+                    now += step * if few.allowed { times } else { 1.0 };
+                    let waits = batch % 5 == 0;
+                    few.wanted(waits, 4, now);
+                    if waits {
+                        now += wait * step;
+                        few.handed_over(now);
+                    }
+                    allowed += u64::from(few.allowed);
+                }
+                let allowed = f64::from(allowed as u32) / 4000.0;
+                assert!(share.contains(&allowed), "{step} s, {times}, {wait}: {allowed}");
             }
         }
     }

@@ -11,11 +11,16 @@ pub enum Side {
 }
 
 /// How much each of them gets done, as far as it was tried.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Trials {
     side: Side,
     /// Decoded bytes in a second, in the order of the sides.
     rates: [Option<f64>; 3],
+    /// The side that was best when all had been tried, its rate then, and its trials since. After so many of them all are tried
+    /// again.
+    best: Option<(Side, f64)>,
+    kept: u64,
+    term: u64,
     /// Of the present trial: since when, and batches and bytes since. It begins when the batches of the last one are through.
     since: Option<f64>,
     batches: u64,
@@ -23,6 +28,23 @@ pub struct Trials {
     /// When it was begun with, and bytes since.
     begun: f64,
     all_bytes: u64,
+}
+
+impl Default for Trials {
+    fn default() -> Self {
+        Self {
+            side: Side::default(),
+            rates: [None; 3],
+            best: None,
+            kept: 0,
+            term: Self::TERM.0,
+            since: None,
+            batches: 0,
+            bytes: 0,
+            begun: 0.0,
+            all_bytes: 0,
+        }
+    }
 }
 
 impl Trials {
@@ -34,8 +56,11 @@ impl Trials {
     const WORTH_IT: f64 = 0.4;
     /// A trial that is this much slower than the best one is given up soon.
     const PATIENCE: f64 = 2.0;
-    /// When the rate has changed by this factor, the others' rates are of no use any more.
+    /// When the rate has changed by this factor since the others were tried, theirs are of no use any more.
     const CHANGED: f64 = 1.5;
+    /// Nor are they after so many trials, each time that the same side is best twice as many, but not more than the last. What
+    /// limited all sides alike, such as a disk, may be gone.
+    const TERM: (u64, u64) = (64, 512);
 
     /// Who decodes now.
     pub fn side(&self) -> Side {
@@ -79,12 +104,17 @@ impl Trials {
     fn ends(&mut self, rate: f64, cores_rate: f64, now: f64) {
         (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
         let own = self.side as usize;
-        if self.rates.iter().all(Option::is_some)
-            && let Some(before) = self.rates[own]
-            && (rate > before * Self::CHANGED || rate * Self::CHANGED < before)
+        if let Some((_, before)) = self.best
+            && self.all_tried()
         {
-            self.rates = [None; 3];
+            self.kept += 1;
+            if rate > before * Self::CHANGED || rate * Self::CHANGED < before {
+                (self.rates, self.best) = ([None; 3], None);
+            } else if self.kept >= self.term {
+                self.rates = [None; 3];
+            }
         }
+        let had_been_tried = self.all_tried();
         self.rates[own] = Some(rate);
         if self.side == Side::Gpu && cores_rate < rate * Self::WORTH_IT {
             for other in [Side::Both, Side::Cpu] {
@@ -92,6 +122,12 @@ impl Trials {
             }
         }
         let next = self.next();
+        if self.all_tried() && !had_been_tried {
+            let again = self.best.is_some_and(|(best, _)| best == next);
+            self.term = if again { (2 * self.term).min(Self::TERM.1) } else { Self::TERM.0 };
+            self.best = self.rates[next as usize].map(|rate| (next, rate));
+            self.kept = 0;
+        }
         if next != self.side {
             (self.side, self.since, self.begun, self.all_bytes) = (next, None, now, 0);
         }
@@ -100,6 +136,10 @@ impl Trials {
     /// The consumer does not wait any more, so that nothing can be measured.
     pub fn interrupt(&mut self) {
         (self.since, self.batches, self.begun) = (None, 0, f64::INFINITY);
+    }
+
+    fn all_tried(&self) -> bool {
+        self.rates.iter().all(Option::is_some)
     }
 
     fn next(&self) -> Side {
@@ -111,5 +151,58 @@ impl Trials {
         let as_good =
             |side: &Side| self.rates[*side as usize].is_some_and(|rate| rate >= best * Self::AS_GOOD);
         SIDES.into_iter().rev().find(as_good).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IN_FLIGHT: u64 = 16;
+
+    /// Tells of so many batches of 1000 bytes, each decoded at the rate of the side of the moment, the GPU, both or the CPU, in the
+    /// order of the sides. Returns the share of the batches for each.
+    fn run(trials: &mut Trials, now: &mut f64, batches: u64, rates: impl Fn(u64) -> [f64; 3]) -> [f64; 3] {
+        let mut shares = [0.0; 3];
+        for batch in 0..batches {
+            let rates = rates(batch);
+            let side = trials.side() as usize;
+            shares[side] += 1.0 / batches as f64;
+            trials.done(1000);
+            *now += 1000.0 / rates[side];
+            trials.batch(IN_FLIGHT, rates[2], *now);
+        }
+        shares
+    }
+
+    #[test]
+    fn a_disk_that_was_the_limit_does_not_decide_for_ever() {
+        const COLD: [f64; 3] = [1000.0; 3];
+        for (warm, best) in
+            [([10e3, 8e3, 1.4e3], 0), ([10e3, 8e3, 3e3], 0), ([10e3, 14e3, 6e3], 1), ([2e3, 3e3, 8e3], 2)]
+        {
+            for warming in [0, 100, 400] {
+                let (mut trials, mut now) = (Trials::default(), 0.0);
+                run(&mut trials, &mut now, 300, |_| COLD);
+                run(&mut trials, &mut now, warming, |batch| {
+                    let share = batch as f64 / warming as f64;
+                    std::array::from_fn(|side| COLD[side] + share * (warm[side] - COLD[side]))
+                });
+                // As long as the disk's limit was believed in, and the first trials.
+                run(&mut trials, &mut now, 2 * IN_FLIGHT * Trials::TERM.0, |_| warm);
+                let shares = run(&mut trials, &mut now, 20_000, |_| warm);
+                assert!(shares[best] > 0.95, "{warm:?} after {warming}: {shares:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_best_is_tried_again_less_and_less() {
+        let (mut trials, mut now) = (Trials::default(), 0.0);
+        let rates = [10e3, 9e3, 6e3];
+        let shares = run(&mut trials, &mut now, 4000, |_| rates);
+        assert!(shares[0] > 0.9, "{shares:?}");
+        let shares = run(&mut trials, &mut now, 100_000, |_| rates);
+        assert!(shares[0] > 0.98 && trials.term == Trials::TERM.1, "{shares:?}");
     }
 }
