@@ -185,11 +185,15 @@ impl Workers {
             }
             let bytes = range.end - range.start;
             self.counters.chunks_prefetched.add(1);
-            if blob.may_stay_open() {
+            let may_stay_open = blob.may_stay_open();
+            // A shard is open anyway.
+            if may_stay_open || Arc::strong_count(&blob) > 1 {
                 places.push((blob.clone(), range.clone()));
-                chunk.keep_place((Located::At { blob, range }, at));
             } else {
-                blob.will_need(range);
+                blob.will_need(range.clone());
+            }
+            if may_stay_open {
+                chunk.keep_place((Located::At { blob, range }, at));
             }
             Some(bytes)
         });

@@ -12,8 +12,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use once_cell::sync::Lazy;
-
 /// Reads with `pread`.
 #[derive(Debug, Default)]
 pub struct Posix;
@@ -44,12 +42,12 @@ impl Drop for Counted {
 static OPEN_FILES: AtomicUsize = AtomicUsize::new(0);
 
 /// Files that are not being read are kept open while there are fewer open ones: a quarter of what the process may have.
-static MOST_OPEN: Lazy<usize> = Lazy::new(|| {
+fn most_open() -> usize {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
     // SAFETY: it fills what it is given.
     let known = unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } == 0;
     if known { (limit.rlim_cur / 4) as usize } else { 0 }
-});
+}
 
 impl OpenFile {
     /// Opens a file. `None` if there is none.
@@ -158,7 +156,7 @@ impl Blob for OpenFile {
     }
 
     fn may_stay_open(&self) -> bool {
-        OPEN_FILES.load(Ordering::Relaxed) < *MOST_OPEN
+        OPEN_FILES.load(Ordering::Relaxed) < most_open()
     }
 
     fn check_unchanged(&self) -> io::Result<()> {

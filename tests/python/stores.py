@@ -4,6 +4,7 @@ On Python 3.10 there is only zarr-python 2, which has no format 3: tests that ne
 """
 
 import json
+import os
 import warnings
 import zlib
 from collections.abc import Callable
@@ -14,6 +15,8 @@ import numcodecs
 import numpy as np
 import pytest
 import zarr
+
+from zarr_dali._bench import cache
 
 FORMATS = (2, 3) if int(zarr.__version__.split(".")[0]) >= 3 else (2,)
 """What the installed zarr-python can write."""
@@ -262,6 +265,20 @@ def chunk_files(array):
     """All chunk files of an array on disk, sorted by path."""
     metadata = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
     return sorted(file for file in Path(array).rglob("*") if file.is_file() and file.name not in metadata)
+
+
+def out_of_page_cache(files):
+    """Drops files from the page cache; skips the test where that cannot be done or not be seen."""
+    cache.evict(files)
+    # Of the last one only, because asking brings its neighbourhood back.
+    with open(files[-1], "rb") as last:
+        try:
+            os.preadv(last.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
+        except BlockingIOError:
+            return
+        except OSError as error:
+            pytest.skip(f"this file system does not say what is in the page cache: {error}")
+    pytest.skip("the page cache could not be emptied")
 
 
 def edit_metadata(file, change):

@@ -19,8 +19,7 @@ import torch.utils.dlpack
 from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
 from reading import CPU, GPU, assert_same_bits, build, define, to_samples
-from stores import read_array, write_array, write_group
-from zarr_dali._bench import cache
+from stores import chunk_files, out_of_page_cache, read_array, write_array, write_group
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 import life
@@ -159,6 +158,7 @@ FILES = textwrap.dedent(
         pipes.append(pipe)
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(lambda pipe: [pipe.run() and None for _ in range(count // 100)], pipes))
+    print(sum(zarr_dali.stats(pipe)["chunks_prefetched"] for pipe in pipes))
     """
 )
 
@@ -168,9 +168,7 @@ def test_small_cold_files_do_not_use_up_what_may_be_open(tmp_path):
     count, limit = 4000, 256
     values = np.arange(count * 512, dtype="float32").reshape(count, 512)
     store = write_array(tmp_path, "values", values, chunks=(1, 512), codec="raw")
-    files = [path for path in store.rglob("*") if path.is_file()]
-    assert len(files) > count
-    cache.evict(files)
+    out_of_page_cache(chunk_files(store))
     done = subprocess.run(
         [sys.executable, "-c", FILES, str(store), "2", str(count), str(limit)],
         capture_output=True,
@@ -178,6 +176,7 @@ def test_small_cold_files_do_not_use_up_what_may_be_open(tmp_path):
         timeout=300,
     )
     assert done.returncode == 0, done.stderr
+    assert int(done.stdout.splitlines()[-1]) > limit
 
 
 def test_no_thread_is_left(backend, store):

@@ -1,6 +1,5 @@
 """How chunks are read, decoded and kept changes nothing but the counters: `io`, `decode`, `cache_bytes`."""
 
-import os
 import re
 import sys
 import time
@@ -14,8 +13,7 @@ from nvidia.dali import types
 import zarr_dali
 from counting import settled_stats
 from reading import CPU, GPU, assert_same_bits, build, run_batches, to_samples
-from stores import FORMATS, chunk_files, codecs_of, write_array, write_group
-from zarr_dali._bench import cache
+from stores import FORMATS, chunk_files, codecs_of, out_of_page_cache, write_array, write_group
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -148,20 +146,6 @@ def test_while_dali_is_slow_few_multiprocessors_decode(folder, values, name):
         settled_stats(pipe)
     stats = zarr_dali.stats(pipe)
     assert 0 < stats["chunks_decoded_green"] <= stats["chunks_decoded_gpu"] == stats["chunks_decoded"]
-
-
-def out_of_page_cache(files):
-    """Drops files from the page cache; skips the test where that cannot be done or not be seen."""
-    cache.evict(files)
-    # Of the last one only, because asking brings its neighbourhood back.
-    with open(files[-1], "rb") as last:
-        try:
-            os.preadv(last.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
-        except BlockingIOError:
-            return
-        except OSError as error:
-            pytest.skip(f"this file system does not say what is in the page cache: {error}")
-    pytest.skip("the page cache could not be emptied")
 
 
 @pytest.mark.parametrize("sharded", [False, True])

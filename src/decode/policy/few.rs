@@ -70,13 +70,19 @@ impl Few {
         self.last = now;
     }
 
-    /// The consumer wants a batch, of which so many are in flight.
-    pub fn wanted(&mut self, waits: bool, in_flight: u64, now: f64) {
+    /// The consumer wants a batch, of which so many are in flight. Whether it did something else before.
+    pub fn wanted(&mut self, waits: bool, in_flight: u64, now: f64) -> bool {
         let gap = now - self.last;
         self.last = now;
         let most = Self::PAUSE.0.max(Self::PAUSE.1 * self.usual);
-        // One pause says little, but what comes again and again is usual some day.
+        let paused = gap > most;
+        // A pause counts for little, so that only what takes long mostly is usual.
         self.usual += Self::WEIGHT * (gap.min(most) - self.usual);
+        self.time(waits, in_flight, paused, now);
+        paused
+    }
+
+    fn time(&mut self, waits: bool, in_flight: u64, paused: bool, now: f64) {
         self.batches += 1;
         if self.settled > 0 {
             self.settled -= 1;
@@ -94,7 +100,7 @@ impl Few {
             }
             return;
         };
-        if gap > most {
+        if paused {
             return self.restart(None);
         }
         let seconds = now - since;

@@ -91,7 +91,9 @@ impl Policy {
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
         self.helping |= waits;
-        self.few.wanted(waits, submitted, now);
+        if self.few.wanted(waits, submitted, now) {
+            self.trials.interrupt();
+        }
         self.served = if waits { 0 } else { self.served + 1 };
         if waits {
             self.waited_for = true;
@@ -213,5 +215,32 @@ mod tests {
             policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
         }
         assert!(policy.reserve_bytes(5.0) < 1 << 20);
+    }
+
+    #[test]
+    fn a_pause_of_the_consumer_does_not_decide_who_decodes() {
+        const IN_FLIGHT: u64 = 4;
+        let rates = [10e3, 8e3, 4.5e3];
+        for pause in 0..200 {
+            let mut policy = Policy { core_rate: rates[2] / 16.0, ..Policy::new(16) };
+            let (mut now, mut by_gpu) = (0.0, 0);
+            for batch in 0..500 {
+                if batch == pause {
+                    now += 60.0;
+                    // What was completed meanwhile.
+                    for ready in (1..=IN_FLIGHT).rev() {
+                        policy.trials.done(1000);
+                        policy.wanted(false, ready, IN_FLIGHT, now);
+                    }
+                }
+                policy.wanted(true, 0, IN_FLIGHT, now);
+                let side = policy.trials.side();
+                now += 1000.0 / rates[side as usize];
+                policy.trials.done(1000);
+                policy.handed_over(now);
+                by_gpu += u64::from(batch >= 300 && side == Side::Gpu);
+            }
+            assert!(by_gpu > 190, "pause at {pause}: {by_gpu}");
+        }
     }
 }
