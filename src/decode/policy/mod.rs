@@ -9,8 +9,8 @@
 //!   one, and the GPU takes those behind them.
 //! - The consumer waits for every batch: what counts is what gets done. Whether that is most with the GPU, the CPU or both depends on
 //!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
-//!   memory. So each is tried for a while, and the best is kept. Cores that could not do a good part of what the GPU
-//!   does, by the time that they need for a chunk, are not tried.
+//!   memory. So each is tried for a while, again from time to time, and the best is kept. Cores that could not do a good
+//!   part of what the GPU does, by the time that they needed for a chunk, are not tried alone, and at first not at all.
 //!
 //! What the GPU decodes while the consumer does not wait costs the model less on a few multiprocessors than on all, which take
 //! turns with it. Whether these are enough is tried.

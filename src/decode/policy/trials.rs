@@ -11,14 +11,14 @@ pub enum Side {
 }
 
 /// How much each of them gets done, as far as it was tried.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Trials {
     side: Side,
     /// Decoded bytes in a second, in the order of the sides.
     rates: [Option<f64>; 3],
-    /// The side that was best when all had been tried, its rate then, and its trials since. After so many of them all are tried
-    /// again.
+    /// The side that was best when all had been tried last, and its rate then.
     best: Option<(Side, f64)>,
+    /// Its trials since, and after how many all are tried again.
     kept: u64,
     term: u64,
     /// Of the present trial: since when, and batches and bytes since. It begins when the batches of the last one are through.
@@ -28,23 +28,6 @@ pub struct Trials {
     /// When it was begun with, and bytes since.
     begun: f64,
     all_bytes: u64,
-}
-
-impl Default for Trials {
-    fn default() -> Self {
-        Self {
-            side: Side::default(),
-            rates: [None; 3],
-            best: None,
-            kept: 0,
-            term: Self::TERM.0,
-            since: None,
-            batches: 0,
-            bytes: 0,
-            begun: 0.0,
-            all_bytes: 0,
-        }
-    }
 }
 
 impl Trials {
