@@ -32,7 +32,7 @@ import common
 
 CORES = (16, 8, 4)
 DECODERS = ("auto", "gpu", "cpu")
-BATCH, QUICK_BATCH = 16, 4
+BATCH, QUICK_BATCH = 16, 2
 WINDOW = 2
 CHANNELS = 6
 # Of the reader's statistics those that add up.
@@ -239,7 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     progress = common.Progress(len(points))
     for cores, group in itertools.groupby(points, key=lambda point: point["cores"]):
-        for point, row in common.in_child(__file__, {**task, "cores": cores}, list(group), limit_s=120):
+        for point, row in common.in_child(__file__, {**task, "cores": cores}, list(group), limit_s=250):
             results.add({**point, **row})
             progress.show(point, row)
     return results.finish()

@@ -81,9 +81,10 @@ def finished(partial: Path) -> int:
     from zarr_dali._rechunk import journal
 
     try:
-        return max(0, (partial / journal.NAME).read_bytes().count(b"\n") - 1)
+        noted, _ = journal.parse((partial / journal.NAME).read_bytes())
     except FileNotFoundError:
         return 0
+    return sum(isinstance(value, list) for value in noted)
 
 
 def copied(source: Path, copy: Path, args: Any) -> dict[str, Any]:

@@ -250,6 +250,13 @@ wrong `path` is then reported only there.)code",
 ``"fill"`` reads it as the array's fill value, as the Zarr specification says. ``"error"`` stops
 with an error that names the chunk, for stores in which every chunk should be there.)code",
                     "fill")
+    .AddOptionalArg("follow_links",
+                    R"code(Determines whether symbolic links may lead out of a store's folder.
+
+By default they are followed wherever they lead, as zarr-python does. Give False for stores from
+strangers: a link that leads out of the folder `path` is an error then, which names it; links inside
+the folder are fine, and the folder may be a link itself.)code",
+                    true)
     .AddOptionalArg("decode",
                     R"code(Where chunks are decoded: ``"auto"``, ``"gpu"`` or ``"cpu"``.
 
@@ -274,9 +281,10 @@ In the GPU backend they run at a lower priority than the training's own threads.
     .AddOptionalArg("io",
                     R"code(How chunks are read: ``"auto"``, ``"posix"`` or ``"gds"``.
 
-``"auto"`` uses cuFile where it can read from the disk to the GPU without a detour through the host
-(GPUDirect Storage), and reads through the page cache elsewhere. ``"gds"`` uses cuFile in any
-case, in its compatibility mode if it has to, and is an error where cuFile cannot be used.)code",
+``"auto"`` uses cuFile for uncompressed chunks where it can read from the disk to the GPU without a
+detour through the host (GPUDirect Storage), and reads through the page cache elsewhere. ``"gds"`` uses
+cuFile in any case, in its compatibility mode if it has to, and is an error where cuFile cannot be
+used. The host needs the headers of compressed chunks, which then have to be copied back to it.)code",
                     "auto")
     .AddOptionalArg(
         "cache_bytes",
@@ -298,7 +306,13 @@ batch as much as it needs, up to half. Without effect in the CPU backend.)code",
         R"code(Host memory in bytes: for encoded chunks in pinned memory in the GPU backend, for
 batches in flight in the CPU backend.
 
-0 chooses from the memory of the machine.)code",
+Scratch memory of the threads that decode, plans of batches, the order of a shuffle and shard indexes are
+part of it as far as they take more than 64 MiB together. Fewer threads decode where it has no room for
+all. A chunk that it cannot hold while it is decoded is refused, and so is a batch of more chunks than it
+can plan.
+
+0 takes an eighth of the memory of the machine, at most 4 GiB, and where that cannot hold what is needed
+as much as that, up to half.)code",
         int64_t{0})
     // LoaderBase has them, but a Zarr reader cannot use them: they leave the signature, and who
     // gives one is told why.

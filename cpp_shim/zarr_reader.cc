@@ -71,6 +71,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   for (const auto& array : arrays) args.arrays.emplace_back(array);
+  args.follow_links = spec.GetArgument<bool>("follow_links");
   args.stack = spec.GetArgument<bool>("stack");
   args.mask_and_scale = spec.GetArgument<bool>("mask_and_scale");
   dali::DALIDataType dtype;

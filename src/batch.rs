@@ -32,6 +32,8 @@ struct State {
     missing: usize,
     /// What the unit went through that was finished last.
     last: Times,
+    /// Arrays, by array and part, of which a chunk was not there.
+    absent: Vec<(usize, usize)>,
     error: Option<Arc<Error>>,
 }
 
@@ -130,7 +132,7 @@ impl Batch {
         progress: Arc<Progress>,
     ) -> Arc<Self> {
         progress.submitted();
-        let state = Mutex::new(State { missing: 1, last: Times::default(), error: None });
+        let state = Mutex::new(State { missing: 1, last: Times::default(), absent: vec![], error: None });
         Arc::new(Self { samples, number, outputs, writable, progress, state, changed: Condvar::new() })
     }
 
@@ -148,6 +150,21 @@ impl Batch {
     /// Keeps the first error.
     pub fn fail(&self, error: Error) {
         self.lock().error.get_or_insert_with(|| Arc::new(error));
+    }
+
+    /// Notes that a chunk of this array and part was not there. Whether it is the first of them.
+    pub fn note_absent(&self, array: (usize, usize)) -> bool {
+        let absent = &mut self.lock().absent;
+        let first = !absent.contains(&array);
+        if first {
+            absent.push(array);
+        }
+        first
+    }
+
+    /// The arrays of which chunks were not there.
+    pub fn absent(&self) -> Vec<(usize, usize)> {
+        self.lock().absent.clone()
     }
 
     /// Whether something in it failed already, so that the rest need not be done.

@@ -30,6 +30,7 @@ mod ffi {
     struct ReaderArgs {
         paths: Vec<String>,
         arrays: Vec<String>,
+        follow_links: bool,
         stack: bool,
         mask_and_scale: bool,
         /// DALI's name of the type; empty: not given.
@@ -184,6 +185,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
         let reader = reader::Reader::open(&Arguments {
             paths: args.paths.clone(),
             arrays: args.arrays.clone(),
+            follow_links: args.follow_links,
             stack: args.stack,
             mask_and_scale: args.mask_and_scale,
             dtype: Some(args.dtype.clone()).filter(|dtype| !dtype.is_empty()),

@@ -1,5 +1,7 @@
 //! Errors: what went wrong, where, and what to do about it.
 
+use crate::store::Obstacle;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
@@ -69,6 +71,27 @@ pub enum Kind {
     Runtime,
 }
 
+/// What a thread waits for on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuWork {
+    /// A group of chunks to be decoded and gathered.
+    Decoding,
+    /// Copies to the GPU.
+    Copying,
+    /// Memory to be given back, which waits for everything that runs.
+    Freeing,
+}
+
+impl fmt::Display for GpuWork {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Decoding => "decoding chunks",
+            Self::Copying => "copying chunks",
+            Self::Freeing => "giving memory back",
+        })
+    }
+}
+
 /// Everything that can go wrong. The text of each variant ends with the remedy.
 #[derive(Debug)]
 #[non_exhaustive]
@@ -89,6 +112,13 @@ pub enum Error {
     StoreIsFile {
         /// The path as given.
         path: String,
+    },
+    /// A store's folder or metadata file that cannot be opened or read.
+    Unreadable {
+        /// The folder or file.
+        path: String,
+        /// What stands in the way.
+        source: std::io::Error,
     },
     /// The folder holds no Zarr metadata.
     NotZarr {
@@ -133,6 +163,8 @@ pub enum Error {
         parameters: String,
         /// What is wrong with them; `None` if the codec is not known.
         problem: Option<String>,
+        /// The names of those that can be read.
+        known: Vec<String>,
     },
     /// A data type that DALI has no equivalent of.
     DataType {
@@ -200,12 +232,26 @@ pub enum Error {
         /// What needs it.
         what: String,
     },
+    /// The system does not give memory.
+    Memory {
+        /// What it was for.
+        at: Context,
+        /// How many bytes were asked for.
+        bytes: u64,
+    },
     /// The operating system refused a read.
     Io {
         /// The place that was read.
         at: Context,
         /// What the system said.
         source: std::io::Error,
+    },
+    /// An array that is not the one any more that was opened.
+    StoreChanged {
+        /// Its metadata file.
+        at: Context,
+        /// What happened to it, and what to do.
+        problem: &'static str,
     },
     /// A chunk is missing and `missing_chunks="error"`.
     MissingChunk {
@@ -247,11 +293,13 @@ pub enum Error {
         /// nvCOMP's status in words.
         status: String,
     },
-    /// The GPU does not come to an end with a group of chunks.
+    /// The GPU does not come to an end with copies, or with a group of chunks.
     GpuStuck {
-        /// The group's first chunk.
-        at: Context,
-        /// How many chunks it has.
+        /// The first chunk, if it is known.
+        at: Option<Context>,
+        /// What it does.
+        work: GpuWork,
+        /// How many chunks there are.
         chunks: usize,
         /// For how long.
         seconds: u64,
@@ -286,6 +334,7 @@ impl Error {
             Self::Argument { .. }
             | Self::StoreNotFound { .. }
             | Self::StoreIsFile { .. }
+            | Self::Unreadable { .. }
             | Self::NotZarr { .. }
             | Self::GroupWithoutArrays { .. }
             | Self::ArrayIsNotGroup { .. }
@@ -300,7 +349,9 @@ impl Error {
             | Self::Budget { .. } => Kind::Argument,
             Self::NoGpu { .. }
             | Self::Nvcomp { .. }
+            | Self::Memory { .. }
             | Self::Io { .. }
+            | Self::StoreChanged { .. }
             | Self::MissingChunk { .. }
             | Self::ShardIndex { .. }
             | Self::Damaged { .. }
@@ -351,6 +402,25 @@ impl fmt::Display for Names<'_> {
     }
 }
 
+/// What the system says, with what to do about it.
+struct Remedied<'a>(&'a std::io::Error);
+
+impl fmt::Display for Remedied<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self(source) = self;
+        write!(f, "{source}")?;
+        match source.raw_os_error() {
+            // It says that itself.
+            None if source.get_ref().is_some_and(|inner| inner.is::<Obstacle>()) => Ok(()),
+            Some(libc::EMFILE | libc::ENFILE) => f.write_str("; raise the limit on open files (ulimit -n)"),
+            Some(libc::EACCES) => {
+                f.write_str("; check the permissions of the file, and of the folders that it is in")
+            }
+            _ => f.write_str("; check the file and its permissions"),
+        }
+    }
+}
+
 /// The codecs that can be read, by their names in Zarr v3 metadata or, where they have none, in v2. A test of the
 /// dataset compares them with what there is.
 pub(crate) const CODECS: [&str; 19] = [
@@ -389,6 +459,9 @@ impl fmt::Display for Error {
                 f,
                 "path \"{path}\" is a file; give the folder of a Zarr store (a zip store has to be unpacked first)"
             ),
+            Self::Unreadable { path, source } => {
+                write!(f, "\"{}\" cannot be read: {}", path.escape_debug(), Remedied(source))
+            }
             Self::NotZarr { path } => write!(
                 f,
                 "path \"{path}\" holds no Zarr metadata (no zarr.json, .zarray or .zgroup); give the folder that does"
@@ -418,7 +491,7 @@ impl fmt::Display for Error {
                 f,
                 "{at}: DALI has no data type for \"{data_type}\"; bool, integers and floating-point numbers of up to 64 bits, complex numbers, datetime64 and timedelta64 can be read: rewrite the array as one of them, or leave it out"
             ),
-            Self::Codec { at, codec, parameters, problem } => {
+            Self::Codec { at, codec, parameters, problem, known } => {
                 write!(f, "{at}: codec \"{codec}\" with the parameters {parameters} ")?;
                 match problem {
                     None => f.write_str("is not known")?,
@@ -427,7 +500,7 @@ impl fmt::Display for Error {
                 write!(
                     f,
                     "; rewrite the array with zarr-python, for example with zstd. These codecs can be read: {}",
-                    CODECS.join(", ")
+                    known.join(", ")
                 )
             }
             Self::Unlike { at, difference, remedy } => write!(f, "{at}: {difference}; {remedy}"),
@@ -455,13 +528,12 @@ impl fmt::Display for Error {
                 f,
                 "argument `{name}`: {budget_bytes} bytes cannot hold {what}; give at least {needed_bytes}"
             ),
-            Self::Io { at, source } => {
-                let remedy = match source.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE) => "raise the limit on open files (ulimit -n)",
-                    _ => "check the file and its permissions",
-                };
-                write!(f, "{at}: reading failed: {source}; {remedy}")
-            }
+            Self::Memory { at, bytes } => write!(
+                f,
+                "{at}: {bytes} bytes of memory cannot be had; lower host_memory_budget and num_decode_threads, or read smaller chunks"
+            ),
+            Self::Io { at, source } => write!(f, "{at}: reading failed: {}", Remedied(source)),
+            Self::StoreChanged { at, problem } => write!(f, "{at}: {problem}"),
             Self::MissingChunk { at } => write!(
                 f,
                 "{at}: the chunk is missing; write it, or read the fill value in its place with missing_chunks=\"fill\""
@@ -477,11 +549,16 @@ impl fmt::Display for Error {
                 f,
                 "nvCOMP's {operation} failed: {status}; read with decode=\"cpu\" to go around it, and report it"
             ),
-            Self::GpuStuck { at, chunks, seconds } => write!(
-                f,
-                "{at}: the GPU has not ended decoding it, together with {} other chunk(s), for {seconds} s; a damaged zstd chunk can do that to nvCOMP: end this process, and read with decode=\"cpu\" to find the chunk",
-                chunks.saturating_sub(1)
-            ),
+            Self::GpuStuck { at, work, chunks, seconds } => {
+                at.as_ref().map_or(Ok(()), |at| write!(f, "{at}: "))?;
+                write!(f, "the GPU has not ended {work} ({chunks} of them) for {seconds} s; ")?;
+                f.write_str(match work {
+                    GpuWork::Decoding => {
+                        "a damaged zstd chunk can do that to nvCOMP: end this process, and read with decode=\"cpu\" to find the chunk"
+                    }
+                    _ => "it does not answer: end this process, and look for errors of the driver in the system's log",
+                })
+            }
             Self::Checkpoint { problem } => {
                 write!(
                     f,
@@ -513,7 +590,9 @@ impl std::error::Error for Error {
             Self::Metadata { source, .. } | Self::Decode { source, .. } | Self::Nvcomp { source, .. } => {
                 Some(source.as_ref())
             }
-            Self::Io { source, .. } | Self::Thread { source } => Some(source),
+            Self::Io { source, .. } | Self::Unreadable { source, .. } | Self::Thread { source } => {
+                Some(source)
+            }
             Self::Cuda { source, .. } => Some(source),
             Self::Sticky(first) => first.source(),
             _ => None,
@@ -557,6 +636,12 @@ mod tests {
             Error::Io { at: Context::default(), source }.to_string()
         };
         assert!(text(libc::EMFILE).ends_with("; raise the limit on open files (ulimit -n)"));
-        assert!(text(libc::EACCES).ends_with("; check the file and its permissions"));
+        assert!(
+            text(libc::EACCES)
+                .ends_with("; check the permissions of the file, and of the folders that it is in")
+        );
+        assert!(text(libc::EIO).ends_with("; check the file and its permissions"));
+        let obstacle = Error::Io { at: Context::default(), source: Obstacle::NotAFile("a socket").into() };
+        assert!(obstacle.to_string().ends_with("write the file again"), "{obstacle}");
     }
 }

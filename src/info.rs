@@ -42,6 +42,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             name,
             value,
             arrays,
+            follow_links,
             stack,
             mask_and_scale,
             dtype,
@@ -88,7 +89,11 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     let options = Options::check(arguments)?;
     codec::register();
     let named = !arguments.arrays.is_empty();
-    let names = if named { arguments.arrays.clone() } else { Dataset::names(&arguments.paths)? };
+    let names = if named {
+        arguments.arrays.clone()
+    } else {
+        Dataset::names(&arguments.paths, arguments.follow_links)?
+    };
     let free = || Gpu::open(options.device.unwrap_or_default())?.free_bytes();
     let budget = options.device.map(|_| options.device_budget(free));
     let describer = Describer { options, budget };
@@ -102,7 +107,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
                 *values = vec![values[number]];
             }
         }
-        let declared = Dataset::declared(&arguments.paths, name)?;
+        let declared = Dataset::declared(&arguments.paths, name, arguments.follow_links)?;
         let mut description = json!({
             "name": name,
             "zarr_format": declared.zarr_format,
@@ -138,7 +143,7 @@ struct Describer {
 impl Describer {
     /// Adds what is known of an array once it is open.
     fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
-        let dataset = Dataset::open(&asked.paths, &asked.arrays)?;
+        let dataset = Dataset::open(&asked.paths, &asked.arrays, asked.follow_links)?;
         let array = &dataset.arrays[0];
         let roads = array.parts.iter().map(|part| road(part, &self.options)).collect::<Result<Vec<_>>>()?;
         let on_cpu = roads.iter().find(|road| matches!(road, Road::Cpu(_)));
@@ -171,6 +176,7 @@ impl Describer {
     }
 
     fn tell(&self, mut reader: Reader) -> Result<Value> {
+        reader.check_batch()?;
         let batch = reader.first_batch();
         let windows = reader.windows();
         let arrays = &reader.dataset().arrays;
@@ -178,15 +184,15 @@ impl Describer {
             .iter()
             .zip(reader.geometry())
             .map(|(array, geometry)| {
-                geometry.sample_extents(windows).iter().product::<u64>()
-                    * array.first().stored.size_bytes() as u64
+                let size = array.first().stored.size_bytes() as u64;
+                geometry.sample_extents(windows).into_iter().fold(size, u64::saturating_mul)
             })
-            .sum();
+            .fold(0, u64::saturating_add);
         let decoded = |chunks: &[Vec<u64>]| -> u64 {
             let of_part = |(array, part, chunks): (usize, usize, u64)| {
-                chunks * reader.dataset().part(array, part).read_chunk_bytes()
+                chunks.saturating_mul(reader.dataset().part(array, part).read_chunk_bytes())
             };
-            flat(chunks).map(of_part).sum()
+            flat(chunks).map(of_part).fold(0, u64::saturating_add)
         };
         let count = |chunks: &[Vec<u64>]| flat(chunks).map(|(_, _, chunks)| chunks).sum::<u64>();
         let samples: Vec<Vec<Vec<u64>>> =
@@ -217,9 +223,9 @@ impl Describer {
                 depth.map(|depth| {
                     json!({
                         "depth": depth,
-                        "budget_bytes": self.options.host_memory_bytes,
+                        "budget_bytes": reader.host_bytes(),
                         "resident_bytes": reader.resident_bytes(),
-                        "decode_threads": self.options.decode_threads,
+                        "decode_threads": reader.decoders(),
                     })
                 })
             }
@@ -234,7 +240,7 @@ impl Describer {
                         "landing_bytes": shares.landing_bytes,
                         "resident_bytes": reader.resident_bytes(),
                         "budget_bytes": shares.budget_bytes,
-                        "pinned_bytes": self.options.host_memory_bytes,
+                        "pinned_bytes": reader.host_bytes(),
                         "io": if reader.reads_with_cufile() { "gds" } else { "posix" },
                         "io_threads": self.options.io_threads,
                         "decode_threads": reader.decoders(),
@@ -318,9 +324,10 @@ impl Stored {
                 cell[d] = number % grid[d];
                 number /= grid[d];
             }
-            let file = std::fs::metadata(array.root.join(array.chunk_key(&cell)));
+            let file = array.folder.stamp(&array.chunk_key(&cell));
             asked += 1;
-            if let Some(file) = file.ok().filter(std::fs::Metadata::is_file) {
+            // What stands in the way of a file is said when it is read.
+            if let Ok(Some(file)) = file {
                 present += 1;
                 bytes += file.len();
             }

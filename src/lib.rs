@@ -15,7 +15,7 @@
 //!   6 batch             complete when its last chunk is
 //! ```
 //!
-//! [`dataset`] opens stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
+//! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
 //! [`error`] everything that can go wrong. [`info`] says beforehand what a reader would do with a store.
 //!
 //! Words: a *chunk* is one cell of the array's chunk grid and one store key. A *sharded chunk* holds *inner chunks*. A
@@ -32,9 +32,11 @@ pub mod error;
 pub mod fetch;
 pub mod gpu;
 pub mod info;
+pub mod memory;
 pub mod options;
 pub mod plan;
 pub mod reader;
 pub mod sampler;
 pub mod stats;
+pub mod store;
 pub mod trace;

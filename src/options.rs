@@ -41,6 +41,8 @@ pub struct Arguments {
     pub paths: Vec<String>,
     /// Array paths inside the store, one output each; empty: the path itself is an array.
     pub arrays: Vec<String>,
+    /// Whether symbolic links may lead out of a store's folder.
+    pub follow_links: bool,
     /// One output in which the arrays are stacked on a new axis, instead of one each.
     pub stack: bool,
     /// Decode by the CF attributes.
@@ -113,6 +115,7 @@ impl Arguments {
         Self {
             paths: vec![path.into()],
             arrays: vec![],
+            follow_links: true,
             stack: false,
             mask_and_scale: false,
             dtype: None,
@@ -186,9 +189,14 @@ pub struct Options {
     /// backend. Default: [`Options::HOST_SHARE`] of the machine's memory, at most
     /// [`Options::MAX_AUTO_HOST_BYTES`].
     pub host_memory_bytes: u64,
+    /// Where the reader cannot do with them, as when chunks are large, it may use what it needs up to so many. Default:
+    /// [`Options::MOST_HOST_SHARE`] of the machine's memory; no more than was given.
+    pub most_host_memory_bytes: u64,
 }
 
 impl Options {
+    /// DALI counts samples in 32 bits.
+    pub const MOST_BATCH_SIZE: u64 = i32::MAX as u64;
     /// Enough to copy from the page cache at the memory's rate on the machines measured (benches/NOTES.md).
     pub const MAX_AUTO_THREADS: usize = 16;
     /// One part in so many of the free GPU memory; the rest is the model's.
@@ -197,6 +205,11 @@ impl Options {
     pub const MOST_DEVICE_SHARE: u64 = 2;
     /// One part in so many of the machine's memory.
     pub const HOST_SHARE: u64 = 8;
+    /// Where a batch or a chunk needs more than that, as much as it needs, up to one part in so many.
+    pub const MOST_HOST_SHARE: u64 = 2;
+    /// What a reader has besides outputs, pinned memory and chunks that stay is only counted as far as it is more than this:
+    /// scratch memory of threads, plans of batches, the order of samples and shard indexes.
+    pub const UNCOUNTED_HOST_BYTES: u64 = 64 << 20;
     /// Pinned memory for 16 batches of 256 MiB.
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
     /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md),
@@ -280,14 +293,27 @@ impl Options {
             0 => None,
             given => Some(given),
         };
-        let host_memory_bytes = match at_least("host_memory_budget", arguments.host_memory_budget, 0)? {
-            0 => (machine_memory_bytes() / Self::HOST_SHARE).min(Self::MAX_AUTO_HOST_BYTES),
-            given => given,
-        };
+        let (host_memory_bytes, most_host_memory_bytes) =
+            match at_least("host_memory_budget", arguments.host_memory_budget, 0)? {
+                0 => {
+                    let machine = machine_memory_bytes();
+                    let bytes = (machine / Self::HOST_SHARE).min(Self::MAX_AUTO_HOST_BYTES);
+                    (bytes, machine / Self::MOST_HOST_SHARE)
+                }
+                given => (given, given),
+            };
+        let batch_size = at_least("batch_size", arguments.batch_size, 1)?;
+        if batch_size > Self::MOST_BATCH_SIZE {
+            let problem = format!(
+                "{batch_size} samples are more than DALI's batches can have, {}",
+                Self::MOST_BATCH_SIZE
+            );
+            return Err(argument("batch_size", problem));
+        }
         Ok(Self {
             missing_chunks,
             decode,
-            batch_size: at_least("batch_size", arguments.batch_size, 1)?,
+            batch_size,
             initial_fill: at_least("initial_fill", arguments.initial_fill, 1)?,
             given_resident_bytes: u64::try_from(given)
                 .ok()
@@ -301,6 +327,7 @@ impl Options {
             cache_bytes: at_least("cache_bytes", arguments.cache_bytes, 0)?,
             device_memory_bytes,
             host_memory_bytes,
+            most_host_memory_bytes,
         })
     }
 }
@@ -371,7 +398,7 @@ mod tests {
     #[test]
     fn every_bad_value_names_its_argument() {
         type Change = fn(&mut Arguments);
-        let cases: [(&str, Change); 11] = [
+        let cases: [(&str, Change); 12] = [
             ("missing_chunks", |a| a.missing_chunks = "skip".into()),
             ("decode", |a| a.decode = "tpu".into()),
             ("decode", |a| a.decode = "gpu".into()),
@@ -383,6 +410,7 @@ mod tests {
             ("prefetch_queue_depth", |a| a.prefetch_queue_depth = 0),
             ("device_memory_budget", |a| a.device_memory_budget = -5),
             ("batch_size", |a| a.batch_size = 0),
+            ("batch_size", |a| a.batch_size = 1 << 40),
         ];
         for (name, change) in cases {
             let mut arguments = Arguments::new("x");

@@ -19,33 +19,36 @@ use crate::codec::{self, GpuChain, Road};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
 use crate::decode::ahead::Ahead;
 use crate::decode::jobs::{Jobs, Kind};
-use crate::decode::lane::{self, Lane, Lanes, Pulse};
+use crate::decode::lane::{self, Lane, Lanes};
 use crate::decode::nvcomp::Zstd;
 use crate::decode::planner::Planner;
 use crate::decode::residents::Residents;
 use crate::decode::rooms::Rooms;
 use crate::decode::sender::{Sender, SenderParts, Staging};
-use crate::decode::worker::{Hands, Target, Workers, largest_landing_bytes, largest_pinned_bytes};
+use crate::decode::watchdog::{self, Watchdog};
+use crate::decode::worker::{
+    Hands, Target, Workers, largest_landing_bytes, largest_pinned_bytes, scratch_bytes,
+};
 use crate::decode::{Queue, lane::Fetched};
-use crate::error::{Error, Result, log_once};
+use crate::error::{Error, GpuWork, Result, log_once};
 use crate::fetch::cufile::{Driver, Memory};
-use crate::fetch::{Gds, Locator, Posix};
+use crate::fetch::{Fetch, Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, Gpu, GreenContext, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, DeviceBudget, Io, Options, argument};
-use crate::plan::{ArrayGeometry, OutputGeometry, count_chunks, plan_batch};
+use crate::plan::{ArrayGeometry, OutputGeometry, PartGeometry, count_chunks, touched_chunks};
 use crate::sampler::{
-    Axis, Buffer, Drawn, Grid, Groups, Order, OrderArguments, Played, Position, Run, Shuffle,
+    self, Axis, Buffer, Drawn, Grid, Groups, Order, OrderArguments, Played, Position, Run, Shuffle,
     WindowArguments, Windows,
 };
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cudarc::driver::{CudaStream, result};
 use serde_json::{Value, json};
@@ -71,6 +74,10 @@ pub struct Reader {
     seed: i64,
     stacked: bool,
     options: Options,
+    /// Of the lists that a shuffle makes.
+    order_bytes: u64,
+    /// Host memory that it may use: for outputs and chunks that stay on the CPU backend, pinned on the GPU backend.
+    host_bytes: u64,
     /// Bytes of decoded chunks that may stay for later batches, once budgets are known.
     resident_bytes: u64,
     /// Those that can be of use.
@@ -104,6 +111,73 @@ struct Device {
     allocation: Arc<CudaStream>,
     /// cuFile, if it reads.
     cufile: Option<Arc<Driver>>,
+}
+
+/// What is in host memory besides outputs, pinned memory and chunks that stay.
+#[derive(Clone, Copy, Debug)]
+struct Needs {
+    /// Of a thread that decodes.
+    scratch_bytes: u64,
+    /// To plan a batch.
+    planning_bytes: u64,
+    /// Of each batch that was planned.
+    planned_bytes: u64,
+    /// Of the lists that a shuffle makes.
+    order_bytes: u64,
+    /// To open a shard.
+    index_bytes: u64,
+}
+
+impl Needs {
+    /// Bytes for each chunk of a planned batch, of which 530 were measured with 2^18 chunks of one byte in each of eight
+    /// batches, and besides for each chunk of the batch that is planned and the three that are noted ahead of it.
+    const PLANNED_CHUNK_BYTES: u64 = 700;
+    const PLANNING_CHUNK_BYTES: u64 = 1400;
+    /// A shard's index as it is read, decoded and kept.
+    const INDEX_COPIES: u64 = 4;
+
+    /// What counts of it, with so many threads that decode and batches in flight.
+    fn bytes(&self, threads: u64, depth: u64) -> u64 {
+        let all = [
+            self.scratch_bytes.saturating_mul(threads),
+            self.planned_bytes.saturating_mul(depth),
+            self.planning_bytes,
+            self.order_bytes,
+            self.index_bytes,
+        ];
+        all.into_iter().fold(0, u64::saturating_add).saturating_sub(Options::UNCOUNTED_HOST_BYTES)
+    }
+
+    /// The largest of it, for an error; `array` has the largest chunks.
+    fn describe(&self, array: &ArrayInfo) -> String {
+        let plan = self.planning_bytes.saturating_add(self.planned_bytes);
+        let all = [
+            (
+                self.scratch_bytes,
+                format!(
+                    "a read chunk of {} bytes of {} while it is decoded, which takes {} (smaller chunks take less)",
+                    array.read_chunk_bytes(),
+                    array.context(),
+                    self.scratch_bytes
+                ),
+            ),
+            (
+                plan,
+                format!(
+                    "the plan of a batch, which takes {plan} (larger chunks, smaller samples or batches take less)"
+                ),
+            ),
+            (self.order_bytes, format!("the order of shuffled samples, which takes {}", self.order_bytes)),
+            (
+                self.index_bytes,
+                format!("the index of a shard, which takes {} (smaller shards take less)", self.index_bytes),
+            ),
+        ];
+        all.into_iter()
+            .max_by_key(|(bytes, _)| *bytes)
+            .map(|(_, text)| format!(", and {text}"))
+            .unwrap_or_default()
+    }
 }
 
 /// How GPU memory is shared out.
@@ -140,15 +214,19 @@ impl Reader {
     const MAX_CPU_DEPTH: u64 = 8;
     /// So many parts in so many of the memory for chunks that stay are for the shuffle, the rest for those ahead of it.
     const SHUFFLE_SHARE: (u64, u64) = (3, 4);
-    /// A shuffled order is a list; of so many samples it takes 8 GiB.
-    const MOST_SHUFFLED: u64 = 1 << 30;
     /// A parcel of fewer bytes is of no use.
     const LEAST_PARCEL: u64 = 64 << 10;
     /// One part in so many of the device budget is for what cuFile reads to.
     const STAGING_SHARE: u64 = 16;
     /// So many chunks land for each that lanes work on, so that these find some when they are done.
     const LANDED_AHEAD: u64 = 2;
-    /// More chunks of a batch than this are not planned to know their number beforehand.
+    /// One part in so many of the host budget may be plans of batches in flight,
+    const PLAN_SHARE: u64 = 4;
+    /// one in so many indexes of shards that stay open,
+    const INDEX_SHARE: u64 = 8;
+    /// and one in so many notes of which chunks later batches need.
+    const NOTE_SHARE: u64 = 8;
+    /// More chunks of a batch than this are not listed to know their number beforehand.
     const MAX_COUNTED_CHUNKS: u64 = 1 << 20;
 
     /// Opens the store and checks everything that can be checked without reading a chunk. Starts no thread.
@@ -174,7 +252,7 @@ impl Reader {
     pub(crate) fn without_memory(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         codec::register();
-        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays)?);
+        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, arguments.follow_links)?);
         if let Some(scalar) = dataset.arrays.iter().find(|array| array.shape.is_empty()) {
             let at = scalar.context();
             let problem =
@@ -193,6 +271,10 @@ impl Reader {
                 roi_start: arguments.roi_start.as_deref(),
                 roi_end: arguments.roi_end.as_deref(),
                 exclude: &arguments.exclude,
+                most_listed: Some(
+                    options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES)
+                        / Windows::LISTED_BYTES,
+                ),
             },
         )
         .map_err(|error| name_array(error, &dataset.arrays[reference]))?;
@@ -219,16 +301,34 @@ impl Reader {
             .map(|array| array.parts.iter().map(road).collect())
             .collect::<Result<_>>()?;
 
-        if arguments.random_shuffle && windows.len() > Self::MOST_SHUFFLED {
+        if arguments.random_shuffle && windows.len() > Order::MOST_SHUFFLED {
             let problem = format!(
                 "{} samples are too many to be shuffled, {} are not; give a larger stride or a smaller region, or read them in order",
                 windows.len(),
-                Self::MOST_SHUFFLED
+                Order::MOST_SHUFFLED
             );
             return Err(argument("random_shuffle", problem));
         }
+        let shard_samples = windows.len().div_ceil(u64::try_from(arguments.num_shards).unwrap_or(1).max(1));
+        let order_bytes = |grouped| match arguments.random_shuffle {
+            true => Order::shuffle_bytes(shard_samples, grouped),
+            false => 0,
+        };
+        let check_order = |bytes: u64| match bytes.saturating_sub(Options::UNCOUNTED_HOST_BYTES) {
+            counted if counted > options.most_host_memory_bytes => Err(Error::Budget {
+                name: "host_memory_budget",
+                budget_bytes: options.most_host_memory_bytes,
+                needed_bytes: counted,
+                what: format!(
+                    "the order of {shard_samples} shuffled samples (a larger stride, a smaller region, more reader shards or reading in order takes less)"
+                ),
+            }),
+            _ => Ok(bytes),
+        };
+        check_order(order_bytes(false))?;
         let in_order = (!arguments.random_shuffle).then_some(options.batch_size);
         let sharing = Sharing::new(&dataset, &geometry, &windows, in_order);
+        let order_bytes = check_order(order_bytes(sharing.groups.is_some()))?;
         let shuffle = arguments.random_shuffle.then(|| {
             let bytes = options.shuffle_bytes().saturating_sub(sharing.always_bytes);
             // The rest is for chunks that are fetched ahead.
@@ -251,6 +351,8 @@ impl Reader {
             },
         )?;
         let mut reader = Self {
+            order_bytes,
+            host_bytes: options.host_memory_bytes,
             resident_bytes: 0,
             staying: sharing.staying,
             indexed: arguments.return_index,
@@ -440,13 +542,16 @@ impl Reader {
         running.iter().for_each(|running| running.jobs.wanted(waits));
         let _range = trace::range(Stage::WaitForBatch, batch.number);
         let hopeless = || running.as_ref().and_then(Running::stuck);
+        let handed_over = batch.wait(hopeless);
         // The indices are on the allocation stream, in front of the event.
-        let indexed = batch.writable.as_ref().filter(|_| self.indexed);
+        let indexed = batch.writable.as_ref().filter(|_| self.indexed && handed_over.is_ok());
         let copied =
             indexed.map_or(Ok(()), |event| event.synchronize().map_err(Error::cuda("copying indices")));
-        let handed_over = batch.wait(hopeless);
         running.iter().filter(|_| waits).for_each(|running| running.jobs.handed_over());
-        match handed_over.and_then(|()| copied.map_err(Arc::new)) {
+        // Behind all of the batch's look-ups, so that a store that went away in front of one of them is noticed.
+        let part = |(array, part): &(usize, usize)| self.dataset.part(*array, *part).check_present();
+        let present = || batch.absent().iter().try_for_each(part);
+        match handed_over.and_then(|()| copied.and_then(|()| present()).map_err(Arc::new)) {
             Ok(()) => {
                 self.told.counters.batches.add(1);
                 self.told.next.store(self.next - self.submitted.len() as u64, Ordering::Relaxed);
@@ -515,7 +620,10 @@ impl Reader {
             return Err(refused(format!("its state is {state}, not an object")));
         };
         if state["version"] != STATE_VERSION {
-            return Err(refused(format!("its version is {}, not {STATE_VERSION}", state["version"])));
+            let version = &state["version"];
+            return Err(refused(format!(
+                "its version is {version}, not {STATE_VERSION}: another release of zarr-dali wrote it, whose states say less or other things; finish the epoch with that release, or begin a new one"
+            )));
         }
         if let Some(unknown) = entries.keys().find(|name| !STATE_ENTRIES.contains(&name.as_str())) {
             return Err(refused(format!("its state has \"{unknown}\", which nobody knows")));
@@ -523,7 +631,15 @@ impl Reader {
         let ours = self.told.fingerprint();
         if let Some(theirs) = entries.get("reader") {
             // What is only known by a digest comes last, because it says the least.
-            let said = ["arrays", "stack", "stick_to_shard", "pad_last_batch", "random_shuffle", "window"];
+            let said = [
+                "sampler",
+                "arrays",
+                "stack",
+                "stick_to_shard",
+                "pad_last_batch",
+                "random_shuffle",
+                "window",
+            ];
             let differs = |name: &str| theirs[name] != ours[name];
             if let Some(name) = said.into_iter().find(|name| differs(name)) {
                 let (theirs, ours) = (&theirs[name], &ours[name]);
@@ -538,6 +654,16 @@ impl Reader {
             if differs("shapes") {
                 let what = "data types or shapes of the arrays, or the stores that are joined,";
                 return Err(refused(format!("{what} were others when it was written")));
+            }
+            if differs("chunks") {
+                let said = |chunks: &Value| match chunks {
+                    Value::Null => "of which each belongs to one sample".to_string(),
+                    chunks => format!("of {chunks} along the sampled dimensions"),
+                };
+                let (theirs, ours) = (said(&theirs["chunks"]), said(&ours["chunks"]));
+                return Err(refused(format!(
+                    "it was written for read chunks {theirs}, this reader has read chunks {ours}, and a shuffled order depends on them; go on with the store that it was written for, or begin a new epoch"
+                )));
             }
         }
         let number = |name: &str, default: Option<u64>| match (entries.get(name), default) {
@@ -629,13 +755,18 @@ impl Reader {
             let fold = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3);
             format!("{:016x}", text.bytes().fold(0xcbf2_9ce4_8422_2325, fold))
         };
-        let names = json!(arrays.iter().map(|array| array.first().name.as_str()).collect::<Vec<_>>());
         // Words as long as they are few.
-        let names = if names.to_string().len() > 300 { digest(names.to_string()).into() } else { names };
+        let short = |value: Value| match value.to_string() {
+            text if text.len() > 300 => digest(text).into(),
+            _ => value,
+        };
+        let names = short(json!(arrays.iter().map(|array| array.first().name.as_str()).collect::<Vec<_>>()));
         let window: Vec<u64> = self.windows.axes().iter().map(Axis::extent).collect();
         json!({
+            "sampler": sampler::VERSION,
             "arrays": names,
             "shapes": digest(json!(shapes).to_string()),
+            "chunks": short(self.shuffled_chunks()),
             "samples": self.windows.len(),
             "window": window,
             "windows": digest(format!("{:?}", self.windows)),
@@ -644,6 +775,26 @@ impl Reader {
             "pad_last_batch": self.order.pads(),
             "random_shuffle": self.order.shuffle().is_some(),
         })
+    }
+
+    /// The chunk grids that a shuffled order depends on: for each array that samples are taken along, and each store that
+    /// is joined, the extents of its read chunks along the sampled dimensions; once if they are the same in all stores. Null
+    /// for readers in order, and where no chunk belongs to several samples.
+    fn shuffled_chunks(&self) -> Value {
+        if self.order.shuffle().is_none_or(|shuffle| shuffle.groups.is_none()) {
+            return Value::Null;
+        }
+        let dimensions = self.windows.dimensions();
+        let sampled = self.geometry.iter().filter(|geometry| geometry.follows_samples());
+        let chunks = |geometry: &ArrayGeometry| {
+            let of_part = |part: &PartGeometry| part.read_chunk_shape[..dimensions].to_vec();
+            let mut parts: Vec<Vec<u64>> = geometry.parts.iter().map(of_part).collect();
+            if parts.windows(2).all(|pair| pair[0] == pair[1]) {
+                parts.truncate(1);
+            }
+            parts
+        };
+        json!(sampled.map(chunks).collect::<Vec<_>>())
     }
 
     fn check_failed(&self) -> Result<()> {
@@ -671,14 +822,20 @@ impl Reader {
         for &sample in samples {
             for (counts, geometry) in counts.iter_mut().zip(&*self.geometry) {
                 for (part, chunks) in count_chunks(&self.windows, geometry, sample) {
-                    counts[part] += chunks;
+                    counts[part] = counts[part].saturating_add(chunks);
                 }
             }
         }
-        if samples.len() > 1 && counts.iter().flatten().sum::<u64>() <= Self::MAX_COUNTED_CHUNKS {
+        if samples.len() > 1
+            && counts.iter().flatten().fold(0, |all: u64, &chunks| all.saturating_add(chunks))
+                <= Self::MAX_COUNTED_CHUNKS
+        {
             counts = none;
-            for task in plan_batch(&self.windows, &self.geometry, &self.placing, samples.iter().copied()) {
-                counts[task.chunk.array][task.chunk.part] += 1;
+            let mut seen = HashSet::new();
+            for &sample in samples {
+                touched_chunks(&self.windows, &self.geometry, sample, |chunk| {
+                    counts[chunk.array][chunk.part] += u64::from(seen.insert(chunk));
+                });
             }
         }
         counts
@@ -693,22 +850,98 @@ impl Reader {
 
     /// CPU backend: batches in flight.
     pub(crate) fn host_depth(&mut self) -> Result<u64> {
-        let (budget, batch) = (self.options.host_memory_bytes, self.batch_bytes());
-        let least = self.options.min_depth;
+        let (batch, least) = (self.batch_bytes(), self.options.min_depth);
         let cache = self.options.cache_bytes;
-        let needed = batch.saturating_mul(least).saturating_add(cache);
-        if needed > budget {
-            let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
+        let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
+        let fixed = batch.saturating_mul(least).saturating_add(cache);
+        let needs =
+            self.settle_host(fixed, &format!("{least} batch(es) of {batch} bytes in flight{cached}"))?;
+        let (budget, threads) = (self.host_bytes, self.decoders() as u64);
+        let depth_in = |bytes: u64| {
+            let fits = |depth: &u64| {
+                batch.saturating_mul(*depth).saturating_add(needs.bytes(threads, *depth)) <= bytes
+            };
+            (least..=Self::MAX_CPU_DEPTH).rev().find(fits).unwrap_or(least)
+        };
+        let depth = depth_in(budget);
+        let needed = batch.saturating_mul(least).saturating_add(needs.bytes(threads, least));
+        self.settle_residents(budget, needed, depth);
+        Ok(depth_in(budget - self.resident_bytes))
+    }
+
+    /// What is in host memory besides.
+    fn needs(&self) -> Needs {
+        /// Samples that stand for all.
+        const LOOKED_AT: u64 = 64;
+        let (samples, looked_at) = (self.windows.len(), self.windows.len().min(LOOKED_AT));
+        let spread = |i: u64| (u128::from(i) * u128::from(samples) / u128::from(looked_at)) as u64;
+        // Samples of a batch share chunks, but there are no more of them than an array has.
+        let of_array = |(array, geometry): (&Joined, &ArrayGeometry)| {
+            let of_sample = |sample| {
+                let counts = count_chunks(&self.windows, geometry, sample);
+                counts.into_iter().fold(0, |all: u64, (_, chunks)| all.saturating_add(chunks))
+            };
+            let most = (0..looked_at).map(spread).map(of_sample).max().unwrap_or(0);
+            let of_part = |part: &ArrayInfo| {
+                let extents = part.shape.iter().zip(part.read_chunk_shape());
+                extents.map(|(extent, chunk)| extent.div_ceil(*chunk)).fold(1, u64::saturating_mul)
+            };
+            let all = array.parts.iter().map(of_part).fold(0, u64::saturating_add);
+            most.saturating_mul(self.options.batch_size).min(all)
+        };
+        let arrays = self.dataset.arrays.iter().zip(&*self.geometry);
+        let chunks = arrays.map(of_array).fold(0, u64::saturating_add).max(1);
+        let scratch = |(array, _): (&ArrayInfo, &Road)| {
+            let decoded = if self.options.device.is_none() { array.read_chunk_bytes() } else { 0 };
+            scratch_bytes(array, decoded)
+        };
+        let index = |(array, _): (&ArrayInfo, &Road)| {
+            array.sharding.as_ref().map_or(0, |sharding| sharding.index_bytes)
+        };
+        Needs {
+            scratch_bytes: self.parts().map(scratch).max().unwrap_or(0),
+            planned_bytes: chunks.saturating_mul(Needs::PLANNED_CHUNK_BYTES),
+            planning_bytes: chunks.saturating_mul(Needs::PLANNING_CHUNK_BYTES),
+            order_bytes: self.order_bytes,
+            index_bytes: self.parts().map(index).max().unwrap_or(0).saturating_mul(Needs::INDEX_COPIES),
+        }
+    }
+
+    /// Chooses the host memory budget, and as many threads that decode as have room in it besides `fixed` bytes, which are
+    /// for what `what` says.
+    ///
+    /// # Errors
+    /// Budgets that cannot hold the least that is needed.
+    fn settle_host(&mut self, fixed: u64, what: &str) -> Result<Needs> {
+        let (bytes, most) = (self.options.host_memory_bytes, self.options.most_host_memory_bytes);
+        let (needs, depth) = (self.needs(), self.options.min_depth);
+        let threads = self.decoders() as u64;
+        let needed = |threads: u64| fixed.saturating_add(needs.bytes(threads, depth));
+        let least = needed(threads.min(1));
+        if least > most {
+            let besides = needs.bytes(threads.min(1), depth);
+            let largest = self.parts().map(|(array, _)| array).max_by_key(|array| array.read_chunk_bytes());
+            let largest =
+                largest.filter(|_| besides > 0).map(|array| needs.describe(array)).unwrap_or_default();
             return Err(Error::Budget {
                 name: "host_memory_budget",
-                budget_bytes: budget,
-                needed_bytes: needed,
-                what: format!("{least} batch(es) of {batch} bytes in flight{cached}"),
+                budget_bytes: most,
+                needed_bytes: least,
+                what: format!("{what}{largest}"),
             });
         }
-        let depth = (budget / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least);
-        self.settle_residents(budget, batch * least, depth);
-        Ok(((budget - self.resident_bytes) / batch.max(1)).min(Self::MAX_CPU_DEPTH).max(least))
+        // As much again as threads have for themselves is for what they decode to.
+        let generous = |threads: u64| needed((2 * threads).saturating_sub(1));
+        self.host_bytes = bytes.max(generous(threads).min(most)).max(least);
+        let fitting = (1..=threads).rev().find(|&threads| generous(threads) <= self.host_bytes).unwrap_or(1);
+        if fitting < threads {
+            log_once(&format!(
+                "{fitting} of {threads} threads decode, because host_memory_budget has no room for what more of them need; give at least {}",
+                generous(threads)
+            ));
+        }
+        self.options.decode_threads = self.options.decode_threads.min(fitting as usize);
+        Ok(needs)
     }
 
     /// Every part of every array with its road.
@@ -747,11 +980,21 @@ impl Reader {
 
     /// Whether cuFile is to read, if it can be used.
     pub(crate) fn reads_with_cufile(&self) -> bool {
+        self.chooses_cufile(Driver::reads_directly())
+    }
+
+    /// The same for a machine where cuFile reads directly to the GPU, or through the host.
+    fn chooses_cufile(&self, directly: bool) -> bool {
         match self.options.io {
             Io::Posix => false,
             Io::Gds => true,
-            // The page cache is faster than its detour through the host.
-            Io::Auto => Driver::reads_directly(),
+            // Through the host it is slower than the page cache. Of encoded chunks the host needs the headers, which have to be
+            // copied back to it: 5.0 GB/s of zstd in place of 37.9 (H200, compatibility mode, 2026-11-22). Whether that pays where
+            // it reads directly has not been measured.
+            Io::Auto => {
+                let has = |kind| self.parts().any(|(_, road)| self.kind(road) == kind);
+                directly && has(Kind::Plain) && !has(Kind::Either)
+            }
         }
     }
 
@@ -782,15 +1025,7 @@ impl Reader {
         let largest_unit = units.iter().copied().max().unwrap_or(0);
         let pinned = self.parts().map(|(array, road)| largest_pinned_bytes(array, road));
         let largest_pinned = pinned.max().unwrap_or(0);
-        if self.options.host_memory_bytes < largest_pinned {
-            return Err(Error::Budget {
-                name: "host_memory_budget",
-                budget_bytes: self.options.host_memory_bytes,
-                needed_bytes: largest_pinned,
-                what: "the largest encoded chunk".into(),
-            });
-        }
-
+        let needs = self.settle_host(largest_pinned, "the largest encoded chunk")?;
         let landings: Vec<u64> =
             self.parts().map(|(array, road)| largest_landing_bytes(array, road)).collect();
         let largest_landing = landings.iter().copied().max().unwrap_or(0);
@@ -817,7 +1052,9 @@ impl Reader {
         let staging = self.staging_bytes(budget_bytes);
         let usable = Self::usable_bytes(budget_bytes);
         let (chunks, new_chunks) = self.chunks_of_batches();
-        let most_depth = self.useful_depth(&new_chunks);
+        let planned = (self.host_bytes / Self::PLAN_SHARE).saturating_add(Options::UNCOUNTED_HOST_BYTES);
+        let most_depth =
+            self.useful_depth(&new_chunks).min(planned / needs.planned_bytes.max(1)).max(least_depth);
         let likely_depth = (usable / Self::OUTPUT_SHARE / batch).min(most_depth).max(least_depth);
         self.settle_residents(usable, fixed + staging, likely_depth);
         let budget = usable - self.resident_bytes - staging - batch * Self::HANDED_OVER;
@@ -835,6 +1072,12 @@ impl Reader {
         let arenas = (u128::from(rest) * u128::from(largest_unit) / u128::from(parts.max(1))) as u64;
         let arenas = arenas.min(useful(&units)).max(largest_unit);
         let landing = (rest - arenas).min(useful(&landings)).max(largest_landing);
+        // What was not given is raised by what there is besides.
+        let besides = needs.bytes(self.decoders() as u64, depth);
+        let host = self.host_bytes.max(
+            self.options.host_memory_bytes.saturating_add(besides).min(self.options.most_host_memory_bytes),
+        );
+        self.host_bytes = host.saturating_sub(besides).max(largest_pinned);
         let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
         Ok(Shares {
             budget_bytes,
@@ -851,7 +1094,7 @@ impl Reader {
     /// Each thread fills one parcel while others are decoded.
     fn parcel_bytes(&self, landing: u64) -> u64 {
         let threads = (self.feeders() + self.decoders()) as u64;
-        let host = self.options.host_memory_bytes / (4 * threads).max(1);
+        let host = self.host_bytes / (4 * threads).max(1);
         let bytes = (landing / (4 * threads).max(1)).min(host).min(Sender::PIECE_BYTES as u64);
         if bytes < Self::LEAST_PARCEL { 0 } else { bytes - bytes % PinnedPool::ALIGNMENT }
     }
@@ -934,6 +1177,30 @@ impl Reader {
             shared.saturating_add(cache).min(budget - least).min(self.staying.all_bytes.max(shared));
     }
 
+    /// Host memory that it may use, once budgets are known: on the GPU backend for pinned memory.
+    pub(crate) fn host_bytes(&self) -> u64 {
+        self.host_bytes
+    }
+
+    /// Whether the samples of a batch can be listed.
+    ///
+    /// # Errors
+    /// Batches that could not even be planned if each of their samples had one chunk.
+    pub(crate) fn check_batch(&self) -> Result<()> {
+        let (samples, most) = (self.options.batch_size, self.options.most_host_memory_bytes);
+        let plan = samples.saturating_mul(Needs::PLANNED_CHUNK_BYTES + Needs::PLANNING_CHUNK_BYTES);
+        let plan = plan.saturating_sub(Options::UNCOUNTED_HOST_BYTES);
+        if plan <= most {
+            return Ok(());
+        }
+        Err(Error::Budget {
+            name: "host_memory_budget",
+            budget_bytes: most,
+            needed_bytes: plan,
+            what: format!("the plan of a batch of {samples} samples (smaller batches take less)"),
+        })
+    }
+
     /// Bytes of decoded chunks that may stay for later batches.
     pub(crate) fn resident_bytes(&self) -> u64 {
         self.resident_bytes
@@ -988,7 +1255,6 @@ impl Reader {
             planner: None,
             pinned: None,
             threads: vec![],
-            lanes: vec![],
             landing: None,
             rooms: None,
             registered: None,
@@ -1004,7 +1270,7 @@ impl Reader {
                 let landing = Rooms::new(running.allocate(device, landing)?, landing);
                 running.landing = Some(landing.clone());
                 let largest = device.shares.largest_pinned_bytes;
-                let pinned = PinnedPool::new(&device.gpu, self.options.host_memory_bytes, largest);
+                let pinned = PinnedPool::new(&device.gpu, self.host_bytes, largest);
                 running.pinned = Some(pinned.clone());
                 let staging = running.allocate(device, device.shares.staging_bytes)?;
                 if let Some(driver) = &device.cufile {
@@ -1037,17 +1303,20 @@ impl Reader {
             Road::Cpu(_) => None,
         };
         let chains = self.dataset.arrays.iter().map(|array| array.parts.iter().map(chain).collect());
+        let fetch: Arc<dyn Fetch> = match self.device.as_ref().and_then(|device| device.cufile.clone()) {
+            Some(driver) => Arc::new(Gds::new(driver, self.options.io == Io::Gds)),
+            None => Arc::new(Posix),
+        };
+        let index_bytes = self.parts().filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes));
         let workers = Arc::new(Workers {
             dataset: self.dataset.clone(),
             roads: self.roads.clone(),
             chains: chains.collect::<Vec<Vec<Option<GpuChain>>>>(),
             conversions: self.conversions.clone(),
-            locator: Locator::new(match self.device.as_ref().and_then(|device| device.cufile.clone()) {
-                Some(driver) => Arc::new(Gds::new(driver, self.options.io == Io::Gds)),
-                None => Arc::new(Posix),
-            }),
+            locator: Locator::new(fetch, index_bytes.max().unwrap_or(0), self.host_bytes / Self::INDEX_SHARE),
             ahead,
             missing_chunks: self.options.missing_chunks,
+            host_memory_bytes: self.options.most_host_memory_bytes,
             target,
             counters: self.told.counters.clone(),
         });
@@ -1076,7 +1345,12 @@ impl Reader {
             chunk_bytes: self.dataset.arrays.iter().map(chunk_bytes).collect(),
             batch_size: self.options.batch_size,
             order: self.order.clone(),
-            residents: Residents::new(self.resident_bytes, self.next, self.options.cache_bytes > 0),
+            residents: Residents::new(
+                self.resident_bytes,
+                self.next,
+                self.options.cache_bytes > 0,
+                (self.host_bytes / Self::NOTE_SHARE).max(Options::UNCOUNTED_HOST_BYTES / Self::NOTE_SHARE),
+            ),
             caches: self.options.cache_bytes > 0,
             rooms,
             jobs: running.jobs.clone(),
@@ -1084,12 +1358,12 @@ impl Reader {
             counters: self.told.counters.clone(),
         };
         let (planner, batches) = mpsc::channel::<Arc<Batch>>();
-        running.spawn("zarr planner", move || {
+        running.spawn("zarr planner", Arc::default(), move || {
             for batch in batches {
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| plans.plan(&batch))) {
                     batch.fail(Error::panic("the planner", &*payload));
                     // Chunks that were to stay may not have been sent on their way.
-                    plans.residents = Residents::new(0, batch.number + 1, false);
+                    plans.residents = Residents::new(0, batch.number + 1, false, 0);
                 }
                 batch.planned();
             }
@@ -1119,9 +1393,12 @@ impl Reader {
         });
         for _ in 0..device.shares.lanes {
             let mut lane = Lane::new(lanes.clone(), device.shares.arena_bytes)?;
-            let pulse = lane.pulse.clone();
-            let thread = spawn("zarr GPU lane", move || while lane.step() {})?;
-            running.lanes.push((pulse, thread));
+            let watchdog = lane.watchdog.clone();
+            running.spawn("zarr GPU lane", watchdog.clone(), move || {
+                while lane.step() {}
+                let _waiting = watchdog.waits(GpuWork::Freeing, None, 0);
+                drop(lane);
+            })?;
         }
         Ok(())
     }
@@ -1268,7 +1545,7 @@ impl Output {
 }
 
 /// Version of the checkpoint's state.
-const STATE_VERSION: u64 = 2;
+const STATE_VERSION: u64 = 3;
 /// What it may hold.
 const STATE_ENTRIES: [&str; 9] =
     ["version", "epoch", "played", "batch", "num_shards", "batch_size", "seed", "reader", "shuffle"];
@@ -1416,7 +1693,7 @@ impl Staying {
 }
 
 impl Sharing {
-    /// Windows along a dimension whose places are listed; 24 bytes each.
+    /// Windows along a dimension that are looked at one by one.
     const MOST_WINDOWS: u64 = 1 << 26;
 
     /// `in_order`: the batch size, if samples are not shuffled.
@@ -1468,7 +1745,8 @@ impl Sharing {
         let always = (0..geometry.len()).filter(|number| !follows(number));
         let always_bytes = always.map(|number| bytes(number, 0)).fold(0, u64::saturating_add);
         let shares = groups.as_ref().is_none_or(Groups::share);
-        let groups = groups.filter(|_| shares).map(Arc::new);
+        let cut = |groups: Groups| Arc::new(if in_order.is_none() { groups.cut() } else { groups });
+        let groups = groups.filter(|_| shares).map(cut);
         let samples = match (shares, in_order, &groups) {
             (false, ..) => SamplesShare::Nothing,
             // In order along one dimension only neighbouring batches share chunks.
@@ -1493,8 +1771,8 @@ struct Running {
     jobs: Arc<Jobs>,
     fetched: Arc<Queue<Fetched>>,
     pinned: Option<Arc<PinnedPool>>,
-    threads: Vec<JoinHandle<()>>,
-    lanes: Vec<(Arc<Pulse>, JoinHandle<()>)>,
+    /// Each with what says whether it is stuck in the GPU.
+    threads: Vec<(Arc<Watchdog>, JoinHandle<()>)>,
     landing: Option<Arc<Rooms>>,
     rooms: Option<Arc<Rooms>>,
     /// The part of the memory that cuFile knows; given back first.
@@ -1504,9 +1782,6 @@ struct Running {
 }
 
 impl Running {
-    /// Who waits for a lane to end looks again so often.
-    const LOOK_AGAIN: Duration = Duration::from_micros(200);
-
     /// Device memory for as long as the threads live. Returns its address.
     fn allocate(&mut self, device: &Device, bytes: u64) -> Result<u64> {
         if bytes == 0 {
@@ -1528,7 +1803,8 @@ impl Running {
         let jobs = self.jobs.clone();
         let is_beside_training = way.is_some();
         let name = if decodes { "zarr decoder" } else { "zarr reader" };
-        self.spawn(name, move || {
+        let watchdog = Arc::<Watchdog>::default();
+        self.spawn(name, watchdog.clone(), move || {
             if decodes && is_beside_training {
                 run_when_idle();
             }
@@ -1539,7 +1815,7 @@ impl Running {
                 let (chunk, since) = (job.chunk().clone(), Instant::now());
                 // Streams take time to make, and many threads of a small reader never need theirs.
                 if let Some((parts, staging)) = &mut way {
-                    match Sender::new(parts.clone(), staging) {
+                    match Sender::new(parts.clone(), staging, watchdog.clone()) {
                         Ok(sender) => {
                             hands.send_with(sender);
                             way = None;
@@ -1564,14 +1840,20 @@ impl Running {
         let _ = self.planner.as_ref().map(|planner| planner.send(batch));
     }
 
-    fn spawn(&mut self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        self.threads.push(spawn(name, work)?);
+    fn spawn(
+        &mut self,
+        name: &str,
+        watchdog: Arc<Watchdog>,
+        work: impl FnOnce() + Send + 'static,
+    ) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(work);
+        self.threads.push((watchdog, thread.map_err(|source| Error::Thread { source })?));
         Ok(())
     }
 
-    /// The error of a lane that does not come to an end.
+    /// The error of a thread for which the GPU does not come to an end.
     fn stuck(&self) -> Option<Error> {
-        self.lanes.iter().find_map(|(pulse, _)| pulse.stuck())
+        self.threads.iter().find_map(|(watchdog, _)| watchdog.stuck())
     }
 }
 
@@ -1582,11 +1864,6 @@ fn run_when_idle() {
     // SAFETY: changes nothing but the priority of this thread, which on Linux is what 0 means. If that is not allowed,
     // nothing changes.
     unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
-}
-
-fn spawn(name: &str, work: impl FnOnce() + Send + 'static) -> Result<JoinHandle<()>> {
-    let thread = std::thread::Builder::new().name(name.into()).spawn(work);
-    thread.map_err(|source| Error::Thread { source })
 }
 
 impl Drop for Running {
@@ -1600,20 +1877,12 @@ impl Drop for Running {
         if let Some(pinned) = &self.pinned {
             pinned.close();
         }
-        for thread in self.threads.drain(..) {
-            // Panics were caught inside and reported to their batch.
-            let _ = thread.join();
-        }
-        for (pulse, thread) in self.lanes.drain(..) {
-            while !thread.is_finished() && pulse.stuck().is_none() {
-                std::thread::sleep(Self::LOOK_AGAIN);
-            }
-            if thread.is_finished() {
-                let _ = thread.join();
-            } else {
-                // A lane that is stuck in the GPU never returns. It keeps what it uses; the process is to be ended.
-                std::mem::forget((self.registered.take(), std::mem::take(&mut self.memory)));
-            }
+        // Panics were caught inside and reported to their batch.
+        let threads = std::mem::take(&mut self.threads);
+        let (watchdogs, threads): (Vec<_>, Vec<_>) = threads.into_iter().unzip();
+        if !watchdog::join(watchdogs.iter().map(|watchdog| &**watchdog).zip(threads)) {
+            // The GPU may still use its memory, and freeing it would wait for the GPU. The process is to be ended.
+            std::mem::forget((self.registered.take(), std::mem::take(&mut self.memory), self.pinned.take()));
         }
     }
 }
@@ -1622,15 +1891,66 @@ impl Drop for Running {
 mod tests {
     use super::*;
 
+    use std::time::Duration;
+
+    /// Arguments of a reader on a GPU for an array that is an uncompressed one, with further codecs.
+    fn on_gpu(folder: &tempfile::TempDir, codecs: &str) -> Arguments {
+        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [64, 1000], "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1000]}}, "fill_value": 0,
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}} CODECS]}"#;
+        std::fs::write(folder.path().join("zarr.json"), metadata.replace("CODECS", codecs)).unwrap();
+        let mut arguments = Arguments::new(folder.path().to_str().unwrap());
+        (arguments.batch_size, arguments.device_id) = (16, 0);
+        arguments
+    }
+
+    #[test]
+    fn cufile_reads_by_itself_only_what_needs_no_look_at_its_bytes() {
+        const ZSTD: &str = r#", {"name": "zstd", "configuration": {"level": 0, "checksum": false}}"#;
+        let folder = tempfile::tempdir().unwrap();
+        let chooses = |codecs: &str, io: &str, decode: &str, directly: bool| {
+            let mut arguments = on_gpu(&folder, codecs);
+            (arguments.io, arguments.decode) = (io.into(), decode.into());
+            Reader::without_memory(&arguments).unwrap().chooses_cufile(directly)
+        };
+        assert!(chooses("", "auto", "auto", true) && !chooses("", "auto", "auto", false));
+        for decode in ["auto", "gpu", "cpu"] {
+            assert!(!chooses(ZSTD, "auto", decode, true), "{decode}");
+            assert!(chooses(ZSTD, "gds", decode, false) && !chooses(ZSTD, "posix", decode, true), "{decode}");
+        }
+    }
+
+    #[test]
+    fn a_gpu_that_never_answers_holds_up_neither_the_consumer_nor_the_destructor() {
+        let (watchdog, progress) = (Arc::<Watchdog>::default(), Progress::new(Arc::default()));
+        let mut running = Running {
+            jobs: Jobs::new(vec![], 0, progress.clone(), Arc::default()),
+            progress,
+            fetched: Arc::default(),
+            planner: None,
+            pinned: None,
+            threads: vec![],
+            landing: None,
+            rooms: None,
+            registered: None,
+            memory: vec![],
+        };
+        let (release, held) = mpsc::channel::<()>();
+        running.spawn("zarr GPU lane", watchdog.clone(), move || _ = held.recv()).unwrap();
+        assert!(running.stuck().is_none());
+        watchdog::tests::set_stuck(&watchdog);
+        assert!(running.stuck().is_some_and(|error| error.to_string().contains("end this process")));
+        let since = Instant::now();
+        drop(running);
+        assert!(since.elapsed() < Duration::from_secs(10));
+        drop(release);
+    }
+
     #[test]
     fn an_automatic_budget_is_raised_as_far_as_it_may_be() {
         let folder = tempfile::tempdir().unwrap();
-        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [64, 1000], "data_type": "float32",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [1, 1000]}}, "fill_value": 0,
-            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}"#;
-        std::fs::write(folder.path().join("zarr.json"), metadata).unwrap();
-        let mut arguments = Arguments::new(folder.path().to_str().unwrap());
-        (arguments.batch_size, arguments.device_id) = (16, 0);
+        let arguments = on_gpu(&folder, "");
         let mut reader = Reader::without_memory(&arguments).unwrap();
         let batch = reader.batch_bytes();
         let mut share = |bytes, most_bytes| reader.share(DeviceBudget { bytes, most_bytes }, None);

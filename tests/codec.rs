@@ -41,8 +41,12 @@ fn write(
     options.set_store_empty_chunks(true);
     array.store_chunk_opt(&[0], ArrayBytes::new_flen(bytes.to_vec()), &options).unwrap();
     let encoded = std::fs::read(folder.join("c/0")).unwrap();
-    let array =
-        Dataset::open(&[folder.to_str().unwrap().to_string()], &[]).unwrap().arrays.remove(0).parts.remove(0);
+    let array = Dataset::open(&[folder.to_str().unwrap().to_string()], &[], true)
+        .unwrap()
+        .arrays
+        .remove(0)
+        .parts
+        .remove(0);
     (array, encoded)
 }
 

@@ -244,7 +244,7 @@ fn scaled_chunks_are_decoded_as_they_are_stored() {
         "filters": [scale], "compressor": null,
     });
     write_by_hand(folder.path(), &metadata, &[("0.0", &[0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 1, 0])]);
-    let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[]).unwrap();
+    let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[], true).unwrap();
     let array = dataset.part(0, 0);
     assert_eq!(
         (array.element, array.stored),
@@ -270,7 +270,7 @@ fn every_numeric_type_opens() {
         let array =
             ArrayBuilder::new(vec![4, 3], vec![2, 3], data_type.clone(), fill).build(store, "/").unwrap();
         array.store_metadata().unwrap();
-        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[]).unwrap();
+        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[], true).unwrap();
         let array = dataset.part(0, 0);
         let found = (array.stored, array.components);
         assert_eq!(found, expected, "{data_type:?}");

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from nvidia.dali import Pipeline
 
 READER = "reader"
-POSITION_VERSION = 2
+POSITION_VERSION = 3
 """Of the reader's argument `position`, which a state of a loader is."""
 
 COUNTERS = ("version", "epoch", "batch", "num_shards", "batch_size", "played")
@@ -107,7 +107,8 @@ class Loader:
             num_threads: Threads of the pipeline. The reader has its own, see `num_io_threads`.
             prefetch: Batches that are kept ready besides those that the reader has in flight.
             **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack`,
-                `mask_and_scale`, `mean`, `std`, `dtype`, `return_index`, `decode`, memory budgets and others.
+                `mask_and_scale`, `mean`, `std`, `dtype`, `return_index`, `decode`, `follow_links`, memory
+                budgets and others.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -458,6 +459,7 @@ def _with_selection(
         arrays=arrays or None,
         offsets=arguments.get("offsets"),
         exclude=arguments.get("exclude"),
+        follow_links=arguments.get("follow_links", True),
         **labels,
     )
     return others | {name: value for name, value in chosen.items() if name != "arrays"}

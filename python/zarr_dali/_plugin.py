@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -40,6 +41,13 @@ def load() -> None:
         import nvidia.dali  # checked here to give the remedy
     except ModuleNotFoundError as error:
         raise ImportError(f"zarr_dali {VERSION} needs NVIDIA DALI {DALI_RELEASE}: {remedy}") from error
+    # They share files, so that what is loaded is the one or the other or some of both.
+    several = _distributions(Path(nvidia.dali.__file__).parents[2])
+    if len(several) > 1:
+        raise ImportError(
+            f"{' and '.join(several)} are installed in one place, and each wrote over the other's files: "
+            f"`pip uninstall -y {' '.join(several)}`, then {remedy}"
+        )
     if nvidia.dali.__version__ != DALI_RELEASE:
         raise ImportError(
             f"zarr_dali {VERSION} was built for NVIDIA DALI {DALI_RELEASE} and works with no other release, "
@@ -62,6 +70,16 @@ def load() -> None:
     dynamic = sys.modules.get("nvidia.dali.experimental.dynamic")
     if dynamic is not None:
         _add_to_dynamic_mode(dynamic)
+
+
+def _distributions(folder: Path) -> list[str]:
+    """The names of the distributions of DALI in a folder of packages: one for each release of CUDA.
+
+    An interrupted upgrade leaves several versions of one; which of them is there is checked by its release.
+    """
+    found = (one.name.rsplit("-", 2)[0] for one in folder.glob("*-*.dist-info"))
+    names = {re.sub(r"[-_.]+", "-", name).lower() for name in found}
+    return sorted(name for name in names if re.fullmatch(r"nvidia-dali(-[a-z]+)?-cuda\d+", name))
 
 
 def _add_to_dynamic_mode(dynamic: ModuleType) -> None:

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import click
@@ -89,6 +90,11 @@ def _list(context: click.Context, param: click.Parameter, value: str | None) -> 
 @click.option("--verify", is_flag=True, help="Read both stores again and compare checksums of the values.")
 @click.option("--memory", default="2GB", help="Memory for the work, beside Python's own.")
 @click.option("--workers", type=click.IntRange(1), help="Regions at once.  [default: cores, up to 8]")
+@click.option(
+    "--follow-links/--no-follow-links",
+    default=True,
+    help="Whether symbolic links may lead out of SRC's folder.",
+)
 @click.option("--resume", is_flag=True, help="Go on where an earlier run was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace DST when the copy is complete.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and why.")
@@ -104,7 +110,7 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
     from rich.console import Console
 
     import zarr_dali  # loads DALI, which `--help` need not wait for
-    from zarr_dali._rechunk import rechunk
+    from zarr_dali._rechunk import copying, rechunk
 
     # Text that goes elsewhere than to a terminal has no need to be narrow.
     console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, soft_wrap=True)
@@ -119,14 +125,23 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
     except (ValueError, RuntimeError, OSError, ImportError) as error:
         raise click.ClickException(_in_options(str(error))) from error
     except KeyboardInterrupt:
-        text = f"Stopped. What is finished is in {dst}.partial; the same command with --resume goes on."
+        partial = copying.partial_of(Path(dst))
+        text = f"Stopped. What is finished is in {partial}; the same command with --resume goes on."
         click.echo(text, err=True)
         sys.exit(130)
     finally:
         signal.signal(signal.SIGTERM, before)
     from zarr_dali._rechunk import report
 
-    console.print(f"{dst}: {zarr_dali._advice.size(done.plan.bytes)} in {done.seconds:.1f} s", markup=False)
+    if done.complete:
+        console.print(f"{dst} is complete already, nothing was left to copy", markup=False)
+    else:
+        console.print(
+            f"{dst}: {zarr_dali._advice.size(done.plan.bytes)} in {done.seconds:.1f} s", markup=False
+        )
+    if done.again_bytes:
+        again = zarr_dali._advice.size(done.again_bytes)
+        console.print(f"{again} of what was finished were copied again, because files had changed since")
     if done.checksums:
         console.print(f"verified: all values are those of the source (arrays: {len(done.checksums)})")
     if done.statistics:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import datetime
 import glob
-import json
 import numbers
 import os
 import posixpath
@@ -19,6 +18,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from zarr_dali import _local
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,6 +34,7 @@ def select(
     arrays: str | Sequence[str] | None = None,
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
+    follow_links: bool = True,
     **labels: Any,
 ) -> dict[str, Any]:
     """Arguments of `fn.readers.zarr` for what the labels name, with the rules of xarray's `.sel`.
@@ -48,12 +50,15 @@ def select(
         exclude: What no sample may touch along the first dimension: a label, a slice or a list of them, of
             which a text that is a part of a date means all of it; or a mask, True for what is left out: a
             DataArray over the first dimension, or as many values as it has indices.
+        follow_links: As for the reader: False refuses symbolic links that lead out of the store's folder, and
+            of an array by itself also those in its group that lead out of the group.
         labels: For a dimension a label, a slice of labels (both ends belong to it) or a list. A dimension
             keeps its place with a single label: its extent is 1 then. A dimension without a coordinate is
             selected by position.
 
     Returns:
-        `path`, and `arrays`, `roi_start`, `roi_end`, `offsets` and `exclude` where they apply.
+        `path`, and `arrays`, `roi_start`, `roi_end`, `offsets`, `exclude` and `follow_links` where they
+        apply.
 
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected is not one ascending range
@@ -63,8 +68,10 @@ def select(
     _import_xarray()
     if arrays is not None:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
-    coordinates = _Coordinates.of(path, arrays)
+    coordinates = _Coordinates.of(path, arrays, follow_links)
     chosen: dict[str, Any] = {"path": as_text(path)}
+    if not follow_links:
+        chosen["follow_links"] = False
     if arrays is not None:
         chosen["arrays"] = arrays
     ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
@@ -114,8 +121,8 @@ class _Coordinates:
     """Dimensions of each array."""
 
     @classmethod
-    def of(cls, path: Paths, arrays: Sequence[str] | None) -> _Coordinates:
-        parts = [_open(store, arrays) for store in stores(path)]
+    def of(cls, path: Paths, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:
+        parts = [_open(store, arrays, follow_links) for store in stores(path)]
         whole = parts[0]
         if len(parts) == 1:
             return whole
@@ -262,24 +269,25 @@ class _Coordinates:
         return np.flatnonzero(mask.values)
 
 
-def _open(store: str, arrays: Sequence[str] | None) -> _Coordinates:
+def _open(store: str, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:
     """Of one store."""
     import xarray as xr
 
     if arrays is None:
-        if not _is_array(store):
+        if not _local.is_array(Path(store)):
             raise ValueError(f"arrays: say which arrays of the group {store} are meant (path names no array)")
-        group, name = os.path.split(os.path.abspath(store))
-        names, inside = [name], ""
+        group, array = _group_of(store)
+        names, inside = [array], ""
     else:
-        group, names = store, [posixpath.basename(name.strip("/")) for name in arrays]
+        group, array, names = store, "", [posixpath.basename(name.strip("/")) for name in arrays]
         folders = sorted({posixpath.dirname(name.strip("/")) for name in arrays})
         if len(folders) != 1:
             raise ValueError(f"arrays: they have to be in one group, but are in {folders or 'none'}")
         (inside,) = folders
     try:
         # Metadata of each array is as quickly read as consolidated metadata, and never out of date.
-        dataset = xr.open_zarr(group, group=inside or None, consolidated=False, chunks=None)
+        checked = _local.store(Path(group), follow_links, array)
+        dataset = xr.open_zarr(checked, group=inside or None, consolidated=False, chunks=None)
     except Exception as error:
         where = posixpath.join(group, inside) if inside else group
         raise ValueError(
@@ -304,13 +312,16 @@ def _open(store: str, arrays: Sequence[str] | None) -> _Coordinates:
     return _Coordinates(reference, sizes, indexes, dimensions)
 
 
-def _is_array(store: str) -> bool:
-    if (Path(store) / ".zarray").is_file():
-        return True
-    try:
-        return json.loads((Path(store) / "zarr.json").read_bytes()).get("node_type") == "array"
-    except (OSError, ValueError):
-        return False
+def _group_of(array: str) -> tuple[str, str]:
+    """The folder of an array's group, and the array's name in it.
+
+    A link to an array belongs to the group that it stands in, or, where it stands in none, to the group of
+    the array that it leads to.
+    """
+    group, name = os.path.split(os.path.abspath(array))
+    if not any(os.path.lexists(os.path.join(group, file)) for file in _local.METADATA):
+        group, name = os.path.split(os.path.realpath(array))
+    return group, name
 
 
 def stores(path: Paths) -> list[str]:
@@ -318,6 +329,7 @@ def stores(path: Paths) -> list[str]:
     found: list[str] = []
     for part in [path] if isinstance(path, (str, os.PathLike)) else path:
         text = os.fspath(part)
+        _local.check_url("path", text)
         if not re.search(r"[*?\[]", text) or os.path.exists(text):
             found.append(text)
             continue

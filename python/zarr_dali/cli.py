@@ -50,6 +50,11 @@ def main() -> None:
     "--device-memory-budget", type=int, help="Bytes of GPU memory.  [default: a part of what is free]"
 )
 @click.option("--device", type=click.Choice(["gpu", "cpu"]), default="gpu", help="Backend of the reader.")
+@click.option(
+    "--follow-links/--no-follow-links",
+    default=True,
+    help="Whether symbolic links may lead out of a STORE's folder.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any) -> None:
     """Says what the arrays of a STORE are and how they would be read: on the GPU, on the CPU or not at all.

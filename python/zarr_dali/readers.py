@@ -23,6 +23,7 @@ def zarr(
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
     missing_chunks: Literal["fill", "error"] = "fill",
+    follow_links: bool = True,
     window: int | Sequence[int] | None = None,
     stride: int | Sequence[int] | None = None,
     dilation: int | Sequence[int] | None = None,
@@ -112,6 +113,10 @@ def zarr(
         missing_chunks: What a chunk without data in the store means: `"fill"` or `"error"`.
             `"fill"` reads it as the array's fill value, as the Zarr specification says. `"error"` stops with
             an error that names the chunk, for stores in which every chunk should be there.
+        follow_links: Determines whether symbolic links may lead out of a store's folder.
+            By default they are followed wherever they lead, as zarr-python does. Give False for stores from
+            strangers: a link that leads out of the folder `path` is an error then, which names it; links
+            inside the folder are fine, and the folder may be a link itself.
         window: Extents of a sample along the leading dimensions of the array, in elements.
             Each is at least 1 and at most the array's extent. Dimensions beyond the list are taken whole, so
             that a sample has the shape `window + array.shape[len(window):]`. If not given, a sample is
@@ -190,9 +195,11 @@ def zarr(
             refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole. `"cpu"`
             decodes everything on the CPU; the GPU backend then copies the decoded chunks.
         io: How chunks are read: `"auto"`, `"posix"` or `"gds"`.
-            `"auto"` uses cuFile where it can read from the disk to the GPU without a detour through the host
-            (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"` uses cuFile in any case,
-            in its compatibility mode if it has to, and is an error where cuFile cannot be used.
+            `"auto"` uses cuFile for uncompressed chunks where it can read from the disk to the GPU without a
+            detour through the host (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"`
+            uses cuFile in any case, in its compatibility mode if it has to, and is an error where cuFile
+            cannot be used. The host needs the headers of compressed chunks, which then have to be copied back
+            to it.
         num_io_threads: Number of threads that read chunks, in the CPU backend also decode them, at least 1.
             0 chooses from the cores that the process may use.
         num_decode_threads: Number of threads that decode on the CPU, at least 1.
@@ -208,7 +215,12 @@ def zarr(
             batch as much as it needs, up to half. Without effect in the CPU backend.
         host_memory_budget: Host memory in bytes: for encoded chunks in pinned memory in the GPU backend, for
             batches in flight in the CPU backend.
-            0 chooses from the memory of the machine.
+            Scratch memory of the threads that decode, plans of batches, the order of a shuffle and shard
+            indexes are part of it as far as they take more than 64 MiB together. Fewer threads decode where
+            it has no room for all. A chunk that it cannot hold while it is decoded is refused, and so is a
+            batch of more chunks than it can plan.
+            0 takes an eighth of the memory of the machine, at most 4 GiB, and where that cannot hold what is
+            needed as much as that, up to half.
         prefetch_queue_depth: Least number of batches that are kept in flight, at least 1.
             The reader runs further ahead on its own as its memory budgets allow. More than the budgets can
             hold is refused.

@@ -9,6 +9,8 @@
 use super::work::{Decoder, Pass, Stream, Verdict, Work};
 use super::{zlib, zstd};
 
+use std::ops::RangeInclusive;
+
 const HEADER_BYTES: u64 = 16;
 /// The version of the format that c-blosc 1 reads and writes.
 const FORMAT: u8 = 2;
@@ -93,9 +95,10 @@ impl Header {
 ///
 /// # Errors
 /// What cannot be right about it, in words.
-pub fn check_size(encoded: &[u8], decoded: u64) -> Result<(), String> {
+pub fn check_size(encoded: &[u8], decoded: RangeInclusive<u64>) -> Result<(), String> {
     let header = Header::parse(encoded)?;
-    header.check(encoded.len() as u64, decoded)
+    let declared = header.decoded_bytes;
+    header.check(encoded.len() as u64, if decoded.contains(&declared) { declared } else { *decoded.end() })
 }
 
 /// Adds the streams and the unshuffling of a chunk that has to decode to `decoded` bytes.

@@ -33,7 +33,7 @@ pub fn fletcher32(bytes: &[u8]) -> u32 {
 ///
 /// # Errors
 /// That the checksum is another, or that there is none.
-pub fn decode_fletcher32(encoded: &[u8], _: u64) -> Result<Vec<u8>, String> {
+pub fn decode_fletcher32(encoded: &[u8]) -> Result<Vec<u8>, String> {
     let codec = ChecksumCodec { checksum: Checksum::Fletcher32, at_start: false };
     codec.verify(encoded).map(<[u8]>::to_vec)
 }
@@ -105,9 +105,9 @@ mod tests {
             let content: Vec<u8> = (0..bytes as u8).collect();
             assert_eq!(fletcher32(&content), expected);
             let encoded = [&content[..], &expected.to_le_bytes()].concat();
-            assert_eq!(decode_fletcher32(&encoded, 0).unwrap(), content);
-            assert!(decode_fletcher32(&encoded[1..], 0).is_err());
+            assert_eq!(decode_fletcher32(&encoded).unwrap(), content);
+            assert!(decode_fletcher32(&encoded[1..]).is_err());
         }
-        assert!(decode_fletcher32(&[1, 2, 3], 0).unwrap_err().contains("too few"));
+        assert!(decode_fletcher32(&[1, 2, 3]).unwrap_err().contains("too few"));
     }
 }

@@ -16,9 +16,14 @@ pub struct Unpacker {
 }
 
 impl GpuChain {
+    /// Whether [`GpuChain::decode_into`] can do it, if the chunk is usual.
+    pub fn is_direct(&self) -> bool {
+        self.inner.is_empty() && self.delta_element_bytes.is_none() && !self.swaps_bytes
+    }
+
     /// Decodes to native elements. False if it was not done; what is in `into` is of no meaning then.
     pub fn decode_into(&self, encoded: &[u8], into: &mut [u8], unpacker: &mut Unpacker) -> bool {
-        if !self.inner.is_empty() || self.delta_element_bytes.is_some() || self.swaps_bytes {
+        if !self.is_direct() {
             return false;
         }
         let mut part = encoded;
@@ -44,7 +49,7 @@ impl GpuChain {
                 (decoder.decompress_to_buffer(encoded, into).ok()? == into.len()).then_some(())
             }
             Some(Compression::Blosc { .. }) => {
-                blosc::check_size(encoded, bytes).ok()?;
+                blosc::check_size(encoded, bytes..=bytes).ok()?;
                 // SAFETY: both pointers are those of slices with these lengths, and the header was compared with them.
                 let written = unsafe {
                     let mut declared = 0;

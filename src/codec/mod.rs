@@ -1,19 +1,21 @@
 //! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU road is zarrs'.
 
 pub mod blosc;
+mod bz2;
 mod checksum;
 mod cpu;
 mod delta;
 mod direct;
 mod gzip;
 mod lz4;
+mod pcodec;
 mod shuffle;
 mod snappy;
 pub mod work;
 mod zlib;
 pub mod zstd;
 
-pub use cpu::{decode_on_cpu, register};
+pub use cpu::{decode_on_cpu, lenient_bound, register};
 pub use direct::Unpacker;
 pub use work::{Verdict, Work};
 

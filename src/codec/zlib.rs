@@ -3,6 +3,7 @@
 //! Source: RFC 1950.
 
 use super::work::{Checksum, Decoder, Expected, Pass, Stream, Verdict, Work};
+use crate::memory;
 
 use std::io::Read;
 use std::ops::Range;
@@ -71,7 +72,9 @@ pub fn decode(encoded: &[u8], most: u64) -> Result<Vec<u8>, String> {
 
 /// Reads to the end of a decoder that must not give more than `most` bytes.
 pub fn read(decoder: impl Read, most: u64) -> Result<Vec<u8>, String> {
-    let mut decoded = Vec::with_capacity(usize::try_from(most).unwrap_or(0).min(1 << 30));
+    let mut decoded = vec![];
+    // Most content is as large as it may be; where that cannot be had, it may be smaller.
+    let _ = memory::reserve(&mut decoded, most);
     decoder.take(most.saturating_add(1)).read_to_end(&mut decoded).map_err(|error| error.to_string())?;
     if decoded.len() as u64 > most {
         return Err(format!("it holds more than the {most} bytes of the chunk"));

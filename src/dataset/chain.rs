@@ -9,7 +9,8 @@
 //! `fixedscaleoffset` is taken out of the metadata before zarrs sees it: zarrs rounds its numbers to 32 bits, reads
 //! not all of its type names, and takes the byte order of the array for that of the stored type.
 
-use super::{ElementType, Sharding, StoredType, non_zero};
+use super::{ElementType, Sharding, StoredType, fields, non_zero};
+use crate::error::CODECS;
 use crate::plan::row_major_strides;
 
 use std::num::NonZeroU64;
@@ -40,6 +41,8 @@ pub struct ReadCodec {
     pub data_type: DataType,
     /// The fill value in that type.
     pub fill_value: FillValue,
+    /// The most bytes that an encoder makes of a read chunk. None for shards, which may have gaps of any size.
+    pub encoded_bound: Option<u64>,
 }
 
 /// numcodecs' `fixedscaleoffset`: a value is `stored / scale + offset`, computed as NumPy does, then cast to `dtype`.
@@ -63,6 +66,9 @@ pub(super) struct Culprit {
 }
 
 impl ReadCodec {
+    /// The addresses that a process has on today's machines. What is computed from sizes up to here does not overflow.
+    const MOST_DECODED_BYTES: u64 = 1 << 47;
+
     /// Takes the leading transpositions and roundings out of a chain. `shape` is that of a read chunk; the strides are
     /// the elements between neighbours along each of its dimensions in the decoded bytes.
     pub(super) fn new(
@@ -103,10 +109,17 @@ impl ReadCodec {
             chain.array_to_bytes_codec().clone(),
             chain.bytes_to_bytes_codecs().to_vec(),
         );
-        let codec = Self { chain: Arc::new(rest), shape: non_zero(&stored), data_type, fill_value };
+        let shape = non_zero(&stored);
+        let element = data_type.fixed_size().unwrap_or(1) as u64;
+        let bytes = stored.iter().try_fold(element, |bytes, &extent| bytes.checked_mul(extent));
+        if bytes.is_none_or(|bytes| bytes > Self::MOST_DECODED_BYTES) {
+            return Err(format!("chunks of {stored:?} are larger than memory can be").into());
+        }
         // Types that a codec of the chain cannot encode come to light here.
-        codec.chain.encoded_representation(&codec.shape, &codec.data_type, &codec.fill_value)?;
-        Ok((codec, strides))
+        let encoded = rest.encoded_representation(&shape, &data_type, &fill_value)?;
+        let has_gaps = rest.array_to_bytes_codec().name_v3().as_deref() == Some(SHARDING);
+        let encoded_bound = encoded.size().filter(|_| !has_gaps);
+        Ok((Self { chain: Arc::new(rest), shape, data_type, fill_value, encoded_bound }, strides))
     }
 
     /// Whether the encoded bytes are the elements themselves.
@@ -141,6 +154,11 @@ impl Sharding {
             return Err(format!("inner chunks {inner_shape:?} do not divide chunks {chunk_shape:?}").into());
         }
         let inner_grid: Vec<u64> = chunk_shape.iter().zip(&inner_shape).map(|(c, i)| c / i).collect();
+        let entries = inner_grid.iter().try_fold(1u64, |all, &n| all.checked_mul(n));
+        if entries.is_none_or(|entries| entries > ReadCodec::MOST_DECODED_BYTES / 16) {
+            let grid = format!("{inner_grid:?} inner chunks");
+            return Err(format!("the index of a sharded chunk of {grid} is larger than memory can be").into());
+        }
         let index_codecs = CodecChain::from_metadata(&configuration.index_codecs)?;
         let mut index_shape = non_zero(&inner_grid);
         index_shape.extend(NonZeroU64::new(2));
@@ -316,34 +334,99 @@ impl Culprit {
         Some(Self::new(codec, "its byte order is not that of the elements"))
     }
 
-    /// The first codec of the metadata that zarrs cannot make, inner chunks and their index included.
-    pub(super) fn find(metadata: &Value) -> Option<Self> {
-        let list = |key: &str| metadata.get(key).and_then(Value::as_array).into_iter().flatten();
-        let compressor = metadata.get("compressor").filter(|codec| codec.is_object());
-        list("codecs").chain(list("filters")).chain(compressor).find_map(|codec| {
+    /// The first codec that stands where it cannot: a chain turns arrays into arrays, then the array into bytes, then bytes into
+    /// bytes. zarrs would sort them in silence. Inner chunks and their index included.
+    pub(super) fn misplaced(metadata: &Value) -> Option<Self> {
+        let mut last: Option<(Stage, &str)> = None;
+        for codec in all_codecs(metadata) {
             if let Some(inner) = codec.get("configuration").filter(|_| name(codec) == SHARDING)
-                && let Some(culprit) = ["codecs", "index_codecs"]
-                    .iter()
-                    .find_map(|key| Self::find(&serde_json::json!({"codecs": inner.get(key)?})))
+                && let Some(culprit) = inner_chains(inner).find_map(|chain| Self::misplaced(&chain))
             {
                 return Some(culprit);
             }
-            let made = match codec.get("id") {
-                Some(_) => {
-                    from_value::<MetadataV2>(codec.clone()).ok().map(|codec| Codec::from_metadata(&codec))
-                }
-                None => from_value::<MetadataV3>(codec.clone())
-                    .ok()
-                    .filter(MetadataV3::must_understand)
-                    .map(|codec| Codec::from_metadata(&codec)),
+            let stage = match make(codec) {
+                Some(Ok(Codec::ArrayToArray(_))) => Stage::ArrayToArray,
+                Some(Ok(Codec::ArrayToBytes(_))) => Stage::ArrayToBytes,
+                Some(Ok(Codec::BytesToBytes(_))) => Stage::BytesToBytes,
+                // What is not known is told elsewhere.
+                _ => continue,
             };
-            match made? {
+            if let Some((before, earlier)) = last
+                && (stage < before || (stage == before && stage == Stage::ArrayToBytes))
+            {
+                let takes = if stage == Stage::BytesToBytes { "bytes" } else { "an array" };
+                let problem = format!("it takes {takes}, but stands behind \"{earlier}\", which gives bytes");
+                return Some(Self::new(codec, &problem));
+            }
+            last = Some((stage, name(codec)));
+        }
+        None
+    }
+
+    /// The first codec of the metadata that zarrs cannot make, inner chunks and their index included.
+    pub(super) fn find(metadata: &Value) -> Option<Self> {
+        all_codecs(metadata).find_map(|codec| {
+            if let Some(inner) = codec.get("configuration").filter(|_| name(codec) == SHARDING)
+                && let Some(culprit) = inner_chains(inner).find_map(|chain| Self::find(&chain))
+            {
+                return Some(culprit);
+            }
+            match make(codec)? {
                 Ok(_) => None,
                 Err(PluginCreateError::Unsupported(_)) => Some(Self::new(codec, "")),
-                Err(error) => Some(Self::new(codec, &error.to_string())),
+                Err(error) => Some(Self::new(codec, &fields::readable(error.to_string()))),
             }
         })
     }
+}
+
+/// What a codec takes and gives, in the order of a chain.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Stage {
+    ArrayToArray,
+    ArrayToBytes,
+    BytesToBytes,
+}
+
+/// The codecs of an array's metadata of either version, in the order of encoding.
+fn all_codecs(metadata: &Value) -> impl Iterator<Item = &Value> {
+    let list = |key: &str| metadata.get(key).and_then(Value::as_array).into_iter().flatten();
+    let compressor = metadata.get("compressor").filter(|codec| codec.is_object());
+    list("codecs").chain(list("filters")).chain(compressor)
+}
+
+/// The chains in the configuration of a sharding codec: that of inner chunks, and that of their index.
+fn inner_chains(sharding: &Value) -> impl Iterator<Item = Value> {
+    ["codecs", "index_codecs"]
+        .into_iter()
+        .filter_map(|key| Some(serde_json::json!({"codecs": sharding.get(key)?})))
+}
+
+/// The codec of metadata of either version, or why there is none; `None` where it need not be understood.
+fn make(codec: &Value) -> Option<Result<Codec, PluginCreateError>> {
+    match codec.get("id") {
+        Some(_) => from_value::<MetadataV2>(codec.clone()).ok().map(|codec| Codec::from_metadata(&codec)),
+        None => from_value::<MetadataV3>(codec.clone())
+            .ok()
+            .filter(MetadataV3::must_understand)
+            .map(|codec| Codec::from_metadata(&codec)),
+    }
+}
+
+/// The codecs that can be read in metadata of Zarr v2 or v3, by the names that they have there.
+pub(super) fn known(is_v2: bool) -> Vec<String> {
+    let made = |name: &str| match is_v2 {
+        true => make(&serde_json::json!({"id": name})),
+        false => make(&name.into()),
+    };
+    let is_known = |name: &String| {
+        // Taken out of metadata before zarrs sees them.
+        let ours =
+            is_v2 && (BITROUND.contains(&name.as_str()) || FIXED_SCALE_OFFSET.contains(&name.as_str()));
+        ours || !matches!(made(name), None | Some(Err(PluginCreateError::Unsupported(_))))
+    };
+    let names = |codec: &&str| [codec.to_string(), format!("numcodecs.{codec}")].into_iter().find(is_known);
+    CODECS.iter().filter_map(names).collect()
 }
 
 #[cfg(test)]
@@ -353,13 +436,59 @@ mod tests {
 
     #[test]
     fn every_codec_of_the_error_is_there() {
-        for codec in crate::error::CODECS {
-            let known = [codec.to_string(), format!("numcodecs.{codec}")].iter().any(|name| {
-                let unknown = |error| matches!(error, PluginCreateError::Unsupported(_));
-                !Codec::from_metadata(&MetadataV3::new(name.as_str())).is_err_and(unknown)
-            });
-            assert!(known, "{codec}");
+        crate::codec::register();
+        let (v2, v3) = (known(true), known(false));
+        for codec in CODECS {
+            let listed = |names: &[String]| names.iter().any(|name| name.ends_with(codec));
+            assert!(listed(&v2) || listed(&v3), "{codec}");
         }
+        // zarrs reads packed bits of v3 only, and v2 has no chains but those of filters and a compressor.
+        assert!(
+            ["bz2", "zstd", "bitround", "fixedscaleoffset"].iter().all(|name| v2.contains(&name.to_string()))
+        );
+        assert!(
+            !["packbits", "sharding_indexed", "crc32c"].iter().any(|name| v2.contains(&name.to_string()))
+        );
+        assert!(["packbits", "sharding_indexed"].iter().all(|name| v3.contains(&name.to_string())));
+        assert!(v3.iter().any(|name| name.ends_with("bz2")));
+    }
+
+    #[test]
+    fn codecs_in_an_order_that_cannot_be_are_found() {
+        crate::codec::register();
+        let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+        let transpose = json!({"name": "transpose", "configuration": {"order": [1, 0]}});
+        let zstd = json!({"name": "zstd", "configuration": {"level": 1, "checksum": false}});
+        let sharded = |inner: Value, index: Value| {
+            let chunk_shape = [2, 2];
+            json!([{"name": "sharding_indexed", "configuration":
+                {"chunk_shape": chunk_shape, "codecs": inner, "index_codecs": index}}])
+        };
+        for right in [
+            json!([transpose, bytes, zstd, zstd]),
+            json!([bytes, {"name": "x.note", "must_understand": false}]),
+            sharded(json!([transpose, bytes, zstd]), json!([bytes, "crc32c"])),
+        ] {
+            assert!(Culprit::misplaced(&json!({"codecs": right})).is_none(), "{right}");
+        }
+        for (wrong, name) in [
+            (json!([zstd, bytes]), "bytes"),
+            (json!([bytes, transpose]), "transpose"),
+            (json!([bytes, zstd, transpose]), "transpose"),
+            (json!([bytes, bytes]), "bytes"),
+            (sharded(json!([zstd, bytes]), json!([bytes])), "bytes"),
+            (sharded(json!([bytes]), json!(["crc32c", bytes])), "bytes"),
+        ] {
+            let culprit = Culprit::misplaced(&json!({"codecs": wrong})).unwrap();
+            assert_eq!(culprit.name, name, "{wrong}");
+            assert!(culprit.problem.unwrap().contains("stands behind"));
+        }
+        let delta = json!({"id": "delta", "dtype": "<i4"});
+        let (shuffle, zlib) = (json!({"id": "shuffle", "elementsize": 4}), json!({"id": "zlib", "level": 1}));
+        let v2 = |filters: Value| json!({"filters": filters, "compressor": zlib});
+        assert!(Culprit::misplaced(&v2(json!([delta, shuffle]))).is_none());
+        assert!(Culprit::misplaced(&v2(json!(null))).is_none());
+        assert_eq!(Culprit::misplaced(&v2(json!([shuffle, delta]))).unwrap().name, "delta");
     }
 
     #[test]

@@ -2,10 +2,10 @@
 
 use zarrs::array::Array;
 
-use super::Store;
+use super::NoStore;
 
 /// The names of an array's dimensions; none unless each has one.
-pub(super) fn names(array: &Array<Store>) -> Vec<String> {
+pub(super) fn names(array: &Array<NoStore>) -> Vec<String> {
     let names: Option<Vec<String>> = match array.dimension_names() {
         Some(names) => names.iter().cloned().collect(),
         // xarray's convention for Zarr v2.

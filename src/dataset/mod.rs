@@ -4,6 +4,7 @@ mod cf;
 mod chain;
 mod declared;
 mod element;
+mod fields;
 mod follow;
 mod join;
 mod json;
@@ -12,15 +13,16 @@ mod open;
 mod paths;
 mod stored;
 
-use crate::error::{Context, Result};
+use crate::error::{Context, Error, Result};
+use crate::store::{Folder, Stamp};
 
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use serde_json::{Map, Value};
 use zarrs::array::{Array, CodecChain};
-use zarrs::storage::ReadableListableStorageTraits;
 
 pub use cf::Cf;
 pub use chain::{FixedScaleOffset, ReadCodec};
@@ -30,7 +32,8 @@ pub use join::{Joined, VALUE_ATTRIBUTES};
 pub(crate) use layout::stacked as stacked_layout;
 pub(crate) use stored::half_to_single;
 
-type Store = dyn ReadableListableStorageTraits;
+/// zarrs reads no files here: metadata are given to it, and chunks are read by others.
+type NoStore = ();
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// The arrays that a reader reads, in the order that they were asked for.
@@ -50,7 +53,7 @@ pub struct ArrayInfo {
     /// Path of the array inside the store without leading slash; empty when the store is the array.
     pub name: String,
     /// Folder that store keys are relative to.
-    pub root: PathBuf,
+    pub folder: Arc<Folder>,
     /// Extents.
     pub shape: Vec<u64>,
     /// Name of the data type, the same in both Zarr versions: as in v3 metadata, `datetime64[ns]` for points in time.
@@ -82,7 +85,32 @@ pub struct ArrayInfo {
     pub sharding: Option<Sharding>,
     /// How a read chunk (inner chunk if sharded, else chunk) is encoded.
     pub codec: ReadCodec,
-    array: Array<Store>,
+    metadata_file: MetadataFile,
+    array: Array<NoStore>,
+}
+
+/// The largest metadata file that is read, in bytes: that of an array has some kilobytes, consolidated metadata of many arrays
+/// some megabytes.
+const MOST_METADATA_BYTES: u64 = 64 << 20;
+
+/// The file that an array's metadata were read from, and what it was like.
+struct MetadataFile {
+    key: String,
+    stamp: Mutex<Stamp>,
+    /// Of its bytes.
+    digest: u64,
+}
+
+impl MetadataFile {
+    fn new(key: String, stamp: Stamp, bytes: &[u8]) -> Self {
+        Self { key, stamp: Mutex::new(stamp), digest: digest(bytes) }
+    }
+}
+
+fn digest(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    bytes.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A sharded array's inner structure.
@@ -100,6 +128,11 @@ pub struct Sharding {
 }
 
 impl Sharding {
+    /// Inner chunks of a sharded chunk.
+    pub fn inner_chunks(&self) -> u64 {
+        self.inner_grid.iter().product()
+    }
+
     /// The sharded chunk of an inner chunk at `cell` of the whole array's grid of inner chunks. Of the stored dimensions, so
     /// that the one of complex numbers' parts falls away.
     pub fn chunk_of(&self, cell: &[u64]) -> Vec<u64> {
@@ -137,6 +170,36 @@ impl ArrayInfo {
         self.array.chunk_key(chunk).as_str().to_string()
     }
 
+    /// Checks that the array is still the one that was opened, so that a chunk that is not there may be believed to be missing.
+    ///
+    /// # Errors
+    /// Says that its metadata are gone or others.
+    pub fn check_present(&self) -> Result<()> {
+        let MetadataFile { key, stamp, digest: known } = &self.metadata_file;
+        let at = || Context { key: Some(key.clone()), ..self.context() };
+        let failed = |source| Error::Io { at: at(), source };
+        let problem = match self.folder.stamp(key).map_err(failed)? {
+            Some(found) if found == *stamp.lock().unwrap_or_else(PoisonError::into_inner) => return Ok(()),
+            // Written again with the same bytes, or copied back.
+            Some(_) => match self.folder.read(key, MOST_METADATA_BYTES).map_err(failed)? {
+                Some((bytes, found)) if digest(&bytes) == *known => {
+                    *stamp.lock().unwrap_or_else(PoisonError::into_inner) = found;
+                    return Ok(());
+                }
+                Some(_) => {
+                    "its metadata changed while it was read, so that chunks that are not there may be elsewhere; \
+                            build the pipeline again"
+                }
+                None => Self::GONE,
+            },
+            None => Self::GONE,
+        };
+        Err(Error::StoreChanged { at: at(), problem })
+    }
+
+    const GONE: &str = "the store went away while it was read: this metadata file is not there any more; mount or restore it, \
+                        and build the pipeline again";
+
     /// Shape of what is decoded at once.
     pub fn read_chunk_shape(&self) -> &[u64] {
         self.sharding.as_ref().map_or(&self.chunk_shape, |sharding| &sharding.inner_shape)
@@ -159,9 +222,15 @@ impl ArrayInfo {
         parts.all(|part| part == first).then_some(first)
     }
 
-    /// A decoded read chunk that holds nothing but the fill value, for where it is no single element.
-    pub fn filled_chunk(&self) -> Vec<u8> {
-        self.fill_value.repeat(self.read_chunk_bytes() as usize / self.fill_value.len())
+    /// Makes `decoded` a read chunk that holds nothing but the fill value, for where it is no single element.
+    pub fn fill(&self, decoded: &mut [u8]) {
+        let mut filled = self.fill_value.len().min(decoded.len());
+        decoded[..filled].copy_from_slice(&self.fill_value[..filled]);
+        while filled > 0 && filled < decoded.len() {
+            let more = filled.min(decoded.len() - filled);
+            decoded.copy_within(..more, filled);
+            filled += more;
+        }
     }
 
     /// The array's attributes.
@@ -172,17 +241,18 @@ impl ArrayInfo {
 
 impl Dataset {
     /// Opens the arrays named `names` in the stores that `paths` mean, or the arrays that the stores themselves are
-    /// if there are no names. Several stores are joined along the first dimension.
+    /// if there are no names. Several stores are joined along the first dimension. Links lead out of a store's folder only
+    /// with `follow_links`.
     ///
     /// # Errors
     /// Says what is at a path instead, which arrays there are, what about an array cannot be read, or which stores do
     /// not fit together.
-    pub fn open(paths: &[String], names: &[String]) -> Result<Self> {
+    pub fn open(paths: &[String], names: &[String], follow_links: bool) -> Result<Self> {
         let stores = paths::expand(paths)?;
         let mut axes = None;
         let mut parts: Vec<Vec<ArrayInfo>> = vec![];
         for store in &stores {
-            let arrays = open::OpenStore::new(store)?.arrays(names)?;
+            let arrays = open::OpenStore::new(store, follow_links)?.arrays(names)?;
             if axes.is_none() {
                 axes = Some(follow::follow(&arrays)?);
             }
@@ -197,9 +267,9 @@ impl Dataset {
     ///
     /// # Errors
     /// Says what is at a path instead, or that there is no array.
-    pub fn names(paths: &[String]) -> Result<Vec<String>> {
+    pub fn names(paths: &[String], follow_links: bool) -> Result<Vec<String>> {
         let stores = paths::expand(paths)?;
-        let names = stores.iter().map(|store| open::OpenStore::new(store)?.names());
+        let names = stores.iter().map(|store| open::OpenStore::new(store, follow_links)?.names());
         Ok(names.collect::<Result<Vec<_>>>()?.swap_remove(0))
     }
 
@@ -208,9 +278,9 @@ impl Dataset {
     ///
     /// # Errors
     /// Paths at which there is no store.
-    pub fn declared(paths: &[String], name: &str) -> Result<Declared> {
+    pub fn declared(paths: &[String], name: &str, follow_links: bool) -> Result<Declared> {
         let stores = paths::expand(paths)?;
-        Ok(open::OpenStore::new(&stores[0])?.declared(name))
+        Ok(open::OpenStore::new(&stores[0], follow_links)?.declared(name))
     }
 
     /// One part of an array.

@@ -1,15 +1,18 @@
 //! Opens stores and arrays: from metadata on disk to what the other rooms need to know.
 
-use super::chain::{Culprit, FixedScaleOffset, ReadCodec, drop_bitround, numpy_name};
-use super::json;
+use super::chain::{self, Culprit, FixedScaleOffset, ReadCodec, drop_bitround, numpy_name};
 use super::layout::{layout, names};
-use super::{ArrayInfo, Declared, ElementType, Sharding, Source, Store, StoredType};
+use super::{
+    ArrayInfo, Declared, ElementType, MOST_METADATA_BYTES, MetadataFile, NoStore, Sharding, Source,
+    StoredType, fields, json,
+};
 use crate::error::{Context, Error, Result};
+use crate::store::Folder;
 
 use std::collections::HashSet;
+use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
-use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, from_value};
@@ -17,18 +20,15 @@ use zarrs::array::{
     AdditionalFieldUnsupportedError, Array, ArrayCreateError, ArrayMetadataV2, ArrayMetadataV3,
     ArrayShardedExt, DataType, FillValue,
 };
-use zarrs::filesystem::FilesystemStore;
 use zarrs::metadata::v2::DataTypeMetadataV2;
 use zarrs::metadata::v3::MetadataV3;
 use zarrs::metadata::{ArrayMetadata, FillValueMetadata};
 use zarrs::plugin::ExtensionName;
-use zarrs::storage::{ReadableStorageTraits, StoreKey};
 
 /// A store that was opened.
 pub(super) struct OpenStore<'a> {
     path: &'a str,
-    root: PathBuf,
-    store: Arc<Store>,
+    folder: Arc<Folder>,
 }
 
 #[derive(PartialEq, Eq)]
@@ -38,28 +38,30 @@ enum NodeKind {
 }
 
 impl<'a> OpenStore<'a> {
-    pub fn new(path: &'a str) -> Result<Self> {
-        let root = PathBuf::from(path);
-        if !root.exists() {
-            return Err(Error::StoreNotFound { path: path.into() });
+    pub fn new(path: &'a str, follow_links: bool) -> Result<Self> {
+        let unreadable = |source| Error::Unreadable { path: path.into(), source };
+        let root = Path::new(path);
+        match root.metadata() {
+            Ok(found) if found.is_dir() => {}
+            Ok(_) => return Err(Error::StoreIsFile { path: path.into() }),
+            Err(error) if error.kind() == ErrorKind::NotFound => {
+                return Err(Error::StoreNotFound { path: path.into() });
+            }
+            Err(error) => return Err(unreadable(error)),
         }
-        if !root.is_dir() {
-            return Err(Error::StoreIsFile { path: path.into() });
+        let folder = Arc::new(Folder::new(root, follow_links).map_err(unreadable)?);
+        let store = Self { path, folder };
+        for file in ["zarr.json", ".zarray", ".zgroup"] {
+            if store.has("", file)? {
+                return Ok(store);
+            }
         }
-        let has = |file: &str| root.join(file).is_file();
-        if !has("zarr.json") && !has(".zarray") && !has(".zgroup") {
-            return Err(Error::NotZarr { path: path.into() });
-        }
-        let at = Context { store: path.into(), ..Context::default() };
-        let store = FilesystemStore::new(&root).map_err(|e| Error::Metadata { at, source: e.into() })?;
-        Ok(Self { path, root, store: Arc::new(store) })
+        Err(Error::NotZarr { path: path.into() })
     }
 
     /// The arrays of those names, or the array that the store itself is if there are none.
     pub fn arrays(&self, names: &[String]) -> Result<Vec<ArrayInfo>> {
-        let at = Context { store: self.path.into(), ..Context::default() };
-        let node = self.node_kind("").map_err(|source| Error::Metadata { at, source })?;
-        match (node, names) {
+        match (self.node_kind("")?, names) {
             (Some(NodeKind::Array), []) => Ok(vec![self.array("")?]),
             (Some(NodeKind::Array), names) => {
                 Err(Error::ArrayIsNotGroup { path: self.path.into(), asked: names.to_vec() })
@@ -73,67 +75,97 @@ impl<'a> OpenStore<'a> {
 
     /// Names of the arrays that are there, or one empty name if the store is an array itself.
     pub fn names(&self) -> Result<Vec<String>> {
-        if matches!(self.node_kind(""), Ok(Some(NodeKind::Array))) {
+        let node = self.node_kind("");
+        if matches!(node, Ok(Some(NodeKind::Array))) {
             return Ok(vec![String::new()]);
         }
+        let unreadable = |source| Error::Unreadable { path: self.path.into(), source };
+        self.folder.folders("").map_err(unreadable)?;
         match self.present_arrays() {
             names if names.is_empty() => {
+                node?;
                 Err(Error::GroupWithoutArrays { path: self.path.into(), present: names })
             }
+            // Arrays can be read where it is only not known what the group is.
             names => Ok(names),
         }
     }
 
     /// What the metadata of an array declare.
     pub fn declared(&self, name: &str) -> Declared {
-        self.metadata(name.trim_matches('/')).map_or_else(|_| Declared::default(), |m| Declared::new(&m))
+        self.metadata(name.trim_matches('/')).map_or_else(|_| Declared::default(), |(m, _)| Declared::new(&m))
     }
 
-    fn get(&self, name: &str, file: &str) -> Result<Option<Value>, Source> {
-        let key = if name.is_empty() { file.to_string() } else { format!("{name}/{file}") };
-        let bytes = self.store.get(&StoreKey::new(key)?)?;
-        Ok(bytes.map(|bytes| json::parse(&bytes)).transpose()?)
+    fn unreadable(&self, key: &str) -> impl FnOnce(io::Error) -> Error {
+        let path = format!("{}/{key}", self.path.trim_end_matches('/'));
+        move |source| Error::Unreadable { path, source }
+    }
+
+    fn has(&self, name: &str, file: &str) -> Result<bool> {
+        let key = key(name, file);
+        Ok(self.folder.stamp(&key).map_err(self.unreadable(&key))?.is_some())
+    }
+
+    /// A metadata file, and what it said.
+    fn get(&self, name: &str, file: &str) -> Result<Option<(Value, MetadataFile)>> {
+        let key = key(name, file);
+        let found = self.folder.read(&key, MOST_METADATA_BYTES).map_err(self.unreadable(&key))?;
+        let Some((bytes, stamp)) = found else { return Ok(None) };
+        let value = json::parse(&bytes)
+            .map_err(|error| self.unusable(name, &key, format!("it is no JSON ({error})").into()))?;
+        Ok(Some((value, MetadataFile::new(key, stamp, &bytes))))
+    }
+
+    fn unusable(&self, name: &str, key: &str, source: Source) -> Error {
+        let key = Some(key.to_string());
+        Error::Metadata {
+            at: Context { store: self.path.into(), array: name.into(), key, ..Context::default() },
+            source: match source.to_string() {
+                text if text.contains("untagged enum") => fields::readable(text).into(),
+                _ => source,
+            },
+        }
     }
 
     /// What is at `name`, or `None` if nothing is.
-    fn node_kind(&self, name: &str) -> Result<Option<NodeKind>, Source> {
-        use zarrs::metadata::NodeMetadata::{Array, Group};
-        if let Some(metadata) = self.get(name, "zarr.json")? {
-            return Ok(match from_value(metadata)? {
-                Array(_) => Some(NodeKind::Array),
-                Group(_) => Some(NodeKind::Group),
-            });
+    fn node_kind(&self, name: &str) -> Result<Option<NodeKind>> {
+        if let Some((metadata, file)) = self.get(name, "zarr.json")? {
+            if let Some(problem) = fields::node_problem(&metadata) {
+                return Err(self.unusable(name, &file.key, problem.into()));
+            }
+            let is_array = metadata["node_type"] == "array";
+            return Ok(Some(if is_array { NodeKind::Array } else { NodeKind::Group }));
         }
-        let has = |file: &str| {
-            let key = if name.is_empty() { file.to_string() } else { format!("{name}/{file}") };
-            Ok::<_, Source>(self.store.size_key(&StoreKey::new(key)?)?.is_some())
-        };
-        Ok(match (has(".zarray")?, has(".zgroup")?) {
+        Ok(match (self.has(name, ".zarray")?, self.has(name, ".zgroup")?) {
             (true, _) => Some(NodeKind::Array),
             (false, true) => Some(NodeKind::Group),
             (false, false) => None,
         })
     }
 
-    /// Every array below the root, whether it can be read or not, sorted; none where the store cannot be listed.
+    /// Every array below the root, whether it can be read or not, sorted; none where the store cannot be listed. What cannot
+    /// be looked at is taken for an array, so that it is said why.
     fn present_arrays(&self) -> Vec<String> {
         let mut names = vec![];
         let mut seen = HashSet::new();
-        let mut folders = vec![String::new()];
-        while let Some(folder) = folders.pop() {
-            let path = self.root.join(&folder);
+        let mut groups = vec![String::new()];
+        while let Some(group) = groups.pop() {
+            let (folders, identity) = match self.folder.folders(&group) {
+                Ok(found) => found,
+                Err(_) => {
+                    names.extend(Some(group).filter(|group| !group.is_empty()));
+                    continue;
+                }
+            };
             // A link to a folder above would be followed without end.
-            let identity = path.metadata().map(|metadata| (metadata.dev(), metadata.ino()));
-            if !identity.is_ok_and(|identity| seen.insert(identity)) {
+            if !seen.insert(identity) {
                 continue;
             }
-            for entry in path.read_dir().into_iter().flatten().flatten() {
-                let Ok(name) = entry.file_name().into_string() else { continue };
-                let name = if folder.is_empty() { name } else { format!("{folder}/{name}") };
-                match entry.path().is_dir().then(|| self.node_kind(&name)) {
-                    None => {}
-                    Some(Ok(Some(NodeKind::Array)) | Err(_)) => names.push(name),
-                    Some(Ok(_)) => folders.push(name),
+            for folder in folders {
+                let name = key(&group, &folder);
+                match self.node_kind(&name) {
+                    Ok(Some(NodeKind::Array)) | Err(_) => names.push(name),
+                    Ok(_) => groups.push(name),
                 }
             }
         }
@@ -143,12 +175,17 @@ impl<'a> OpenStore<'a> {
 
     fn array(&self, name: &str) -> Result<ArrayInfo> {
         let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
-        let unusable = |source| Error::Metadata { at: at.clone(), source };
-        match self.node_kind(name).map_err(unusable)? {
+        match self.node_kind(name)? {
             Some(NodeKind::Array) => {}
             _ => return Err(Error::ArrayNotFound { at, present: self.present_arrays() }),
         }
-        let mut metadata = self.metadata(name).map_err(unusable)?;
+        let (mut metadata, file) = self.metadata(name)?;
+        let version_2 = is_v2(&metadata);
+        let problem = fields::problem(&metadata, version_2);
+        // What is wrong with a field says more than zarrs does.
+        let unusable = |source| {
+            self.unusable(name, &file.key, problem.as_deref().map_or(source, |problem| problem.into()))
+        };
         let time = time_type(&metadata);
         let fill_is_cf = is_v2(&metadata) && metadata.get("fill_value").is_some_and(|fill| !fill.is_null());
         drop_bitround(&mut metadata);
@@ -165,6 +202,7 @@ impl<'a> OpenStore<'a> {
             codec: codec.name,
             parameters: codec.parameters.to_string(),
             problem: codec.problem,
+            known: chain::known(version_2),
         };
         let logical_fill = metadata.get("fill_value").cloned();
         let fixed_scale_offset =
@@ -172,6 +210,9 @@ impl<'a> OpenStore<'a> {
                 .map_err(refused)?;
         if let Some(delta) = Culprit::misordered_delta(&metadata) {
             return Err(refused(delta));
+        }
+        if let Some(misplaced) = Culprit::misplaced(&metadata) {
+            return Err(refused(misplaced));
         }
         let array = self.zarrs_array(name, &metadata).map_err(|source| match Culprit::find(&metadata) {
             Some(culprit) => refused(culprit),
@@ -221,7 +262,8 @@ impl<'a> OpenStore<'a> {
         Ok(ArrayInfo {
             store: self.path.into(),
             name: name.into(),
-            root: self.root.clone(),
+            folder: self.folder.clone(),
+            metadata_file: file,
             data_type: type_name,
             element: logical.widened(),
             logical,
@@ -241,19 +283,27 @@ impl<'a> OpenStore<'a> {
         })
     }
 
-    /// The metadata of an array; attributes are part of them in both versions.
-    fn metadata(&self, name: &str) -> Result<Value, Source> {
-        if let Some(metadata) = self.get(name, "zarr.json")? {
-            return Ok(metadata);
+    /// The metadata of an array, and the file that they are in; attributes are part of them in both versions.
+    fn metadata(&self, name: &str) -> Result<(Value, MetadataFile)> {
+        if let Some(found) = self.get(name, "zarr.json")? {
+            return Ok(found);
         }
-        let mut metadata = self.get(name, ".zarray")?.ok_or("its metadata has gone")?;
-        if let (Some(attributes), Some(metadata)) = (self.get(name, ".zattrs")?, metadata.as_object_mut()) {
+        let (mut metadata, file) = self.get(name, ".zarray")?.ok_or_else(|| {
+            self.unusable(name, &key(name, "zarr.json"), "they were there a moment ago and have gone".into())
+        })?;
+        if !is_v2(&metadata) {
+            let problem = fields::problem(&metadata, true).unwrap_or_default();
+            return Err(self.unusable(name, &file.key, problem.into()));
+        }
+        if let (Some((attributes, _)), Some(metadata)) =
+            (self.get(name, ".zattrs")?, metadata.as_object_mut())
+        {
             metadata.insert("attributes".into(), attributes);
         }
-        Ok(metadata)
+        Ok((metadata, file))
     }
 
-    fn zarrs_array(&self, name: &str, metadata: &Value) -> Result<Array<Store>, Source> {
+    fn zarrs_array(&self, name: &str, metadata: &Value) -> Result<Array<NoStore>, Source> {
         let metadata = match is_v2(metadata) {
             true => ArrayMetadata::V2(from_value::<ArrayMetadataV2>(metadata.clone())?),
             false => {
@@ -266,8 +316,13 @@ impl<'a> OpenStore<'a> {
                 ArrayMetadata::V3(metadata)
             }
         };
-        Ok(Array::new_with_metadata(self.store.clone(), &format!("/{name}"), metadata)?)
+        Ok(Array::new_with_metadata(Arc::new(()), &format!("/{name}"), metadata)?)
     }
+}
+
+/// The key of a file in a folder, or of a folder in another one.
+fn key(folder: &str, file: &str) -> String {
+    if folder.is_empty() { file.to_string() } else { format!("{folder}/{file}") }
 }
 
 fn is_v2(metadata: &Value) -> bool {
@@ -339,7 +394,7 @@ fn fill_value(declared: &DataType, fill: Option<Value>, metadata: &Value) -> Res
     Ok(made?)
 }
 
-fn regular_chunk_shape(array: &Array<Store>, at: &Context) -> Result<Vec<u64>> {
+fn regular_chunk_shape(array: &Array<NoStore>, at: &Context) -> Result<Vec<u64>> {
     let grid = match array.metadata() {
         ArrayMetadata::V2(v2) => return Ok(v2.chunks.iter().map(|n| n.get()).collect()),
         ArrayMetadata::V3(v3) => &v3.chunk_grid,

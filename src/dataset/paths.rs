@@ -1,6 +1,6 @@
 //! The stores that a reader's `path` means: a list, in which patterns stand for every folder that they match.
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::argument;
 
 use std::cmp::Ordering;
@@ -15,12 +15,16 @@ use std::path::{Path, PathBuf};
 pub fn expand(paths: &[String]) -> Result<Vec<String>> {
     let mut stores = vec![];
     for path in paths {
+        check_local(path)?;
         if !is_pattern(path) || Path::new(path).exists() {
             stores.push(path.clone());
             continue;
         }
-        let mut matches = matches(path);
+        let (mut matches, unlisted) = matches(path);
         if matches.is_empty() {
+            if let Some((folder, source)) = unlisted {
+                return Err(Error::Unreadable { path: folder, source });
+            }
             let problem = format!("no folder matches \"{path}\"; correct the pattern, or list the stores");
             return Err(argument("path", problem));
         }
@@ -45,58 +49,105 @@ pub fn expand(paths: &[String]) -> Result<Vec<String>> {
     Ok(stores)
 }
 
+/// Says of URLs that they are none of ours.
+fn check_local(path: &str) -> Result<()> {
+    let Some((scheme, rest)) = path.split_once("://") else { return Ok(()) };
+    // Chains such as `zip::s3://` have several.
+    let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
+        && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c));
+    if !is_scheme || Path::new(path).exists() {
+        return Ok(());
+    }
+    Err(argument(
+        "path",
+        match scheme {
+            "file" => format!("\"{path}\" is a URL; give the path alone, \"{rest}\""),
+            _ => format!(
+                "\"{path}\" is a URL, and stores are read from local folders only, not yet from object stores; copy the store to a local disk, or mount the object store as a folder"
+            ),
+        },
+    ))
+}
+
 fn is_pattern(text: &str) -> bool {
     text.contains(['*', '?', '['])
 }
 
-/// The folders that a pattern matches, in no order.
-fn matches(pattern: &str) -> Vec<String> {
+/// A folder that cannot be listed, and why.
+type Unlisted = (String, std::io::Error);
+
+/// The folders that a pattern matches, in no order; and one that could not be looked into.
+fn matches(pattern: &str) -> (Vec<String>, Option<Unlisted>) {
     let (root, rest) = match pattern.strip_prefix('/') {
         Some(rest) => ("/", rest),
         None => ("", pattern),
     };
-    let mut found = vec![root.to_string()];
+    let (mut found, mut unlisted) = (vec![root.to_string()], None);
     for component in rest.split('/').filter(|component| !component.is_empty()) {
-        found = found.iter().flat_map(|folder| entries(folder, component)).collect();
+        let folders = std::mem::take(&mut found);
+        for folder in folders {
+            match entries(&folder, component) {
+                Ok(names) => found.extend(names),
+                Err(error) => unlisted = Some((folder, error)),
+            }
+        }
     }
-    found
+    (found, unlisted)
 }
 
 /// The folders in `folder` whose names match one component of a pattern.
-fn entries(folder: &str, component: &str) -> Vec<String> {
+///
+/// # Errors
+/// Why the folder cannot be listed.
+fn entries(folder: &str, component: &str) -> std::io::Result<Vec<String>> {
     let below = |name: &str| match folder {
         "" => name.to_string(),
         _ => format!("{}/{name}", folder.trim_end_matches('/')),
     };
     if !is_pattern(component) {
-        return Some(below(component)).filter(|path| Path::new(path).is_dir()).into_iter().collect();
+        return Ok(Some(below(component)).filter(|path| Path::new(path).is_dir()).into_iter().collect());
     }
     let pattern: Vec<char> = component.chars().collect();
-    let listed = std::fs::read_dir(if folder.is_empty() { "." } else { folder });
-    listed
-        .into_iter()
-        .flatten()
+    let listed = std::fs::read_dir(if folder.is_empty() { "." } else { folder })?;
+    let names = listed
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         // As in a shell, hidden folders have to be asked for.
         .filter(|name| !name.starts_with('.') || component.starts_with('.'))
         .filter(|name| fits(&pattern, &name.chars().collect::<Vec<_>>()))
         .map(|name| below(&name))
-        .filter(|path| Path::new(path).is_dir())
-        .collect()
+        .filter(|path| Path::new(path).is_dir());
+    Ok(names.collect())
 }
 
 /// Whether a name fits a pattern of `*`, `?`, `[a-z]` and `[!a-z]`.
 fn fits(pattern: &[char], name: &[char]) -> bool {
-    match (pattern, name) {
-        ([], name) => name.is_empty(),
-        (['*', rest @ ..], name) => (0..=name.len()).any(|skipped| fits(rest, &name[skipped..])),
-        (['?', rest @ ..], [_, others @ ..]) => fits(rest, others),
-        (['[', rest @ ..], [letter, others @ ..]) if class_end(rest).is_some() => {
-            let end = class_end(rest).unwrap_or_default();
-            in_class(&rest[..end], *letter) && fits(&rest[end + 1..], others)
+    let (mut at, mut letter) = (0, 0);
+    // The last `*`, and how far it reaches: it need never be asked for those before it.
+    let mut star = None;
+    while letter < name.len() {
+        if pattern.get(at) == Some(&'*') {
+            star = Some((at, letter));
+            at += 1;
+        } else if let Some(next) = behind_letter(&pattern[at..], name[letter]) {
+            at += next;
+            letter += 1;
+        } else if let Some((place, reach)) = &mut star {
+            *reach += 1;
+            (at, letter) = (*place + 1, *reach);
+        } else {
+            return false;
         }
-        ([expected, rest @ ..], [letter, others @ ..]) => expected == letter && fits(rest, others),
-        (_, []) => false,
+    }
+    pattern[at..].iter().all(|&rest| rest == '*')
+}
+
+/// How much of the pattern a letter fits at its beginning.
+fn behind_letter(pattern: &[char], letter: char) -> Option<usize> {
+    let (first, rest) = pattern.split_first()?;
+    match (first, class_end(rest)) {
+        ('?', _) => Some(1),
+        ('[', Some(end)) => in_class(&rest[..end], letter).then_some(end + 2),
+        (expected, _) => (*expected == letter).then_some(1),
     }
 }
 
@@ -178,12 +229,39 @@ mod tests {
             ("[]]", "]", true),
             ("[a", "[a", true),
             ("a*b*c", "aXbYbZc", true),
+            ("a*b*c", "aXbYbZcd", false),
+            ("*[ab]?*", "xxxbcc", true),
+            ("*[ab]?", "xxxbcc", false),
+            ("**", "", true),
+            ("a*", "", false),
             ("", "", true),
         ];
         for (pattern, name, expected) in cases {
             let chars = |text: &str| text.chars().collect::<Vec<_>>();
             assert_eq!(fits(&chars(pattern), &chars(name)), expected, "{pattern} {name}");
         }
+    }
+
+    #[test]
+    fn no_pattern_takes_for_ever() {
+        let pattern: Vec<char> = format!("{}b", "*a".repeat(100)).chars().collect();
+        assert!(!fits(&pattern, &['a'; 255]));
+    }
+
+    #[test]
+    fn object_stores_are_said_not_to_be_read() {
+        for url in [
+            "s3://bucket/era5.zarr",
+            "gs://b/*.zarr",
+            "zip::s3://b/z.zip",
+            "https://host/era5.zarr",
+            "file:///data/era5.zarr",
+        ] {
+            let error = expand(&["x".into(), url.into()]).unwrap_err().to_string();
+            assert!(error.contains(url) && error.contains("URL"), "{error}");
+        }
+        assert_eq!(expand(&["a://b".into()]).map_err(|_| ()), Err(()));
+        assert!(expand(&["://b".into(), "9:/b".into(), "a b://c".into()]).is_ok());
     }
 
     #[test]

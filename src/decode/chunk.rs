@@ -42,7 +42,7 @@ pub enum Held {
     /// The store does not have it: the fill value is meant.
     Missing,
     /// In host memory, in native byte order.
-    Host(Arc<[u8]>),
+    Host(Arc<Vec<u8>>),
     /// In its room on the GPU.
     Device {
         /// Whether its elements are in the other byte order.
@@ -131,6 +131,15 @@ impl Chunk {
         match &*self.lock() {
             State::Waiting(units) if units.len() == 1 => look(&units[0]),
             _ => None,
+        }
+    }
+
+    /// The store does not have it. The first batch that needs it is told, which is handed over before the others. Whether it is the
+    /// batch's first of this array.
+    pub fn note_absent(&self) -> bool {
+        match &*self.lock() {
+            State::Waiting(units) => units.first().is_some_and(|first| first.batch.note_absent(self.place())),
+            _ => false,
         }
     }
 

@@ -21,6 +21,7 @@ use super::jobs::Jobs;
 use super::known::{Identity, Known};
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
 use super::rooms::Room;
+use super::watchdog::Watchdog;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
 use crate::assemble::{Conversion, whole_chunk};
 use crate::batch::{Unit, Units};
@@ -28,7 +29,7 @@ use crate::codec::work::{Checksum, Decoder, Expected, Pass};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
 use crate::codec::{Road, Work};
 use crate::dataset::{ArrayInfo, Dataset};
-use crate::error::{Context, Error, Result};
+use crate::error::{Context, Error, GpuWork, Result};
 use crate::gpu::{
     CheckOnDevice, DeltaOnDevice, DeviceMemory, FramesToCheck, Gpu, GreenContext, GreenStream, Kernels,
     PinnedMemory, ShuffledOnDevice, StreamKernel, StreamOnDevice, StreamStatus, status_text,
@@ -37,7 +38,7 @@ use crate::stats::Counters;
 use crate::trace::{self, Stage};
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cudarc::driver::{CudaEvent, CudaStream, result};
@@ -246,40 +247,10 @@ impl Sizes {
     }
 }
 
-/// What a lane works on, for those who wait for it.
-#[derive(Default)]
-pub struct Pulse(Mutex<Option<Busy>>);
-
-struct Busy {
-    since: Instant,
-    first: Context,
-    chunks: usize,
-}
-
-impl Pulse {
-    /// No sound group takes nearly as long: a call with 48 chunks of 3.28 MB took 0.03 s (H200, 2026-11-20).
-    const LIMIT: Duration = Duration::from_secs(60);
-
-    fn set(&self, busy: Option<Busy>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = busy;
-    }
-
-    /// An error if the lane's group does not come to an end.
-    pub fn stuck(&self) -> Option<Error> {
-        let busy = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let busy = busy.as_ref().filter(|busy| busy.since.elapsed() > Self::LIMIT)?;
-        Some(Error::GpuStuck {
-            at: busy.first.clone(),
-            chunks: busy.chunks,
-            seconds: busy.since.elapsed().as_secs(),
-        })
-    }
-}
-
 /// One lane.
 pub struct Lane {
-    /// What it works on.
-    pub pulse: Arc<Pulse>,
+    /// Says whether the GPU still comes to an end with its groups.
+    pub watchdog: Arc<Watchdog>,
     lanes: Arc<Lanes>,
     /// Where the present group is worked on.
     stream: Arc<CudaStream>,
@@ -300,7 +271,7 @@ impl Lane {
     pub fn new(lanes: Arc<Lanes>, arena_bytes: u64) -> Result<Self> {
         let wide = lanes.gpu.stream()?;
         Ok(Self {
-            pulse: Arc::default(),
+            watchdog: Arc::default(),
             stream: wide.clone(),
             wide,
             narrow: lanes.green.as_ref().and_then(|green| green.stream(&lanes.gpu)),
@@ -316,15 +287,14 @@ impl Lane {
     pub fn step(&mut self) -> bool {
         let Some(mut group) = self.take() else { return false };
         let _range = trace::range(Stage::DecodeOnGpu, group.len() as u64);
-        let first = group[0].at.clone();
-        self.pulse.set(Some(Busy { since: Instant::now(), first, chunks: group.len() }));
+        let watchdog = self.watchdog.clone();
+        let _waiting = watchdog.waits(GpuWork::Decoding, Some(&group[0].at), group.len());
         let done = catch_unwind(AssertUnwindSafe(|| self.process(&mut group)));
         let done = done.unwrap_or_else(|payload| Err(Error::panic("a GPU lane", &*payload)));
         if let Err(error) = done {
             self.settle(&group);
             fail_all(&group, error);
         }
-        self.pulse.set(None);
         true
     }
 

@@ -13,6 +13,7 @@ mod queue;
 pub mod residents;
 pub mod rooms;
 pub mod sender;
+pub mod watchdog;
 pub mod worker;
 
 pub use queue::Queue;

@@ -69,7 +69,7 @@ impl Planner {
                     self.counters.cache_hits.add(1);
                 }
                 if let Some(unit) = chunk.add(unit) {
-                    jobs.push(Job::Assemble(chunk, unit));
+                    jobs.push(Job::Assemble(chunk, Box::new(unit)));
                 }
                 continue;
             }
@@ -124,7 +124,7 @@ impl Planner {
         let (mut reads, mut held) = (vec![], vec![]);
         for job in jobs.drain(..) {
             match job {
-                Job::Assemble(chunk, unit) => held.push(Fetched::held(chunk, unit)),
+                Job::Assemble(chunk, unit) => held.push(Fetched::held(chunk, *unit)),
                 read @ Job::Read(_) => reads.push(read),
             }
         }

@@ -20,8 +20,10 @@ type Key = (ChunkKey, u64);
 /// The chunks that stay, and what is known of the future.
 pub struct Residents {
     capacity: u64,
-    /// How far the order is looked at, in bytes of chunks and in samples.
+    /// How far the order is looked at, in bytes of chunks and in samples,
     sight: (u64, u64),
+    /// and in uses that are noted.
+    most_uses: u64,
     chunks: HashMap<Key, Resident>,
     /// The same by their next use.
     by_next: BTreeSet<(u64, Key)>,
@@ -52,8 +54,12 @@ impl Residents {
     /// The same where chunks are kept from epoch to epoch: of longer ones the end is not seen from the start.
     const MOST_CACHED_SAMPLES: u64 = 1 << 18;
 
-    /// Room for `capacity` bytes; the first batch is number `first`. `caches`: from epoch to epoch.
-    pub fn new(capacity: u64, first: u64, caches: bool) -> Self {
+    /// Memory of a chunk whose uses are noted.
+    const NOTE_BYTES: u64 = 200;
+
+    /// Room for `capacity` bytes; the first batch is number `first`. `caches`: from epoch to epoch. Notes take `note_bytes`
+    /// bytes, and what the next batches need besides.
+    pub fn new(capacity: u64, first: u64, caches: bool, note_bytes: u64) -> Self {
         let sight = match caches {
             false => (capacity.saturating_mul(Self::SIGHT), Self::MOST_SAMPLES),
             true => (u64::MAX, Self::MOST_CACHED_SAMPLES),
@@ -61,6 +67,7 @@ impl Residents {
         Self {
             capacity,
             sight,
+            most_uses: note_bytes / Self::NOTE_BYTES,
             chunks: HashMap::new(),
             by_next: BTreeSet::new(),
             kept: 0,
@@ -79,7 +86,9 @@ impl Residents {
     pub fn wants(&self, now: u64, batch_size: u64) -> Option<u64> {
         let ahead = self.ahead.saturating_sub(now);
         let wanted = ahead <= Self::LEAST_AHEAD
-            || (self.in_sight < self.sight.0 && ahead.saturating_mul(batch_size) < self.sight.1);
+            || (self.in_sight < self.sight.0
+                && ahead.saturating_mul(batch_size) < self.sight.1
+                && (self.uses.len() as u64) < self.most_uses);
         (self.is_enabled() && wanted).then_some(self.ahead)
     }
 
@@ -190,7 +199,7 @@ mod tests {
 
     /// Plans batches that each need one chunk; the chunks that had to be decoded, by batch.
     fn decoded(capacity: u64, batches: &[(u128, u64)]) -> Vec<usize> {
-        let mut residents = Residents::new(capacity * 256, 0, false);
+        let mut residents = Residents::new(capacity * 256, 0, false, 1 << 20);
         let mut decoded = vec![];
         for (now, &(number, epoch)) in batches.iter().enumerate() {
             while let Some(ahead) = residents.wants(now as u64, 1) {

@@ -6,8 +6,9 @@
 use super::Queue;
 use super::lane::Fetched;
 use super::rooms::{Room, Rooms};
+use super::watchdog::Watchdog;
 use crate::batch::{Unit, Units};
-use crate::error::{Error, Result};
+use crate::error::{Error, GpuWork, Result};
 use crate::fetch::Blob;
 use crate::fetch::cufile::Handle;
 use crate::gpu::{Gpu, PinnedBuffer, PinnedPool};
@@ -48,6 +49,7 @@ pub struct Sender {
     /// Bytes of all flights.
     bytes: usize,
     staging: Option<Staging>,
+    watchdog: Arc<Watchdog>,
 }
 
 /// A part of the memory that cuFile reads to, in two halves.
@@ -145,11 +147,11 @@ impl Sender {
     /// Who waits for copies looks again so often.
     const POLL: Duration = Duration::from_micros(30);
 
-    /// A sender with a stream of its own, and the memory that cuFile reads to, if it does.
+    /// A sender with a stream of its own, and the memory that cuFile reads to, if it does. `watchdog` is that of its thread.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(parts: SenderParts, staging: &mut Option<Staging>) -> Result<Self> {
+    pub fn new(parts: SenderParts, staging: &mut Option<Staging>, watchdog: Arc<Watchdog>) -> Result<Self> {
         Ok(Self {
             stream: parts.gpu.stream()?,
             parts,
@@ -158,6 +160,7 @@ impl Sender {
             flights: VecDeque::new(),
             bytes: 0,
             staging: staging.take(),
+            watchdog,
         })
     }
 
@@ -195,6 +198,7 @@ impl Sender {
             let half = staging.turn % 2;
             staging.turn += 1;
             if let Some(free) = &staging.free[half] {
+                let _waiting = self.watchdog.waits(GpuWork::Copying, None, 1);
                 poll(&self.parts.gpu, free).map_err(failed)?;
             }
             let at = staging.start + half as u64 * staging.bytes;
@@ -241,6 +245,7 @@ impl Sender {
     /// # Errors
     /// What the driver says.
     pub fn wait(&self) -> Result<()> {
+        let _waiting = self.watchdog.waits(GpuWork::Copying, None, 1);
         self.stream.synchronize().map_err(Error::cuda("copying a chunk on the GPU"))
     }
 
@@ -361,7 +366,7 @@ impl Sender {
             Ok(arrived) => arrived,
             Err(error) => {
                 // Nothing of it may be on its way when its memory is given back.
-                let _ = self.stream.synchronize();
+                let _ = self.wait();
                 let error = Arc::new(error);
                 flight.fail(Error::Sticky(error.clone()));
                 return Err(Error::Sticky(error));
@@ -390,7 +395,7 @@ impl Sender {
     pub fn abort(&mut self) {
         self.land();
         // If this fails, the context is broken and nothing runs any more.
-        let _ = self.stream.synchronize();
+        let _ = self.wait();
     }
 
     /// Finishes what has arrived, without waiting.
@@ -404,6 +409,7 @@ impl Sender {
     fn land_oldest(&mut self) {
         let Some((arrived, flight)) = self.flights.pop_front() else { return };
         self.bytes -= flight.bytes();
+        let _waiting = self.watchdog.waits(GpuWork::Copying, None, flight.chunks());
         if let Err(error) = poll(&self.parts.gpu, &arrived) {
             flight.fail(error);
         }

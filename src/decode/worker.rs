@@ -17,6 +17,7 @@ use crate::error::{Context, Error, Result, log_once};
 use crate::fetch::cufile::Handle;
 use crate::fetch::{Blob, Located, Locator};
 use crate::gpu::{PinnedBuffer, PinnedPool};
+use crate::memory::{self, Refused};
 use crate::options::MissingChunks;
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
@@ -45,6 +46,8 @@ pub struct Workers {
     pub ahead: Arc<Ahead>,
     /// What a missing chunk means.
     pub missing_chunks: MissingChunks,
+    /// The host memory that the reader may use: shards that are decoded whole are no longer than that.
+    pub host_memory_bytes: u64,
     /// Where finished work goes.
     pub target: Target,
     /// What is counted.
@@ -107,8 +110,8 @@ impl Hands {
 pub enum Job {
     /// Read a chunk, and decode it where that is the CPU's part.
     Read(Arc<Chunk>),
-    /// CPU backend: assemble a unit from a chunk that is there.
-    Assemble(Arc<Chunk>, Unit),
+    /// CPU backend: assemble a unit from a chunk that is there. Units are large, and there may be many jobs.
+    Assemble(Arc<Chunk>, Box<Unit>),
 }
 
 impl Job {
@@ -232,9 +235,17 @@ impl Workers {
             }
             Located::Missing if self.missing_chunks == MissingChunks::Fill => {
                 self.counters.chunks_missing.add(1);
+                // Whether that is to be believed is asked here for a batch's first such chunk, and for all of them when it is
+                // handed over.
+                if chunk.note_absent() {
+                    self.array(chunk).check_present()?;
+                }
                 Ok((None, at))
             }
-            Located::Missing => Err(Error::MissingChunk { at }),
+            Located::Missing => {
+                self.array(chunk).check_present()?;
+                Err(Error::MissingChunk { at })
+            }
         }
     }
 
@@ -251,14 +262,18 @@ impl Workers {
         };
         let scratch = &mut hands.scratch;
         if chunk.room().is_some() {
+            let zeroed = || memory::zeroed(bytes as u64).map_err(no_memory(&at));
             let held = match &found {
                 None if array.fill_element().is_some() => Held::Missing,
-                None => Held::Host(array.filled_chunk().into()),
+                None => {
+                    let mut filled = zeroed()?;
+                    array.fill(&mut filled);
+                    Held::Host(filled.into())
+                }
                 Some(place) => {
-                    let mut decoded: Arc<[u8]> = std::iter::repeat_n(0, bytes).collect();
-                    // Nobody else has it yet.
-                    read(Arc::get_mut(&mut decoded).unwrap_or_default(), place, scratch)?;
-                    Held::Host(decoded)
+                    let mut decoded = zeroed()?;
+                    read(&mut decoded, place, scratch)?;
+                    Held::Host(decoded.into())
                 }
             };
             for mut unit in chunk.ready(held) {
@@ -268,14 +283,15 @@ impl Workers {
             return Ok(found.is_some());
         }
         // Without a room nobody else is added, and the units stay with the chunk until nothing can fail any more.
-        let Some(place) = &found else {
-            let filled = array.fill_element().is_none().then(|| array.filled_chunk());
+        if found.is_none() && array.fill_element().is_some() {
             for unit in chunk.take(usize::MAX) {
-                self.assemble(chunk, &unit, filled.as_deref());
+                self.assemble(chunk, &unit, None);
             }
             return Ok(false);
-        };
-        if let Some((address, _)) = self.direct_output(chunk) {
+        }
+        if let Some(place) = &found
+            && let Some((address, _)) = self.direct_output(chunk)
+        {
             // SAFETY: the whole chunk belongs there, as it is, and to no other unit; the batch is lent to this reader until
             // this unit is finished.
             let output = unsafe { std::slice::from_raw_parts_mut(address as *mut u8, bytes) };
@@ -284,8 +300,14 @@ impl Workers {
             return Ok(true);
         }
         let mut decoded = std::mem::take(&mut scratch.decoded);
-        decoded.resize(bytes.max(decoded.len()), 0);
-        let done = read(&mut decoded[..bytes], place, scratch);
+        memory::grow(&mut decoded, bytes as u64).map_err(no_memory(&at))?;
+        let done = match &found {
+            Some(place) => read(&mut decoded[..bytes], place, scratch),
+            None => {
+                array.fill(&mut decoded[..bytes]);
+                Ok(())
+            }
+        };
         if done.is_ok() {
             for mut unit in chunk.take(usize::MAX) {
                 unit.times = times;
@@ -293,7 +315,7 @@ impl Workers {
             }
         }
         scratch.decoded = decoded;
-        done.map(|()| true)
+        done.map(|()| found.is_some())
     }
 
     /// Where the elements of a chunk belong in an output, if they belong there all together as they are, for one batch
@@ -356,6 +378,11 @@ impl Workers {
         Ok(())
     }
 
+    /// The longest encoded chunk that is read.
+    fn most_encoded_bytes(&self, array: &ArrayInfo) -> u64 {
+        array.codec.encoded_bound.map_or(self.host_memory_bytes, codec::lenient_bound)
+    }
+
     /// Reads and decodes a read chunk on this thread, into native byte order. Says when everything was read.
     fn read_and_unpack(
         &self,
@@ -377,11 +404,17 @@ impl Workers {
             self.counters.decoded(into.len() as u64, false);
             return Ok(Instant::now());
         }
-        let Scratch { encoded, unpacker, .. } = scratch;
-        if encoded.len() < bytes as usize {
-            encoded.resize(bytes as usize, 0);
+        let most = self.most_encoded_bytes(array);
+        if bytes > most {
+            let problem = format!(
+                "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
+                array.read_chunk_bytes()
+            );
+            return Err(Error::Damaged { at: at.clone(), problem });
         }
-        let encoded = &mut encoded[..bytes as usize];
+        let Scratch { encoded: buffer, unpacker, .. } = scratch;
+        memory::grow(buffer, bytes).map_err(no_memory(at))?;
+        let encoded = &mut buffer[..bytes as usize];
         read(blob, range, encoded, at)?;
         let fetched = Instant::now();
         let _range = trace::range(Stage::DecodeOnCpu, into.len() as u64);
@@ -390,9 +423,18 @@ impl Workers {
                 .map_err(|error| Error::Decode { at: at.clone(), source: error.into() })?;
             into.copy_from_slice(&decoded);
         }
+        if bytes > encoded_scratch_bytes(array) {
+            // More than the budget counts; the next chunks do with less.
+            *buffer = vec![];
+        }
         self.counters.decoded(into.len() as u64, false);
         Ok(fetched)
     }
+}
+
+/// For `map_err` where memory is asked for.
+fn no_memory(at: &Context) -> impl FnOnce(Refused) -> Error {
+    |refused| Error::Memory { at: at.clone(), bytes: refused.bytes }
 }
 
 /// The GPU backend's road of a chunk, as far as a worker goes it.
@@ -447,7 +489,7 @@ impl ToGpu<'_> {
                 return Ok(false);
             }
             self.send_elements(sender, at, |into| {
-                into.copy_from_slice(&self.array.filled_chunk());
+                self.array.fill(into);
                 Ok(Times::default())
             })?;
             return Ok(false);
@@ -825,6 +867,28 @@ fn check_plain_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
 /// Room for bytes whose elements may have to be aligned.
 fn landing_bytes(bytes: u64) -> u64 {
     bytes + lane::ELEMENT_ALIGNMENT
+}
+
+/// Host memory that a thread has for encoded bytes of a chunk, as far as encoders make no more: for budgets.
+fn encoded_scratch_bytes(array: &ArrayInfo) -> u64 {
+    array.codec.encoded_bound.unwrap_or_else(|| codec::lenient_bound(array.read_chunk_bytes()))
+}
+
+/// Host memory that a thread needs besides to read and decode a chunk: for budgets. `decoded` bytes of it are for its
+/// elements, where these are not decoded to where they belong.
+pub fn scratch_bytes(array: &ArrayInfo, decoded: u64) -> u64 {
+    let chain = match codec::road(array) {
+        Road::Gpu(chain) => Some(chain),
+        Road::Cpu(_) => None,
+    };
+    let (encoded, copies) = match chain {
+        Some(chain) if chain.is_copy() => (0, 0),
+        Some(chain) if chain.is_direct() => (encoded_scratch_bytes(array), 0),
+        // zarrs has what a codec gets and what it makes of that.
+        _ => (encoded_scratch_bytes(array), 2),
+    };
+    let copies = array.read_chunk_bytes().saturating_mul(copies);
+    encoded.saturating_add(copies).saturating_add(decoded)
 }
 
 /// The largest piece of pinned memory that a chunk needs: for budgets.

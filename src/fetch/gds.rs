@@ -4,10 +4,13 @@ use super::cufile::{Driver, Handle};
 use super::posix::OpenFile;
 use super::{Blob, Fetch};
 use crate::error::log_once;
+use crate::store::Folder;
 
 use std::collections::{HashMap, VecDeque};
+use std::fs::File;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Opens files for cuFile and keeps the most recent ones, because making a file known to it takes long.
@@ -45,22 +48,26 @@ impl Gds {
 }
 
 impl Fetch for Gds {
-    fn open(&self, root: &Path, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
-        let path = root.join(key);
+    fn open(&self, folder: &Folder, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
+        let path = folder.path().join(key);
         let known = self.files().known.get(&path).cloned();
         if let Some(known) = known
-            && known.file.is_that_of(&path)?
+            && folder.stamp(key)? == Some(known.file.stamp())
         {
             return Ok(Some(known));
         }
-        let Some(file) = OpenFile::open(&path)? else { return Ok(None) };
+        let Some(file) = OpenFile::open(folder, key)? else { return Ok(None) };
+        wait_for_reads(file.file())?;
         let handle = match self.driver.file(file.file()) {
             Ok(handle) => Some(handle),
             Err(problem) if self.strict => {
                 return Err(io::Error::other(format!("{problem}; give io=\"auto\" or io=\"posix\"")));
             }
             Err(problem) => {
-                log_once(&format!("files below \"{}\" are read without cuFile: {problem}", root.display()));
+                log_once(&format!(
+                    "files below \"{}\" are read without cuFile: {problem}",
+                    folder.path().display()
+                ));
                 None
             }
         };
@@ -76,6 +83,15 @@ impl Fetch for Gds {
         drop(files);
         drop(gone);
         Ok(Some(file))
+    }
+}
+
+/// Takes back that reading must not wait, with which files are opened: cuFile is given plain ones.
+fn wait_for_reads(file: &File) -> io::Result<()> {
+    // SAFETY: the descriptor is open; the call changes nothing but its flags.
+    match unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETFL, 0) } {
+        -1 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }
 

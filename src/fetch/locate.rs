@@ -3,6 +3,7 @@
 use super::{Blob, Fetch};
 use crate::dataset::{ArrayInfo, Sharding};
 use crate::error::{Context, Error, Result};
+use crate::memory;
 use crate::plan::shard_index::ShardIndex;
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -28,6 +29,8 @@ pub enum Located {
 /// Finds read chunks; keeps the most recently opened sharded chunks with their indexes.
 pub struct Locator {
     fetch: Arc<dyn Fetch>,
+    /// Sharded chunks that are kept.
+    most_open: usize,
     shards: Mutex<OpenShards>,
 }
 
@@ -72,9 +75,10 @@ impl Locator {
     /// announced ahead.
     const ANNOUNCED_SHARDS: usize = 1024;
 
-    /// A locator over a backend.
-    pub fn new(fetch: Arc<dyn Fetch>) -> Self {
-        Self { fetch, shards: Mutex::default() }
+    /// A locator over a backend, which keeps as many indexes of at most `index_bytes` bytes as have room in `bytes` bytes.
+    pub fn new(fetch: Arc<dyn Fetch>, index_bytes: u64, bytes: u64) -> Self {
+        let most_open = (bytes / index_bytes.max(1)).clamp(1, Self::OPEN_SHARDS as u64) as usize;
+        Self { fetch, most_open, shards: Mutex::default() }
     }
 
     /// Finds the read chunk at `cell` of the read-chunk grid of `array`, which is that array and part of the dataset.
@@ -134,7 +138,7 @@ impl Locator {
 
     fn open(&self, array: &ArrayInfo, at: &Context) -> Result<Option<Arc<dyn Blob>>> {
         let key = at.key.as_deref().unwrap_or_default();
-        self.fetch.open(&array.root, key).map_err(|source| Error::Io { at: at.clone(), source })
+        self.fetch.open(&array.folder, key).map_err(|source| Error::Io { at: at.clone(), source })
     }
 
     /// The place of a sharded chunk among the open ones; its first user opens it while the others wait.
@@ -144,7 +148,7 @@ impl Locator {
         if let Some(known) = shards.known.get(&key) {
             return known.clone();
         }
-        if shards.oldest_first.len() == Self::OPEN_SHARDS
+        if shards.oldest_first.len() == self.most_open
             && let Some(oldest) = shards.oldest_first.pop_front()
         {
             shards.known.remove(&oldest);
@@ -167,7 +171,8 @@ impl Locator {
             return Err(Error::ShardIndex { at: at.clone(), problem });
         };
         let at = Context { byte_range: Some(range.clone()), ..at.clone() };
-        let mut encoded = vec![0; size as usize];
+        let mut encoded =
+            memory::zeroed(size).map_err(|refused| Error::Memory { at: at.clone(), bytes: refused.bytes })?;
         blob.read_at(range.start, &mut encoded).map_err(|source| Error::Io { at: at.clone(), source })?;
         let index = decode_index(sharding, encoded, blob.len())
             .map_err(|problem| Error::ShardIndex { at, problem })?;
@@ -192,18 +197,19 @@ fn decode_index(sharding: &Sharding, encoded: Vec<u8>, file_bytes: u64) -> Resul
         .map_err(|e| refused(&e))?
         .into_fixed()
         .map_err(|e| refused(&e))?;
-    let entries: Vec<u64> =
-        decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)).collect();
-    ShardIndex::new(&entries, sharding.inner_grid.iter().product(), file_bytes)
+    let mut entries = vec![];
+    memory::reserve(&mut entries, decoded.len() as u64 / 8)?;
+    entries.extend(decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)));
+    ShardIndex::new(entries, sharding.inner_chunks(), file_bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::dataset::Dataset;
+    use crate::store::Folder;
 
     use std::io;
-    use std::path::Path;
 
     type Ranges = Vec<(String, Range<u64>)>;
 
@@ -214,7 +220,7 @@ mod tests {
     struct Zero(String, Zeros);
 
     impl Fetch for Zeros {
-        fn open(&self, _root: &Path, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
+        fn open(&self, _folder: &Folder, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
             Ok((key != "c/2/0").then(|| Arc::new(Zero(key.into(), self.clone())) as Arc<dyn Blob>))
         }
     }
@@ -247,7 +253,7 @@ mod tests {
                 "chunk_shape": [1, 4], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
                 "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}]}"#;
         std::fs::write(folder.path().join("zarr.json"), metadata).unwrap();
-        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[]).unwrap();
+        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[], true).unwrap();
         (dataset, folder)
     }
 
@@ -261,7 +267,7 @@ mod tests {
         let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
-        let locator = Locator::new(Arc::new(zeros.clone()));
+        let locator = Locator::new(Arc::new(zeros.clone()), 64, 1 << 20);
         let announced = |cells: &[[u64; 2]]| {
             cells.iter().for_each(|cell| locator.announce_index((0, 0), array, cell));
             std::mem::take(&mut *zeros.0.lock().unwrap())
@@ -284,7 +290,7 @@ mod tests {
         let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
-        let locator = Locator::new(Arc::new(zeros.clone()));
+        let locator = Locator::new(Arc::new(zeros.clone()), 64, 1 << 20);
         let shards = 3..4 + Locator::OPEN_SHARDS as u64;
         for epoch in 0..3 {
             for shard in shards.clone() {

@@ -9,19 +9,20 @@ pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
 
+use crate::store::Folder;
+
 use std::io;
 use std::ops::Range;
-use std::path::Path;
 use std::sync::Arc;
 
 /// Where the bytes of store keys come from.
 pub trait Fetch: Send + Sync {
-    /// Opens what a key names below `root`. `None` if there is nothing; anything else that stands in the way is
+    /// Opens what a key names in a folder. `None` if there is nothing; anything else that stands in the way is
     /// an error, so that only what is truly absent counts as a missing chunk.
     ///
     /// # Errors
     /// What the system says.
-    fn open(&self, root: &Path, key: &str) -> io::Result<Option<Arc<dyn Blob>>>;
+    fn open(&self, folder: &Folder, key: &str) -> io::Result<Option<Arc<dyn Blob>>>;
 }
 
 /// The bytes of one store key.

@@ -7,7 +7,7 @@ use std::ops::Range;
 /// Source: Zarr v3 specification, `sharding_indexed` codec, "Binary shard format".
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShardIndex {
-    ranges: Vec<Option<Range<u64>>>,
+    entries: Vec<u64>,
 }
 
 impl ShardIndex {
@@ -18,30 +18,26 @@ impl ShardIndex {
     ///
     /// # Errors
     /// The number of the first inner chunk that does not lie within the `file_bytes` of the file, and why.
-    pub fn new(entries: &[u64], inner_chunks: u64, file_bytes: u64) -> Result<Self, String> {
-        if entries.len() as u64 != inner_chunks * 2 {
-            return Err(format!("has {} numbers instead of {}", entries.len(), inner_chunks * 2));
+    pub fn new(entries: Vec<u64>, inner_chunks: u64, file_bytes: u64) -> Result<Self, String> {
+        if Some(entries.len() as u64) != inner_chunks.checked_mul(2) {
+            return Err(format!("has {} numbers for {inner_chunks} inner chunks", entries.len()));
         }
-        let ranges = entries
-            .chunks_exact(2)
-            .enumerate()
-            .map(|(number, entry)| match *entry {
-                [Self::MISSING, Self::MISSING] => Ok(None),
-                [offset, size] => match offset.checked_add(size) {
-                    Some(end) if end <= file_bytes => Ok(Some(offset..end)),
-                    _ => Err(format!(
-                        "places inner chunk number {number} at {size} bytes from byte {offset}, past the {file_bytes} bytes of the file"
-                    )),
-                },
-                _ => unreachable!("chunks_exact(2) gives two entries"),
-            })
-            .collect::<Result<_, _>>()?;
-        Ok(Self { ranges })
+        for (number, &[offset, size]) in entries.as_chunks::<2>().0.iter().enumerate() {
+            let is_missing = (offset, size) == (Self::MISSING, Self::MISSING);
+            if !is_missing && offset.checked_add(size).is_none_or(|end| end > file_bytes) {
+                return Err(format!(
+                    "places inner chunk number {number} at {size} bytes from byte {offset}, past the {file_bytes} bytes of the file"
+                ));
+            }
+        }
+        Ok(Self { entries })
     }
 
     /// Bytes of an inner chunk, or `None` if it is missing or was never written.
     pub fn range(&self, inner_chunk: u64) -> Option<Range<u64>> {
-        self.ranges.get(usize::try_from(inner_chunk).ok()?)?.clone()
+        let &[offset, size] = self.entries.as_chunks::<2>().0.get(usize::try_from(inner_chunk).ok()?)?;
+        // None but the missing ones lies beyond all files.
+        offset.checked_add(size).map(|end| offset..end)
     }
 }
 
@@ -52,12 +48,12 @@ mod tests {
     #[test]
     fn ranges_lie_within_the_file() {
         let missing = ShardIndex::MISSING;
-        let index = ShardIndex::new(&[0, 10, missing, missing, 10, 6], 3, 16).unwrap();
+        let index = ShardIndex::new(vec![0, 10, missing, missing, 10, 6], 3, 16).unwrap();
         assert_eq!([index.range(0), index.range(1), index.range(2)], [Some(0..10), None, Some(10..16)]);
         assert_eq!(index.range(3), None);
-        assert!(ShardIndex::new(&[0, 17], 1, 16).unwrap_err().contains("past the 16 bytes"));
-        assert!(ShardIndex::new(&[missing, 1], 1, 16).is_err());
-        assert!(ShardIndex::new(&[u64::MAX - 1, 8], 1, 16).is_err());
-        assert!(ShardIndex::new(&[0, 1, 2], 1, 16).is_err());
+        assert!(ShardIndex::new(vec![0, 17], 1, 16).unwrap_err().contains("past the 16 bytes"));
+        assert!(ShardIndex::new(vec![missing, 1], 1, 16).is_err());
+        assert!(ShardIndex::new(vec![u64::MAX - 1, 8], 1, 16).is_err());
+        assert!(ShardIndex::new(vec![0, 1, 2], 1, 16).is_err());
     }
 }

@@ -13,10 +13,11 @@
 //! agree in, and it is cut anew.
 
 use super::groups::{Buffer, Groups};
+use super::rest::Rest;
 use crate::error::Result;
 use crate::options::argument;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
@@ -33,9 +34,11 @@ pub struct Order {
     shuffle: Option<Shuffle>,
     /// Where batch 0 is.
     origin: Origin,
-    /// The last visits that were asked for.
-    visits: Vec<(Visit, Arc<Vec<u64>>)>,
+    visits: Arc<Mutex<Visits>>,
 }
+
+/// The last visits that were asked for, the newest first; copies of an order share them.
+type Visits = Vec<(Visit, Vec<u32>)>;
 
 /// How samples are shuffled.
 #[derive(Clone, Debug)]
@@ -52,7 +55,7 @@ struct Origin {
     epoch: u64,
     played: Vec<Played>,
     /// What they left of the epoch.
-    rest: Option<Arc<Vec<u64>>>,
+    rest: Option<Arc<Rest>>,
 }
 
 /// A part of an epoch that readers have been through: all shards the same number of batches.
@@ -79,10 +82,10 @@ pub struct Position {
 
 /// One pass over one shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Visit {
-    epoch: u64,
-    shard: u64,
-    shards: u64,
+pub(super) struct Visit {
+    pub epoch: u64,
+    pub shard: u64,
+    pub shards: u64,
 }
 
 /// A sample of a batch.
@@ -107,6 +110,20 @@ pub struct OrderArguments {
 }
 
 impl Order {
+    /// The most samples that are shuffled: the numbers of those have 32 bits.
+    pub const MOST_SHUFFLED: u64 = 1 << 30;
+    /// So many visits are kept besides the one that is asked for; of those before the last as many as have at most so many
+    /// entries together.
+    const KEPT_VISITS: usize = 8;
+    const KEPT_ENTRIES: usize = 1 << 20;
+
+    /// Bytes that shuffling so many samples of a shard takes at most: the lists of this visit and of the one before it, and
+    /// with groups what the order of a visit is made from.
+    pub fn shuffle_bytes(shard_samples: u64, grouped: bool) -> u64 {
+        let made = if grouped { Groups::BYTES_PER_SAMPLE } else { 0 };
+        shard_samples.saturating_mul(2 * size_of::<u32>() as u64 + made)
+    }
+
     /// An order over `samples` samples.
     ///
     /// # Errors
@@ -138,7 +155,7 @@ impl Order {
             batch_size: arguments.batch_size,
             shuffle: arguments.shuffle,
             origin: Origin::default(),
-            visits: vec![],
+            visits: Arc::default(),
         })
     }
 
@@ -185,13 +202,13 @@ impl Order {
                 *known = buffer;
             }
         }
-        self.visits.clear();
+        self.visits = Arc::default();
     }
 
     /// Counts batches from the epoch and what was played of it on. Batch `position.batch` comes next then.
     pub fn start_at(&mut self, position: &Position) {
         let Position { epoch, played, .. } = position.clone();
-        let rest = (!played.is_empty()).then(|| Arc::new(self.rest(epoch, &played)));
+        let rest = (!played.is_empty()).then(|| Arc::new(Rest::new(self.samples, epoch, &played)));
         self.origin = Origin { epoch, played, rest };
     }
 
@@ -214,7 +231,7 @@ impl Order {
         let (epoch, batch, rest) = self.epoch(batch);
         let shard = if self.stick { self.shard } else { (self.shard + epoch % self.shards) % self.shards };
         let (all, visit) = match &rest {
-            Some(rest) => (rest.len() as u64, None),
+            Some(rest) => (rest.len(), None),
             None => (self.samples, Some(Visit { epoch, shard, shards: self.shards })),
         };
         let (start, end) = (cut(all, self.shards, shard), cut(all, self.shards, shard + 1));
@@ -225,7 +242,10 @@ impl Order {
         (0..batch_size)
             .map(|i| {
                 let sample = match (&rest, visit) {
-                    (Some(rest), _) => rest[place(i) as usize],
+                    (Some(rest), _) => {
+                        let (visit, place) = rest.place(place(i));
+                        self.sample(visit, place)
+                    }
                     (None, Some(visit)) => self.sample(visit, place(i) - start),
                     (None, None) => 0,
                 };
@@ -235,11 +255,11 @@ impl Order {
     }
 
     /// With padding: the epoch of a batch, its number there, and the rest of the epoch if it was begun otherwise.
-    fn epoch(&self, batch: u64) -> (u64, u64, Option<Arc<Vec<u64>>>) {
+    fn epoch(&self, batch: u64) -> (u64, u64, Option<Arc<Rest>>) {
         let batches = |samples: u64| samples.div_ceil(self.shards).div_ceil(self.batch_size);
         let (mut batch, mut epoch) = (batch, self.origin.epoch);
         if let Some(rest) = &self.origin.rest {
-            let left = batches(rest.len() as u64);
+            let left = batches(rest.len());
             if batch < left {
                 return (epoch, batch, Some(rest.clone()));
             }
@@ -247,29 +267,6 @@ impl Order {
         }
         let whole = batches(self.samples);
         (epoch + batch / whole, batch % whole, None)
-    }
-
-    /// What readers with other shards or batches left of an epoch.
-    fn rest(&mut self, epoch: u64, played: &[Played]) -> Vec<u64> {
-        let mut left: Option<Vec<u64>> = None;
-        for part in played {
-            let gone = part.batches.saturating_mul(part.batch_size);
-            let all = left.as_ref().map_or(self.samples, |left| left.len() as u64);
-            let mut next = vec![];
-            for shard in 0..part.shards {
-                let (start, end) = (cut(all, part.shards, shard), cut(all, part.shards, shard + 1));
-                let gone = gone.min(end - start);
-                match &left {
-                    Some(left) => next.extend_from_slice(&left[(start + gone) as usize..end as usize]),
-                    None => {
-                        let visit = Visit { epoch, shard, shards: part.shards };
-                        next.extend((gone..end - start).map(|place| self.sample(visit, place)));
-                    }
-                }
-            }
-            left = Some(next);
-        }
-        left.unwrap_or_default()
     }
 
     /// The `t`-th sample of a reader whose batches run on across epochs.
@@ -294,23 +291,31 @@ impl Order {
     fn sample(&mut self, visit: Visit, place: u64) -> u64 {
         let start = cut(self.samples, visit.shards, visit.shard);
         let Some(shuffle) = &self.shuffle else { return start + place };
-        if let Some((_, order)) = self.visits.iter().find(|(known, _)| *known == visit) {
-            return order[place as usize];
+        let mut visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, order)) = visits.iter().find(|(known, _)| *known == visit) {
+            return order[place as usize].into();
         }
+        // Before the next one is made. A batch may hold the end of one visit and the start of the next, and of small ones
+        // those who look ahead are several further.
+        visits.truncate(Self::KEPT_VISITS);
+        let mut entries = 0;
+        visits.retain(|(_, order)| {
+            let is_last = entries == 0;
+            entries += order.len();
+            is_last || entries <= Self::KEPT_ENTRIES
+        });
         let end = cut(self.samples, visit.shards, visit.shard + 1);
         let mut random = visit.random(shuffle.seed);
         let order = match &shuffle.groups {
             Some((groups, buffer)) => groups.order(start..end, *buffer, &mut random),
             None => {
-                let mut order: Vec<u64> = (start..end).collect();
+                let mut order: Vec<u32> = (start..end).map(|sample| sample as u32).collect();
                 self::shuffle(&mut order, &mut random);
                 order
             }
         };
-        // A batch may hold the end of one visit and the start of the next.
-        self.visits.truncate(1);
-        let sample = order[place as usize];
-        self.visits.insert(0, (visit, Arc::new(order)));
+        let sample = order[place as usize].into();
+        visits.insert(0, (visit, order));
         sample
     }
 
@@ -332,7 +337,7 @@ impl Visit {
 }
 
 /// First position of a shard of so many. In 128 bits, because samples times shards may exceed 64.
-fn cut(samples: u64, shards: u64, shard: u64) -> u64 {
+pub(super) fn cut(samples: u64, shards: u64, shard: u64) -> u64 {
     (u128::from(samples) * u128::from(shard) / u128::from(shards)) as u64
 }
 

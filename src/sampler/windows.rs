@@ -3,6 +3,8 @@
 use crate::error::Result;
 use crate::options::argument;
 
+use std::sync::Arc;
+
 /// The arguments that decide which windows there are, as the user gave them.
 #[derive(Clone, Copy, Debug, Default)]
 #[allow(missing_docs)]
@@ -14,6 +16,8 @@ pub struct WindowArguments<'a> {
     pub roi_start: Option<&'a [i64]>,
     pub roi_end: Option<&'a [i64]>,
     pub exclude: &'a [i64],
+    /// The most windows that are listed where some are excluded; none: [`Windows::MOST_LISTED`].
+    pub most_listed: Option<u64>,
 }
 
 /// An arrangement of windows, numbered row by row.
@@ -75,7 +79,7 @@ pub struct Axis {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Starts {
     Regular { first: u64, step: u64, count: u64 },
-    Listed(Vec<u64>),
+    Listed(Arc<[u64]>),
 }
 
 impl Axis {
@@ -118,7 +122,7 @@ impl Axis {
 
     /// Windows with these runs in the region `from..to`, a step apart. `None` if there is no room for one.
     fn new(runs: Vec<Run>, anchor: i64, (from, to): (u64, u64), step: u64) -> Option<Self> {
-        let mut axis = Self { starts: Starts::Listed(vec![]), runs, anchor };
+        let mut axis = Self { starts: Starts::Listed([].into()), runs, anchor };
         let room = (to - from).checked_sub(axis.span())?;
         axis.starts = Starts::Regular { first: from, step, count: room / step + 1 };
         Some(axis)
@@ -142,6 +146,11 @@ impl Axis {
 }
 
 impl Windows {
+    /// Windows along the first dimension of which some can be left out: the others are listed, 8 bytes each.
+    pub const MOST_LISTED: u64 = 1 << 27;
+    /// Bytes that a listed window takes at most, while the list is made and told apart from others.
+    pub const LISTED_BYTES: u64 = 64;
+
     /// Arranges windows over an array of the given shape.
     ///
     /// # Errors
@@ -209,6 +218,14 @@ impl Windows {
         }
         if !given.exclude.is_empty() {
             let indices = within("exclude", given.exclude, shape[0])?;
+            let most = given.most_listed.unwrap_or(u64::MAX).min(Self::MOST_LISTED);
+            if axes[0].count() > most {
+                let problem = format!(
+                    "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",
+                    axes[0].count(),
+                );
+                return Err(argument("exclude", problem));
+            }
             axes[0].exclude(&indices);
             if axes[0].count() == 0 {
                 let problem = format!(
@@ -464,6 +481,7 @@ mod tests {
                 roi_start: Some(&bounds.0),
                 roi_end: Some(&bounds.1),
                 exclude: &exclude,
+                most_listed: None,
             };
             let inside = |t: i64| steps.iter().all(|o| (roi.0..roi.1).contains(&(t + o)));
             let first = (-40..70).find(|&t| inside(t));

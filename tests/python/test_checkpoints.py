@@ -314,14 +314,14 @@ def test_checkpoint_of_every_epoch(backend, numbers, depth, initial_fill):
 STEPS = 90
 
 
-def write_weather(path, steps=STEPS):
+def write_weather(path, steps=STEPS, field_chunks=(4, 3, 4)):
     """number [], field [6, 8] and flux [6], with the first dimension; mask [6, 8] without it."""
     rng = np.random.default_rng(8)
     write_group(path)
     names = ("time", "y", "x")
     write_array(path, "number", np.arange(steps), chunks=(10,), dimension_names=names[:1])
     field = rng.random((steps, 6, 8), "float32")
-    write_array(path, "field", field, chunks=(4, 3, 4), dimension_names=names)
+    write_array(path, "field", field, chunks=field_chunks, dimension_names=names)
     write_array(path, "wind", field, chunks=(4, 3, 4), dimension_names=names)
     write_array(path, "flux", rng.random((steps, 6)), chunks=(7, 6), dimension_names=names[:2])
     write_array(path, "mask", rng.random((6, 8)) < 0.5, chunks=(6, 5), dimension_names=names[1:])
@@ -532,13 +532,49 @@ def test_other_store_is_refused(backend, weather, checkpoint, tmp_path):
     )
 
 
+@pytest.mark.parametrize("field_chunks", [(5, 3, 4), (1, 6, 8)])
+def test_other_chunks_are_refused_where_the_order_depends_on_them(
+    backend, weather, checkpoint, tmp_path, field_chunks
+):
+    """A shuffle keeps chunks together: in a rechunked copy the same state would repeat and drop samples."""
+    write_weather(tmp_path, field_chunks=field_chunks)
+    word = rf"chunks of \[\[\[4\]\]\].*(of \[\[\[{field_chunks[0]}\]\]\]|belongs to one sample)"
+    assert_restore_refused(backend, tmp_path, checkpoint, word, **REFUSED_BASE)
+
+
 @pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("version", [1, 3, 9])
+@pytest.mark.parametrize(
+    ("change", "field_chunks"), [({}, (4, 6, 8)), ({"random_shuffle": False}, (5, 3, 4))]
+)
+def test_chunks_that_the_order_does_not_depend_on_may_change(
+    backend, weather, tmp_path, change, field_chunks
+):
+    """Chunks along dimensions that belong whole to every sample; all chunks where samples come in order."""
+    arguments = REFUSED_BASE | change
+    pipe = build(backend, weather, pipeline=CHECKPOINTED, **arguments)
+    for _ in range(3):
+        pipe.run()
+    settings = CHECKPOINTED | {"checkpoint": pipe.checkpoint()}
+    write_weather(tmp_path, field_chunks=field_chunks)
+    again = build(backend, tmp_path, pipeline=settings, **arguments)
+    assert names_of(again, tmp_path, 30) == names_of(pipe, weather, 30)
+
+
+@pytest.mark.gpu_where(False)
+def test_another_order_of_samples_is_refused(backend, weather, checkpoint):
+    """A state of a release whose sampler draws another order says so."""
+    assert b'"sampler":1' in checkpoint
+    other = checkpoint.replace(b'"sampler":1', b'"sampler":7')
+    assert_restore_refused(backend, weather, other, r"sampler=7.*\b1\b", **REFUSED_BASE)
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("version", [1, 2, 9])
 def test_other_version_is_refused(backend, weather, checkpoint, version):
     """A checkpoint of another release says which version it has and which one is known."""
-    assert b'"version":2' in checkpoint
-    other = checkpoint.replace(b'"version":2', b'"version":%d' % version)
-    assert_restore_refused(backend, weather, other, rf"version.*\b{version}\b.*\b2\b", **REFUSED_BASE)
+    assert b'"version":3' in checkpoint
+    other = checkpoint.replace(b'"version":3', b'"version":%d' % version)
+    assert_restore_refused(backend, weather, other, rf"version.*\b{version}\b.*\b3\b", **REFUSED_BASE)
     build(backend, weather, pipeline=CHECKPOINTED | {"checkpoint": checkpoint}, **REFUSED_BASE)
 
 
@@ -718,7 +754,7 @@ def test_other_number_of_shards(backend, weather, name, chain):
             pad_last_batch=True,
             num_shards=num_shards,
             shard_id=shard_id,
-            position=json.dumps({"version": 2, "epoch": first_epoch + 1, "batch": 0}),
+            position=json.dumps({"version": 3, "epoch": first_epoch + 1, "batch": 0}),
             **arguments,
         )
         assert names_of(pipe, "", 2 * following) == names_of(regular, "", 2 * following), shard_id
@@ -756,7 +792,7 @@ def test_position_is_what_a_checkpoint_holds(backend, weather):
     numbers_of(original, 11)
     position = zarr_dali.stats(original)["position"]
     assert position == state_of(original.checkpoint())[1]
-    assert (position["version"], position["epoch"], position["batch"]) == (2, 1, 3)
+    assert (position["version"], position["epoch"], position["batch"]) == (3, 1, 3)
     pipe = build(backend, weather, random_shuffle=True, position=json.dumps(position), **arguments)
     assert numbers_of(pipe, 20) == numbers_of(original, 20)
 
@@ -766,7 +802,7 @@ def test_position_of_an_epoch(backend, weather, pad):
     """Epoch and batch alone are enough: the reader's own shards and batch size are meant."""
     reader = {"num_shards": 4, "shard_id": 1, "pad_last_batch": pad}
     length = reference.batches_per_epoch(STEPS, 4, 4)
-    position = json.dumps({"version": 2, "epoch": 2 if pad else 0, "batch": 3})
+    position = json.dumps({"version": 3, "epoch": 2 if pad else 0, "batch": 3})
     pipe = build(backend, weather, arrays=["number"], batch_size=4, position=position, **reader)
     skipped = 2 * length + 3 if pad else 3
     assert numbers_of(pipe, 9) == reference.batches(STEPS, 4, skipped + 9, **reader)[skipped:]
@@ -786,7 +822,7 @@ def test_checkpoint_behind_a_position(backend, weather, pad, stick):
         "pad_last_batch": pad,
         **SHUFFLED,
     }
-    position = json.dumps({"version": 2, "epoch": 5 if pad else 0, "batch": 2})
+    position = json.dumps({"version": 3, "epoch": 5 if pad else 0, "batch": 2})
     original = build(backend, weather, pipeline=CHECKPOINTED, position=position, **arguments)
     for batches in (1, 7, 30):
         numbers_of(original, batches)
@@ -795,7 +831,7 @@ def test_checkpoint_behind_a_position(backend, weather, pad, stick):
         assert numbers_of(restored, 10) == numbers_of(original, 10)
 
 
-POSITION = {"version": 2, "epoch": 1, "batch": 2}
+POSITION = {"version": 3, "epoch": 1, "batch": 2}
 
 
 @pytest.mark.gpu_where(False)
@@ -805,9 +841,9 @@ POSITION = {"version": 2, "epoch": 1, "batch": 2}
         ("{", "JSON"),
         ("[1]", "object"),
         ({"epoch": 1, "batch": 0}, "version"),
-        (POSITION | {"version": 3}, "version.*3.*2"),
-        ({"version": 2, "batch": 0}, "epoch"),
-        ({"version": 2, "epoch": 0}, "batch"),
+        (POSITION | {"version": 2}, "version.*2.*3"),
+        ({"version": 3, "batch": 0}, "epoch"),
+        ({"version": 3, "epoch": 0}, "batch"),
         (POSITION | {"epoch": -1}, "epoch"),
         (POSITION | {"batch": -1}, "batch"),
         (POSITION | {"batch": 1.5}, "batch"),
@@ -841,6 +877,6 @@ def test_positions_of_others_need_padding(backend, weather, change):
 def test_positions_of_the_other_backend(weather):
     """A run goes on from CPU to GPU. Checkpoints of DALI name nodes of one backend, positions do not."""
     arguments = {"arrays": ["number"], "batch_size": 4, "num_shards": 2, "pad_last_batch": True, **SHUFFLED}
-    position = json.dumps({"version": 2, "epoch": 1, "batch": 3})
+    position = json.dumps({"version": 3, "epoch": 1, "batch": 3})
     here, there = (build(backend, weather, position=position, **arguments) for backend in (CPU, GPU))
     assert numbers_of(here, 40) == numbers_of(there, 40)

@@ -2,7 +2,8 @@
 
 zarr-python reads and writes the chunks, with the codec pipeline of the package zarrs where it is there.
 What is here decides what to write (`plan`, `proposal`, `codecs`), in which regions, so that the source is
-read as little as memory allows (`regions`), and sees to it that a stop loses nothing (`copying`, `journal`).
+read as little as memory allows (`regions`), sees to it that a stop loses nothing (`copying`, `journal`), that
+one run at a time writes (`lock`), and that only a whole copy gets the name (`publishing`).
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
+
+from zarr_dali import _local
 
 if TYPE_CHECKING:
     from zarr_dali._rechunk.copying import Tick
@@ -36,6 +39,11 @@ class Rechunked:
     """Of the values of each array, the same in source and copy; None without `verify`."""
     resumed_bytes: int = 0
     """Decoded bytes that an earlier run had copied already."""
+    again_bytes: int = 0
+    """Decoded bytes that an earlier run had copied and this one copied again, because files of the source, or
+    of the copy, have changed since."""
+    complete: bool = False
+    """Whether `resume` found the copy complete, with nothing left to do."""
     seconds: float = 0.0
 
 
@@ -56,6 +64,7 @@ def rechunk(
     verify: bool = False,
     memory: int | str = "2GB",
     workers: int | None = None,
+    follow_links: bool = True,
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -64,8 +73,9 @@ def rechunk(
     """Copies a Zarr v2 or v3 store into a Zarr v3 store with other chunks, values bit for bit.
 
     The copy grows in `DST.partial` and gets its name when it is complete, so that nobody reads half of one. A
-    run that was stopped, killed or failed is continued with `resume=True` and the same arguments. The source
-    is only read.
+    run that was stopped, killed or failed is continued with `resume=True` and the same arguments. One run at
+    a time has `DST.partial`, which it locks. The source is only read; if it changes meanwhile, the copy gets
+    no name.
 
     Attributes, dimension names and fill values are kept, and consolidated metadata if the source has them.
     Coordinates come along, in one chunk each. The fill value of a Zarr v2 array also becomes the attribute
@@ -95,23 +105,27 @@ def rechunk(
         verify: Read source and copy again and compare checksums of their values.
         memory: Bytes for the work, or text such as "2GB"; comes on top of what Python and its libraries take.
         workers: Regions that are copied at once; by default one for each core, up to 8.
-        resume: Keep what an earlier run finished.
-        overwrite: Replace the store at `dst` when the copy is complete. Without `resume` begin anew.
+        follow_links: False refuses a source with symbolic links that lead out of its folder, for stores from
+            strangers.
+        resume: Keep what an earlier run finished, besides what it copied from files of the source that have
+            changed since. Of a copy that is complete already nothing is left to do.
+        overwrite: Replace the store at `dst` when the copy is complete, in one step where the file system has
+            one. Without `resume` begin anew.
         dry_run: Only plan; `print(rechunk(..., dry_run=True).plan)` shows it.
         progress: Called with ("copying" or "verifying", bytes done, bytes in all), decoded.
 
     Raises:
-        ValueError: Arguments or the source's metadata do not fit, or `dst` is taken.
-        RuntimeError: Something failed while copying, such as a full disk or a damaged chunk.
+        ValueError: Arguments or the source's metadata do not fit, `dst` is taken, or another run is writing
+            it.
+        RuntimeError: Something failed while copying, such as a full disk, a damaged chunk, or a source that
+            somebody changed.
         ImportError: zarr-python 3 is missing.
     """
     _import_zarr()
     from zarr_dali._rechunk import copying, plan, proposal
 
     source, destination = _paths(src, dst)
-    if not dry_run:
-        left = copying.partial_of(destination)
-        _check_destination(destination, left, resume=resume, overwrite=overwrite)
+    _local.check_store(source, follow_links, chunks=not dry_run)
     use = None
     if for_window is not None:
         window = (for_window,) if isinstance(for_window, int) else tuple(for_window)
@@ -124,7 +138,7 @@ def rechunk(
         shards = {}
     count = stats is not False
     if count and stats is not True:
-        _check_statistics(Path(stats).resolve(), source)
+        _check_statistics(Path(stats).resolve(), source, destination)
     if mask and not count:
         raise ValueError("mask is about statistics, which `stats` asks for")
     asked = plan.Request(
@@ -141,15 +155,12 @@ def rechunk(
     if dry_run:
         return Rechunked(made)
     start = monotonic()
-    if resume and copying.finish(made):
-        return Rechunked(made, resumed_bytes=made.bytes)
 
     def keep(done: copying.Done) -> None:
         if count and stats is not True:
             _write_statistics(Path(stats), done.statistics)
 
-    done = copying.copy(
-        made,
+    task = copying.Task(
         mask=mask,
         count=count,
         verify=verify,
@@ -158,7 +169,16 @@ def rechunk(
         tick=progress or (lambda what, done, total: None),
         keep=keep,
     )
-    return Rechunked(made, done.statistics, done.checksums, done.resumed_bytes, monotonic() - start)
+    done = copying.copy(made, task)
+    return Rechunked(
+        plan=made,
+        statistics=done.statistics,
+        checksums=done.checksums,
+        resumed_bytes=done.resumed_bytes,
+        again_bytes=done.again_bytes,
+        complete=done.complete,
+        seconds=monotonic() - start,
+    )
 
 
 def _import_zarr() -> None:
@@ -174,48 +194,33 @@ def _import_zarr() -> None:
 
 def _paths(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> tuple[Path, Path]:
     """Both folders without symbolic links, which could hide that one lies in the other."""
+    _local.check_url("src", src)
+    _local.check_url("dst", dst)
     source, destination = Path(src).resolve(), Path(dst).resolve()
     if not source.is_dir():
         raise ValueError(f"{src}: there is no such folder")
     if source == destination or (destination.exists() and source.samefile(destination)):
         raise ValueError(f"{dst} is the source itself, which is never written to; choose another folder")
+    from zarr_dali._rechunk import copying
+
+    working = copying.partial_of(destination)
+    if source.is_relative_to(working):
+        raise ValueError(f"{src} lies where {dst} is to be written; choose another folder")
     if source.is_relative_to(destination) or destination.is_relative_to(source):
         raise ValueError(f"of {src} and {dst} one lies inside the other; choose another folder")
     return source, destination
 
 
-def _check_destination(destination: Path, partial: Path, *, resume: bool, overwrite: bool) -> None:
-    """Raises ValueError where something is in the way that may not be replaced."""
-    from zarr_dali._rechunk import copying, journal
-
-    if partial.exists():
-        if not (resume or overwrite):
-            raise ValueError(
-                f"{partial} is left of an earlier run: resume=True goes on, overwrite=True begins anew"
-            )
-        if journal.header_of(partial) is None and not copying.looks_like_store(partial):
-            raise ValueError(f"{partial} is in the way and none of ours; remove it")
-        if resume and journal.header_of(partial) is None:
-            raise ValueError(f"{partial} has no journal and cannot be resumed; overwrite=True begins anew")
-    if not destination.exists():
-        return
-    if overwrite:
-        if not copying.looks_like_store(destination):
-            raise ValueError(f"{destination} is no Zarr store and is not replaced; choose another name")
-        return
-    if resume and journal.header_of(destination) is not None:
-        return
-    if destination.is_dir() and not any(destination.iterdir()):
-        return
-    raise ValueError(f"{destination} exists; choose another name, or overwrite=True to replace it")
-
-
-def _check_statistics(path: Path, source: Path) -> None:
+def _check_statistics(path: Path, source: Path, destination: Path) -> None:
     """What would fail only after all is copied."""
+    from zarr_dali._rechunk import copying
+
     if not path.parent.is_dir():
         raise ValueError(f"stats: there is no folder {path.parent}")
     if path.is_relative_to(source):
         raise ValueError(f"stats: {path} is inside the source, which is never written to")
+    if any(path.is_relative_to(one) for one in (destination, copying.partial_of(destination))):
+        raise ValueError(f"stats: {path} is inside the copy, which is replaced as a whole")
 
 
 def _names(variables: str | Iterable[str] | None) -> tuple[str, ...] | None:
@@ -252,6 +257,8 @@ def _workers(workers: int | None, plan: Any) -> int:
 
 def _write_statistics(path: Path, found: dict[str, dict[str, Any]]) -> None:
     """As the reader takes them, arrays without a value left out."""
+    from zarr_dali._rechunk import journal
+
     known = {name: values for name, values in found.items() if values["count"]}
     content = {
         "arrays": list(known),
@@ -259,4 +266,4 @@ def _write_statistics(path: Path, found: dict[str, dict[str, Any]]) -> None:
         "std": [values["std"] for values in known.values()],
         "statistics": found,
     }
-    path.write_text(json.dumps(content, indent=2) + "\n")
+    journal.write_whole(path, (json.dumps(content, indent=2) + "\n").encode())

@@ -1,18 +1,16 @@
-"""Does what a plan says: threads copy regions, the journal notes them, a rename makes the store visible."""
+"""Does what a plan says: threads copy regions, the journal notes them, and the copy gets its name."""
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import hashlib
+import itertools
 import json
 import os
-import re
-import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,10 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_dali._rechunk import journal, statistics
+from zarr_dali._rechunk import journal, metadata, publishing, stamps, statistics
+from zarr_dali._rechunk.failing import FinalError, explained, explaining
+from zarr_dali._rechunk.journal import Journal
+from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk.plan import (
     ZARR_PYTHON,
     ZARRS,
@@ -28,27 +29,43 @@ from zarr_dali._rechunk.plan import (
     Plan,
     arrays_of,
     attributes_of,
-    dimensions_of,
     groups_of,
     open_source,
     with_regions,
 )
 from zarr_dali._rechunk.regions import each_box, slices
+from zarr_dali._rechunk.source import Noting
 
 PARTIAL = ".partial"
-"""Ending of the folder that is written until the copy is complete."""
-_HINTS = {
-    errno.ENOSPC: "the disk is full; make room",
-    errno.EDQUOT: "the disk quota is used up; make room",
-    errno.EACCES: "a file may not be read or written; change its permissions",
-    errno.EROFS: "the file system is read-only",
-    errno.EMFILE: "too many files are open; raise the limit (ulimit -n)",
-}
+"""Ending of the working folder, which is there until the copy has its name."""
 
 _MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 Tick = Callable[[str, int, int], None]
 """Told how far the work is: what is being done, bytes that are done, bytes in all."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is asked for besides what the plan says.
+
+    Args:
+        mask: Whether statistics leave out what CF attributes mask, and are of scaled values.
+        count: Whether there are statistics.
+        verify: Whether source and copy are read again and compared.
+        resume: Whether what an earlier run finished is kept.
+        overwrite: Whether a store at the destination is replaced when the copy is complete.
+        tick: Is told of progress, in the thread that called.
+        keep: Is given what was found, when the copy has its name.
+    """
+
+    mask: bool
+    count: bool
+    verify: bool
+    resume: bool
+    overwrite: bool
+    tick: Tick
+    keep: Callable[[Done], None]
 
 
 @dataclass(frozen=True)
@@ -58,108 +75,142 @@ class Done:
     statistics: dict[str, dict[str, Any]] | None
     checksums: dict[str, str] | None
     resumed_bytes: int
+    again_bytes: int = 0
+    complete: bool = False
+    """Whether nothing was left to do."""
 
 
 def partial_of(destination: Path) -> Path:
-    """Where a copy lies until it is complete."""
+    """The working folder, where a copy lies until it is complete."""
     return destination.with_name(destination.name + PARTIAL)
 
 
-def copy(
-    plan: Plan,
-    *,
-    mask: bool,
-    count: bool,
-    verify: bool,
-    resume: bool,
-    overwrite: bool,
-    tick: Tick,
-    keep: Callable[[Done], None],
-) -> Done:
+def copy(plan: Plan, task: Task) -> Done:
     """Writes the copy.
 
-    Args:
-        plan: What to write.
-        mask: Whether statistics leave out what CF attributes mask, and are of scaled values.
-        count: Whether there are statistics.
-        verify: Whether source and copy are read again and compared.
-        resume: Whether what an earlier run finished is kept.
-        overwrite: Whether a store at the destination is replaced when the copy is complete.
-        tick: Is told of progress, in the thread that called.
-        keep: Is given what was found, before the copy gets its name.
-
     Raises:
-        ValueError: What an earlier run left does not fit the plan.
+        ValueError: Another run is writing it, something is in the way, or what an earlier run left does not
+            fit the plan.
         RuntimeError: Something failed while copying; the text says how to go on.
     """
     destination = Path(plan.destination)
-    folder = partial_of(destination)
-    if not resume and folder.exists():
-        _remove(folder)
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    folder.mkdir(exist_ok=True)
-    regions = {array.name: array.cut.region for array in plan.arrays}
-    noted = {"mask": mask} if count else None
-    header = {"fingerprint": plan.fingerprint, "regions": regions, "statistics": noted}
+    lock = Lock(partial_of(destination), destination, journal.holder)
+    store = None
     try:
-        log = journal.Journal(folder, header)
-    except BlockingIOError as error:
-        raise ValueError(f"{folder}: another process is writing it") from error
-    try:
-        _check_header(log.header, header, folder)
-        plan = with_regions(plan, log.header["regions"])
         # Warnings are of codecs and types that the specification of Zarr v3 does not name, and of arrays that
         # the zarrs package leaves to zarr-python.
-        with warnings.catch_warnings():
+        what = f"{plan.source} could not be copied to {destination}"
+        with explaining(what, lock.folder), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            done = _copy(plan, folder, log, resume, mask=mask, count=count, verify=verify, tick=tick)
-            if plan.consolidated:
-                zarr.consolidate_metadata(str(folder))
-        keep(done)
-        _publish(folder, destination, overwrite)
+            log = Journal(lock)
+            publishing.recover(lock, log, destination)
+            done = _begin(plan, task, lock, log)
+            if done is None:
+                store = lock.folder / log.header["store"]
+                done = _run(plan, task, lock, log, store)
     finally:
-        log.close()
+        lock.release(store and store.name)
     return done
 
 
-def finish(plan: Plan) -> bool:
-    """Whether a run was stopped after its copy had got its name, of which nothing is left to do.
+def _begin(plan: Plan, task: Task, lock: Lock, log: Journal) -> Done | None:
+    """Sees to what is in the way and begins or goes on; what was found where the copy is complete already.
 
     Raises:
-        ValueError: It was a run with other arguments.
+        ValueError: Something is in the way that may not be replaced, or cannot be resumed.
     """
-    destination = Path(plan.destination)
-    header = journal.header_of(destination)
-    if header is None or partial_of(destination).exists():
-        return False
-    if header.get("fingerprint") != plan.fingerprint:
-        raise ValueError(f"{destination} is a copy with other arguments; overwrite=True replaces it")
-    (destination / journal.NAME).unlink()
-    return True
+    destination, left = Path(plan.destination), log.header is not None
+    if left and not (task.resume or task.overwrite):
+        raise ValueError(
+            f"{lock.folder} is left of an earlier run: resume=True goes on, overwrite=True begins anew"
+        )
+    taken = os.path.lexists(destination) and not (destination.is_dir() and not any(destination.iterdir()))
+    if taken and not left and task.resume:
+        done = _complete(plan, task, destination)
+        if isinstance(done, Done):
+            return done
+        problem = f" and {done}"
+    else:
+        problem = ""
+    if taken and not task.overwrite:
+        raise ValueError(
+            f"{destination} exists{problem}; choose another name, or overwrite=True to replace it"
+        )
+    if taken:
+        publishing.check_replaceable(destination)
+    header = {
+        "fingerprint": plan.fingerprint,
+        "regions": {array.name: array.cut.region for array in plan.arrays},
+        "statistics": {"mask": task.mask} if task.count else None,
+        "record": plan.arrays[0].name,
+    }
+    if left and task.resume:
+        _check_header(log.header, header, lock.folder)
+        log.begin(None)
+        return None
+    if left:
+        for name in lock.entries():
+            publishing.discard(lock, name)
+        log.clear()
+    log.begin(header | {"store": f"store-{os.urandom(6).hex()}"})
+    return None
 
 
-def looks_like_store(folder: Path) -> bool:
-    """Whether a folder is a Zarr store, or empty, and not something else that a slip would delete."""
-    names = ("zarr.json", ".zgroup", ".zarray", ".zmetadata", journal.NAME)
-    return folder.is_dir() and (any((folder / name).exists() for name in names) or not any(folder.iterdir()))
+def _complete(plan: Plan, task: Task, destination: Path) -> Done | str:
+    """What was found by the run that wrote the destination; or why it is not the copy that is asked for."""
+    record = publishing.record_in(destination / plan.arrays[0].name)
+    if record is None:
+        return "has no record of being this copy"
+    if record["fingerprint"] != plan.fingerprint:
+        return "is a copy with other arguments, or the source's metadata have changed since"
+    if task.count and record["statistics"] != {"mask": task.mask}:
+        return "was written without these statistics"
+    job = _Job(with_regions(plan, record["regions"]), task, destination)
+    if (problem := publishing.damage(destination, job.documents, record["files"])) is not None:
+        return f"has been changed since it was written ({problem})"
+    job.open()
+    now = job.summary(job.look())
+    for name, (stamped, files) in record["arrays"].items():
+        if stamped != now[name][0]:
+            return f'size or times of files of the source have changed since, in its array "{name}"'
+        if files != now[name][1]:
+            return f'has been changed since it was written, in its array "{name}"'
+    checksums = job.verify() if task.verify else None
+    done = Done(record["found"] if task.count else None, checksums, plan.bytes, complete=True)
+    task.keep(done)
+    return done
 
 
-def _remove(folder: Path) -> None:
-    if not looks_like_store(folder):
-        raise ValueError(f"{folder} is no Zarr store and is left alone; remove it or choose another name")
-    shutil.rmtree(folder)
-
-
-def _publish(folder: Path, destination: Path, overwrite: bool) -> None:
-    if overwrite and destination.exists():
-        _remove(destination)
-    os.rename(folder, destination)
-    (destination / journal.NAME).unlink()
+def _run(plan: Plan, task: Task, lock: Lock, log: Journal, store: Path) -> Done:
+    job = _Job(with_regions(plan, log.header["regions"]), task, store)
+    with explaining(f"{store}: the metadata", lock.folder):
+        metadata.write(job.documents, store)
+    job.open()
+    resumed, again = job.copy(log)
+    checksums = job.verify() if task.verify else None
+    publishing.sweep(store)
+    job.check(lock, log)
+    done = Done(job.statistics(log), checksums, resumed, again)
+    record = {
+        **{name: log.header[name] for name in ("fingerprint", "regions", "statistics")},
+        "arrays": job.summary(log.done),
+        "files": sum(region.files[0] for region in log.done.values()),
+        "found": done.statistics,
+    }
+    with explaining(f"{plan.destination}: the copy could not be given its name", lock.folder):
+        publishing.publish(lock, log, record, Path(plan.destination), task.overwrite)
+    with explaining(f"{plan.destination} is complete, but what it replaced could not be deleted", None):
+        publishing.tidy(lock, log)
+    with explaining(
+        f"{plan.destination} is complete, its statistics are not (resume=True writes them)", None
+    ):
+        task.keep(done)
+    return done
 
 
 def _check_header(stored: dict[str, Any], header: dict[str, Any], folder: Path) -> None:
     problem = None
-    if stored.get("version", journal.VERSION) != journal.VERSION:
+    if stored.get("version") != journal.VERSION:
         problem = "was begun by another release"
     elif stored["fingerprint"] != header["fingerprint"]:
         problem = "was begun with other arguments, or the source's metadata have changed since"
@@ -167,10 +218,6 @@ def _check_header(stored: dict[str, Any], header: dict[str, Any], folder: Path) 
         problem = "was begun without these statistics"
     if problem:
         raise ValueError(f"{folder} {problem}: it cannot be resumed; overwrite=True begins anew")
-
-
-class _DiffersError(RuntimeError):
-    """Source and copy are not the same."""
 
 
 class _Array:
@@ -182,15 +229,22 @@ class _Array:
         source: zarr.Array,
         target: zarr.Array,
         proof: tuple[zarr.Array, zarr.Array],
+        store: Noting,
+        by_zarrs: bool,
+        source_folder: Path,
         folder: Path,
         rule: statistics.Rule | None,
         torn: bool,
     ) -> None:
         self.plan = plan
+        self.source_folder = source_folder
         self.source, self.target = source, target
         self.full = target.with_config({"write_empty_chunks": True})
         self.proof = proof
         """Source and target once more, read by zarr-python alone, so that no decoder vouches for itself."""
+        self.store = store
+        """What of the source is read through that knows what was missing: all but `source`, if `by_zarrs`."""
+        self.by_zarrs = by_zarrs
         self.folder = folder
         self.rule = rule
         self.torn = torn
@@ -209,10 +263,15 @@ class _Array:
             slice(part.start + start, part.stop + start) for part, start in zip(region, self.plan.start)
         )
 
-    def copy(self, number: int) -> list[float] | None:
+    def copy(self, number: int) -> journal.Region:
         """Copies a region; returns what is to be noted about it."""
         region = self.region(number)
+        # Before it is read: what is written to the source from now on gives other stamps.
+        files = self.sources(region)
+        stamped = stamps.of(self.source_folder, files, settled=True)
         values = _native(np.asarray(self.source[self.in_source(region)]))
+        self._check_read(values, region, [file for file, there in zip(files, stamps.there(stamped)) if there])
+        self.store.missing.difference_update(map(self._key, files))
         _trim()
         note = self.rule.moments(values).as_list() if self.rule else None
         for box in each_box(values.shape, self.plan.grid.write_box(self.plan.cut.region)):
@@ -222,7 +281,72 @@ class _Array:
             self._write(np.ascontiguousarray(values[box]).reshape(values[box].shape), place)
         del values
         _trim()
-        return note
+        return journal.Region(note, stamped, self._written(region))
+
+    def look(self, number: int) -> journal.Region:
+        """What would be noted about a region, as the files are now."""
+        region = self.region(number)
+        stamped = stamps.of(self.source_folder, self.sources(region), settled=False)
+        return journal.Region(None, stamped, self._written(region))
+
+    def sources(self, region: tuple[slice, ...]) -> list[Path]:
+        """Files of the source that a region is copied from, which may be missing."""
+        metadata = self.proof[0].metadata
+        unit = self.plan.source_shard or self.plan.source_chunk
+        return [
+            self.source_folder / metadata.encode_chunk_key(coordinates)
+            for coordinates in _coordinates(self.in_source(region), unit)
+        ]
+
+    def _check_read(self, values: np.ndarray, region: tuple[slice, ...], files: list[Path]) -> None:
+        """Sees whether files were there when a region was read, as they had been before.
+
+        Args:
+            values: Of the region.
+            region: Its part of the copy.
+            files: Those of the source that were there when they were stamped.
+
+        Raises:
+            RuntimeError: One was not.
+        """
+        there = set(files)
+        if self.by_zarrs:
+            # The zarrs package does not say what was missing: what it found empty is read again.
+            metadata, place, unit = self.proof[0].metadata, self.in_source(region), self.plan.source_chunk
+            fill = np.asarray(self.source.fill_value, values.dtype)
+            file_unit = self.plan.source_shard or unit
+            for at in _coordinates(place, unit):
+                key = metadata.encode_chunk_key(tuple(a * b // c for a, b, c in zip(at, unit, file_unit)))
+                if (file := self.source_folder / key) not in there:
+                    continue
+                box = tuple(
+                    slice(max(part.start, one * extent), min(part.stop, (one + 1) * extent))
+                    for part, one, extent in zip(place, at, unit)
+                )
+                found = np.asarray(
+                    values[tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(box, place))]
+                )
+                first = np.asarray(found[(slice(1),) * found.ndim])
+                if not (_compare(first, fill)[0] and _compare(found, fill)[0]):
+                    continue
+                if np.asarray(self.proof[0][box]).tobytes() != found.tobytes():
+                    raise _went_away(file)
+        if self.store.missing:
+            for file in files:
+                if self._key(file) in self.store.missing:
+                    raise _went_away(file)
+
+    def _key(self, file: Path) -> str:
+        """Of a chunk file in the store."""
+        return file.relative_to(self.store.root).as_posix()
+
+    def _written(self, region: tuple[slice, ...]) -> list[int]:
+        """How many files a region has in the copy, and their bytes."""
+        sizes = []
+        for key in self._files(region):
+            with suppress(FileNotFoundError):
+                sizes.append(os.stat(self.folder / key).st_size)
+        return [len(sizes), sum(sizes)]
 
     def _write(self, values: np.ndarray, place: tuple[slice, ...]) -> None:
         if self.torn:
@@ -235,18 +359,14 @@ class _Array:
             (self.full if alike else self.target)[place] = values
 
     def _files(self, place: tuple[slice, ...]) -> Iterator[str]:
-        ranges = [
-            range(part.start // unit, -(-part.stop // unit)) for part, unit in zip(place, self.plan.unit)
-        ]
-        for index in np.ndindex(*map(len, ranges)):
-            coordinates = tuple(steps[i] for steps, i in zip(ranges, index))
+        for coordinates in _coordinates(place, self.plan.unit):
             yield self.target.metadata.encode_chunk_key(coordinates)
 
     def compare(self, number: int) -> str:
         """Reads a region again from both sides; returns its checksum.
 
         Raises:
-            _DiffersError: They are not the same.
+            FinalError: They are not the same.
         """
         region = self.region(number)
         source, target = self.proof
@@ -255,74 +375,186 @@ class _Array:
         found = _checksum(_native(np.asarray(target[region])))
         _trim()
         if wanted != found:
-            raise _DiffersError(
+            raise FinalError(
                 f"the copy differs from the source (checksums of values {found} and {wanted}): look for a "
-                "codec that loses digits or for failing memory or storage, and copy again with overwrite=True"
+                "codec that loses digits or for failing memory or storage, and copy again with "
+                f"overwrite=True; it stays in {self.folder} until then"
             )
         return wanted
 
 
-def _copy(
-    plan: Plan,
-    folder: Path,
-    log: journal.Journal,
-    resume: bool,
-    *,
-    mask: bool,
-    count: bool,
-    verify: bool,
-    tick: Tick,
-) -> Done:
-    arrays = _open(plan, folder, mask, count, torn=resume)
-    total = plan.bytes
-    sizes = {array.plan.name: array.plan.bytes / max(1, array.plan.regions) for array in arrays}
-    resumed = sum(sizes[name] for name, _ in log.done)
-    finished = resumed
-    tick("copying", int(finished), total)
-    try:
-        for array in arrays:
-            name = array.plan.name
-            todo = [number for number in range(array.plan.regions) if (name, number) not in log.done]
-            with _decoding(array.plan):
-                for number, note in _each(array, "copy", todo, folder):
-                    log.add(name, number, note)
-                    finished += sizes[name]
+class _Job:
+    """A plan's arrays on both sides.
+
+    Args:
+        plan: What is copied.
+        task: What is asked for besides.
+        folder: The copy.
+    """
+
+    def __init__(self, plan: Plan, task: Task, folder: Path) -> None:
+        self.plan, self.task, self.folder = plan, task, folder
+        self.arrays: list[_Array] = []
+        with _pipeline(ZARR_PYTHON):
+            self.store = Noting(Path(plan.source))
+            root = open_source(Path(plan.source), self.store)
+            self._sources = arrays_of(root)
+            self.documents = metadata.documents(plan, groups_of(root), self._sources)
+
+    def open(self) -> None:
+        """Opens the arrays, when the copy has its metadata."""
+        self.arrays = [self._open(array, self._sources[array.name]) for array in self.plan.arrays]
+
+    def _open(self, plan: ArrayPlan, wanted: zarr.Array) -> _Array:
+        task, target_folder = self.task, self.folder / plan.name
+        source_folder = Path(self.plan.source, plan.name)
+        rule = None
+        if task.count and not plan.coordinate and statistics.counts(plan.dtype):
+            rule = statistics.Rule.of(attributes_of(wanted), plan.dtype, task.mask)
+        with _pipeline(ZARR_PYTHON):
+            target = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
+        proof = wanted, target
+        by_zarrs = _zarrs_takes(wanted, plan)
+        with _pipeline(ZARRS if by_zarrs else ZARR_PYTHON), _decoding(plan):
+            if by_zarrs:  # which reads files itself, and takes no other store
+                wanted = zarr.open_array(str(source_folder), mode="r")
+            else:
+                wanted = zarr.open_array(store=self.store, path=plan.name, mode="r")
+            target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
+        return _Array(
+            plan, wanted, target, proof, self.store, by_zarrs, source_folder, target_folder, rule, task.resume
+        )
+
+    def copy(self, log: Journal) -> tuple[int, int]:
+        """Copies what is not noted, or has changed since; bytes that were done before, and of these again."""
+        tick, total = self.task.tick, self.plan.bytes
+        now = self.look() if log.done else {}
+        counted = {array.plan.name for array in self.arrays if array.rule}
+        changed = [
+            key
+            for key, region in log.done.items()
+            # A run between may have been without statistics.
+            if region[1:] != now[key][1:] or (key[0] in counted and region.note is None)
+        ]
+        again = self._bytes(changed)
+        log.forget(changed)
+        resumed = self._bytes(log.done)
+        finished = resumed
+        tick("copying", int(finished), total)
+        try:
+            for array in self.arrays:
+                name = array.plan.name
+                todo = [number for number in range(array.plan.regions) if (name, number) not in log.done]
+                for number, region in _each(array, "copy", todo, self.folder.parent):
+                    log.add(name, number, region)
+                    finished += self._bytes([(name, number)])
                     tick("copying", int(finished), total)
-    finally:
-        # Also after Ctrl-C or an error: what is finished need not be copied again.
-        _flush(log)
-    checksums = _verify(arrays, folder, total, tick) if verify else None
-    found = None
-    if count:
-        found = {
+        except BaseException:
+            # Also after Ctrl-C or an error: what is finished need not be copied again.
+            with suppress(RuntimeError):
+                log.flush()
+            raise
+        log.flush()
+        return int(resumed), int(again)
+
+    def verify(self) -> dict[str, str]:
+        """Reads both sides again; checksums of the values of each array."""
+        checksums, finished, total = {}, 0.0, self.plan.bytes
+        self.task.tick("verifying", 0, total)
+        for array in self.arrays:
+            parts = {}
+            for number, digest in _each(array, "compare", range(array.plan.regions), self.folder.parent):
+                parts[number] = digest
+                finished += self._bytes([(array.plan.name, number)])
+                self.task.tick("verifying", int(finished), total)
+            checksums[array.plan.name] = journal.fingerprint([parts[number] for number in sorted(parts)])
+        return checksums
+
+    def look(self) -> dict[tuple[str, int], journal.Region]:
+        """All regions as their files are now, on both sides."""
+        return {
+            (array.plan.name, number): region
+            for array in self.arrays
+            for number, region in _each(array, "look", range(array.plan.regions), self.folder.parent)
+        }
+
+    def check(self, lock: Lock, log: Journal) -> None:
+        """Sees whether the copy is what was written, and the source what was read.
+
+        Raises:
+            RuntimeError: The source has changed, so that the copy mixes old values with new ones.
+            FinalError: Somebody has changed the copy.
+        """
+        with explaining("the source's metadata", lock.folder):
+            self._check_source()
+        now = self.look()
+        lock.check()
+        for array in self.arrays:
+            for number in range(array.plan.regions):
+                key = array.plan.name, number
+                files = array.sources(array.region(number))
+                before, after = log.done[key].stamps, now[key].stamps
+                if before != after:
+                    changed = stamps.first_change(files, before, after)
+                    raise RuntimeError(
+                        f"{changed} has changed while the source was copied; the copy gets no name and stays "
+                        f"in {lock.folder}: when nobody writes to the source any more, resume=True copies "
+                        "again what has changed"
+                    )
+                if log.done[key].files != now[key].files:
+                    raise FinalError(
+                        f"{_where(array, number)}: somebody else has changed files of the copy, in "
+                        f"{array.folder}; resume=True copies them again"
+                    )
+        files = sum(region.files[0] for region in now.values())
+        if (problem := publishing.damage(self.folder, self.documents, files)) is not None:
+            raise FinalError(f"{problem}: somebody else has changed the copy; overwrite=True begins anew")
+
+    def _check_source(self) -> None:
+        """Raises RuntimeError where metadata of arrays are not those that were opened."""
+        for array in self.arrays:
+            try:
+                found = zarr.open_array(str(array.source_folder), mode="r").metadata
+            except (FileNotFoundError, ValueError) as error:
+                raise FinalError(
+                    f"{array.source_folder} went away while it was copied ({error}); bring it back and go on "
+                    "with resume=True"
+                ) from error
+            texts = [journal.fingerprint(one.to_dict()) for one in (found, array.source.metadata)]
+            if texts[0] != texts[1]:
+                raise FinalError(
+                    f"{array.source_folder}: the metadata have changed while the source was copied; begin "
+                    "anew with overwrite=True"
+                )
+
+    def summary(self, regions: dict[tuple[str, int], journal.Region]) -> dict[str, list[Any]]:
+        """Of each array a checksum of its source's stamps and of its files in the copy."""
+        found = {}
+        for array in self.arrays:
+            parts = [regions[array.plan.name, number] for number in range(array.plan.regions)]
+            found[array.plan.name] = [
+                journal.fingerprint([part.stamps for part in parts]),
+                journal.fingerprint([part.files for part in parts]),
+            ]
+        return found
+
+    def _bytes(self, keys: Iterable[tuple[str, int]]) -> float:
+        """Decoded bytes of regions, taken for equally large."""
+        sizes = {array.name: array.bytes / max(1, array.regions) for array in self.plan.arrays}
+        return sum(sizes[name] for name, _ in keys)
+
+    def statistics(self, log: Journal) -> dict[str, dict[str, Any]] | None:
+        """Of each variable; None where they were not asked for."""
+        if not self.task.count:
+            return None
+        return {
             array.plan.name: array.rule.result(
-                statistics.Moments(*log.done[array.plan.name, number]) for number in range(array.plan.regions)
+                statistics.Moments(*log.done[array.plan.name, number].note)
+                for number in range(array.plan.regions)
             )
-            for array in arrays
+            for array in self.arrays
             if array.rule
         }
-    return Done(found, checksums, int(resumed))
-
-
-def _flush(log: journal.Journal) -> None:
-    try:
-        log.flush()
-    except OSError as error:
-        raise _explained(error, "the journal", Path(log._file.name).parent) from error
-
-
-def _verify(arrays: list[_Array], folder: Path, total: int, tick: Tick) -> dict[str, str]:
-    checksums, finished = {}, 0.0
-    tick("verifying", 0, total)
-    for array in arrays:
-        parts = {}
-        with _decoding(array.plan):
-            for number, digest in _each(array, "compare", range(array.plan.regions), folder):
-                parts[number] = digest
-                finished += array.plan.bytes / array.plan.regions
-                tick("verifying", int(finished), total)
-        checksums[array.plan.name] = journal.fingerprint([parts[number] for number in sorted(parts)])
-    return checksums
 
 
 def _each(array: _Array, what: str, numbers: Iterable[int], folder: Path) -> Iterator[tuple[int, Any]]:
@@ -330,21 +562,37 @@ def _each(array: _Array, what: str, numbers: Iterable[int], folder: Path) -> Ite
     waiting: dict[Future, int] = {}
     numbers = iter(numbers)
     pool = ThreadPoolExecutor(array.plan.cut.workers, thread_name_prefix="zarr rechunk")
-    try:
-        while True:
-            while len(waiting) < 2 * array.plan.cut.workers and (number := next(numbers, None)) is not None:
-                waiting[pool.submit(getattr(array, what), number)] = number
-            if not waiting:
-                return
-            for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                number = waiting.pop(future)
-                try:
-                    result = future.result()
-                except Exception as error:
-                    raise _explained(error, _where(array, number), folder) from error
-                yield number, result
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+    with _decoding(array.plan):
+        try:
+            while True:
+                while len(waiting) < 2 * array.plan.cut.workers:
+                    if (number := next(numbers, None)) is None:
+                        break
+                    waiting[pool.submit(getattr(array, what), number)] = number
+                if not waiting:
+                    return
+                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
+                    number = waiting.pop(future)
+                    try:
+                        result = future.result()
+                    except BaseException as error:
+                        # The zarrs package panics over damaged shard indexes, which is no Exception.
+                        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+                            raise
+                        raise explained(error, _where(array, number), folder) from error
+                    yield number, result
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _went_away(file: Path) -> RuntimeError:
+    return RuntimeError(f"{file} went away while it was read; see to it that the source stays there")
+
+
+def _coordinates(place: tuple[slice, ...], unit: Iterable[int]) -> Iterator[tuple[int, ...]]:
+    """Of the boxes of a grid that lie in a part of an array, in whole or in part."""
+    ranges = [range(part.start // one, -(-part.stop // one)) for part, one in zip(place, unit)]
+    return itertools.product(*ranges)
 
 
 def _where(array: _Array, number: int) -> str:
@@ -353,17 +601,6 @@ def _where(array: _Array, number: int) -> str:
     return (
         f'array "{array.plan.name}", {parts} of the source' if array.plan.name else f"{parts} of the source"
     )
-
-
-def _explained(error: Exception, where: str, folder: Path) -> RuntimeError:
-    """An error with the place and the way on. The zarrs package has errno in its texts only."""
-    if isinstance(error, _DiffersError):
-        return RuntimeError(f"{where}: {error}; it stays in {folder} until then")
-    number = getattr(error, "errno", None)
-    if number is None and (match := re.search(r"os error (\d+)", str(error))):
-        number = int(match[1])
-    hint = f"; {_HINTS[number]}" if number in _HINTS else ""
-    return RuntimeError(f"{where}: {error}{hint}; what is finished stays in {folder}, resume=True goes on")
 
 
 @contextmanager
@@ -379,54 +616,6 @@ def _decoding(plan: ArrayPlan) -> Iterator[None]:
     most = plan.cut.decoding
     with zarr.config.set({"async.concurrency": most, "codec_pipeline.chunk_concurrent_maximum": most}):
         yield
-
-
-def _open(plan: Plan, folder: Path, mask: bool, count: bool, torn: bool) -> list[_Array]:
-    """Opens the source and makes the destination's groups and arrays, as far as they are not there."""
-    with _pipeline(ZARR_PYTHON):
-        root = open_source(Path(plan.source))
-        sources = arrays_of(root)
-        for name, group in groups_of(root).items():
-            inside = {array.name for array in plan.arrays}
-            if name == "" or any(one.startswith(f"{name}/") for one in inside):
-                made = zarr.open_group(str(folder / name), mode="a", zarr_format=3)
-                made.attrs.put(dict(group.attrs.asdict()))
-    opened = []
-    for array in plan.arrays:
-        source, target_folder = sources[array.name], folder / array.name
-        with _pipeline(ZARR_PYTHON):
-            if not (target_folder / "zarr.json").exists():
-                _create(array, source, target_folder)
-        rule = None
-        if count and not array.coordinate and statistics.counts(array.dtype):
-            rule = statistics.Rule.of(attributes_of(source), array.dtype, mask)
-        with _pipeline(ZARR_PYTHON):
-            target = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
-        proof = source, target
-        with _pipeline(ZARRS if _zarrs_takes(source, array) else ZARR_PYTHON), _decoding(array):
-            source = zarr.open_array(str(Path(plan.source, array.name)), mode="r")
-            target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
-        opened.append(_Array(array, source, target, proof, target_folder, rule, torn))
-    return opened
-
-
-def _create(plan: ArrayPlan, source: zarr.Array, folder: Path) -> None:
-    kind = plan.dtype
-    names = dimensions_of(source)
-    named = [None if name == f"dim_{axis}" else name for axis, name in enumerate(names)]
-    fill = source.metadata.fill_value
-    zarr.create_array(
-        str(folder),
-        shape=plan.shape,
-        dtype=source.metadata.dtype if kind.kind in "OTSUV" else kind.newbyteorder("="),
-        chunks=plan.chunk,
-        shards=plan.shard,
-        zarr_format=3,
-        attributes=attributes_of(source),
-        dimension_names=named if any(named) else None,
-        **({} if fill is None else {"fill_value": fill}),
-        **plan.codecs.arguments(),
-    )
 
 
 def _zarrs_takes(source: zarr.Array, plan: ArrayPlan) -> bool:

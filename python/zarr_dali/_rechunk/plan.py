@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import zarr
+from zarr.abc.store import Store
 from zarr.errors import NodeNotFoundError
 
 from zarr_dali._advice import size
@@ -123,14 +124,14 @@ class Plan:
         return report.as_text(self)
 
 
-def open_source(path: Path) -> zarr.Group | zarr.Array:
-    """The root of a store.
+def open_source(path: Path, store: Store | None = None) -> zarr.Group | zarr.Array:
+    """The root of the store at a path, read through another one where it is given.
 
     Raises:
         ValueError: There is none.
     """
     try:
-        return zarr.open(str(path), mode="r")
+        return zarr.open(store or str(path), mode="r")
     except (FileNotFoundError, NodeNotFoundError) as error:
         raise ValueError(f"{path}: there is no Zarr array or group") from error
 
@@ -181,8 +182,14 @@ def make(request: Request, source: Path, destination: Path) -> Plan:
     Raises:
         ValueError: The request does not fit the source.
     """
-    root = open_source(source)
-    arrays = arrays_of(root)
+    try:
+        root = open_source(source)
+        arrays = arrays_of(root)
+    except (ArithmeticError, LookupError, TypeError, ValueError) as error:
+        if str(source) in str(error):
+            raise
+        what = f"{type(error).__name__}: {error}"  # some say no more than a name
+        raise ValueError(f"{source}: zarr-python cannot read its metadata: {what}") from error
     if not arrays:
         raise ValueError(f"{source}: the group holds no array")
     coordinates = _coordinates(root, arrays)
@@ -197,8 +204,9 @@ def make(request: Request, source: Path, destination: Path) -> Plan:
         small = array.ndim < min(2, deepest) or name in coordinates
         try:
             plans.append(_array_plan(request, name, array, dimensions[name], small and len(chosen) > 1))
-        except ValueError as error:
-            raise ValueError(f"array {name!r}: {error}" if name else str(error)) from error
+        except (ArithmeticError, ValueError) as error:
+            where = f"{source}, array {name!r}" if name else str(source)
+            raise ValueError(f"{where}: {error}") from error
     metadata = {name: arrays[name].metadata.to_dict() for name in chosen}
     written = [
         [plan.name, plan.shape, plan.start, plan.chunk, plan.shard, repr(plan.codecs)] for plan in plans
@@ -307,6 +315,8 @@ def _array_plan(
     start, shape = tuple(begin for begin, _ in ranges), tuple(end - begin for begin, end in ranges)
     kind = np.dtype(array.dtype)
     element_bytes = STRING_BYTES if kind.kind in "OT" else kind.itemsize
+    if 0 in (*array.chunks, *(array.shards or ())):
+        raise ValueError(f"its chunks {array.chunks} hold nothing; repair its metadata")
     codec, reasons = request.codec or "keep", ()
     if coordinate:
         codec = "keep"

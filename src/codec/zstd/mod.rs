@@ -13,6 +13,7 @@ mod tables;
 pub use blocks::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME, blocks};
 
 use super::work::{self, Checksum, Decoder, Expected, Pass, Stream, Work};
+use crate::memory;
 
 use std::ops::{Range, RangeInclusive};
 
@@ -139,6 +140,23 @@ pub fn check_size(encoded: &[u8], expected: RangeInclusive<u64>) -> Result<(), S
         "the zstd frames declare or hold {least} to {most} bytes of content, but the chunk has {}",
         expected.end()
     ))
+}
+
+/// Decodes on the CPU, any number of frames, to one of `sizes`. Takes no more memory than the largest of them, whatever
+/// the frames declare and whatever is in them.
+///
+/// # Errors
+/// What the decoder says, or that there is more content.
+pub fn decode(encoded: &[u8], sizes: RangeInclusive<u64>) -> Result<Vec<u8>, String> {
+    check_size(encoded, sizes.clone())?;
+    let most = content_bounds(encoded)?.1.min(*sizes.end());
+    let mut decoded = vec![];
+    memory::reserve(&mut decoded, most)?;
+    let decoder = ::zstd::bulk::Decompressor::new();
+    decoder
+        .and_then(|mut decoder| decoder.decompress_to_buffer(encoded, &mut decoded))
+        .map_err(|error| format!("{error} (the chunk has {} bytes)", sizes.end()))?;
+    Ok(decoded)
 }
 
 /// The least and the most bytes that the frames decode to.

@@ -19,6 +19,8 @@
 mod backlog;
 mod few;
 #[cfg(test)]
+mod queue_simulation;
+#[cfg(test)]
 mod simulation;
 mod trials;
 
