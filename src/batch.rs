@@ -137,9 +137,9 @@ impl Batch {
     }
 
     /// Adds a unit.
-    pub fn unit(self: &Arc<Self>, output: usize, boxes: Boxes) -> Unit {
+    pub fn unit(self: &Arc<Self>, output: usize, boxes: Boxes) -> PendingUnit {
         self.lock().missing += 1;
-        Unit { batch: self.clone(), output, boxes, times: Times::default() }
+        PendingUnit { batch: self.clone(), output, boxes, times: Times::default() }
     }
 
     /// Ends the planner's part: there are no further units.
@@ -223,10 +223,10 @@ impl Batch {
 }
 
 /// Those that wait for one chunk, of which there is often one.
-pub type Units = SmallVec<[Unit; 1]>;
+pub type PendingUnits = SmallVec<[PendingUnit; 1]>;
 
 /// A read chunk that a batch waits for. Finished when dropped, whichever way that comes.
-pub struct Unit {
+pub struct PendingUnit {
     /// The batch.
     pub batch: Arc<Batch>,
     /// Which output the chunk's elements go to.
@@ -237,7 +237,7 @@ pub struct Unit {
     pub times: Times,
 }
 
-impl Drop for Unit {
+impl Drop for PendingUnit {
     fn drop(&mut self) {
         if std::thread::panicking() {
             // Whoever had it did not get to the end, and may not be able to say so.
@@ -329,7 +329,7 @@ mod tests {
     #[test]
     fn a_batch_that_is_taken_at_once_is_not_counted_twice() {
         let progress = Progress::new(Arc::default());
-        let (to_other, units) = std::sync::mpsc::channel::<Unit>();
+        let (to_other, units) = std::sync::mpsc::channel::<PendingUnit>();
         let other = std::thread::spawn(move || units.into_iter().for_each(drop));
         for number in 0..20_000 {
             let batch = Batch::new(number, vec![], vec![], None, progress.clone());

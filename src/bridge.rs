@@ -14,7 +14,7 @@ use crate::dataset::ElementType;
 use crate::error::{Error, Kind};
 use crate::info;
 use crate::options::Arguments;
-use crate::reader::{self, Told};
+use crate::reader::{self, Status};
 use crate::trace;
 
 use std::cell::RefCell;
@@ -151,7 +151,7 @@ mod ffi {
 }
 
 thread_local! {
-    static TOLD: RefCell<Weak<Told>> = const { RefCell::new(Weak::new()) };
+    static TOLD: RefCell<Weak<Status>> = const { RefCell::new(Weak::new()) };
 }
 
 /// The handle that C++ holds.
@@ -251,7 +251,7 @@ impl Reader {
 
     fn tell(&self) -> Result<()> {
         guarded("tell", || {
-            TOLD.set(Arc::downgrade(self.0.told()));
+            TOLD.set(Arc::downgrade(self.0.status()));
             Ok(())
         })
     }
@@ -344,9 +344,9 @@ pub unsafe extern "C" fn zarr_dali_describe(arguments: *const c_char) -> *mut c_
 /// which cannot reach an operator otherwise. JSON, to be given back to [`zarr_dali_free_text`].
 #[unsafe(no_mangle)]
 pub extern "C" fn zarr_dali_stats() -> *mut c_char {
-    let told = guarded("zarr_dali_stats", || Ok(TOLD.take().upgrade().map(|told| told.to_json())));
-    match told {
-        Ok(Some(told)) => CString::new(told.to_string()).unwrap_or_default().into_raw(),
+    let status = guarded("zarr_dali_stats", || Ok(TOLD.take().upgrade().map(|status| status.to_json())));
+    match status {
+        Ok(Some(status)) => CString::new(status.to_string()).unwrap_or_default().into_raw(),
         _ => std::ptr::null_mut(),
     }
 }

@@ -3,12 +3,12 @@
 //! Reads metadata and the sizes of chunk files, never a chunk. Every array is opened on its own, so that one which is
 //! refused does not hide the others; what is said of it comes from the code that would read it.
 
-use crate::codec::{self, Road};
+use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
-use crate::reader::{Reader, road};
+use crate::reader::{Reader, decode_path};
 
 use serde_json::{Value, from_str, from_value, json};
 
@@ -145,8 +145,9 @@ impl Describer {
     fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
         let dataset = Dataset::open(&asked.paths, &asked.arrays, asked.follow_links)?;
         let array = &dataset.arrays[0];
-        let roads = array.parts.iter().map(|part| road(part, &self.options)).collect::<Result<Vec<_>>>()?;
-        let on_cpu = roads.iter().find(|road| matches!(road, Road::Cpu(_)));
+        let decode_paths =
+            array.parts.iter().map(|part| decode_path(part, &self.options)).collect::<Result<Vec<_>>>()?;
+        let on_cpu = decode_paths.iter().find(|decode_path| matches!(decode_path, DecodePath::Cpu(_)));
         let first = array.first();
         let stored: Stored = array.parts.iter().map(|part| Stored::of(part, array.parts.len())).sum();
         let values: u64 = array.shape.iter().fold(1, |all, &extent| all.saturating_mul(extent));
@@ -160,7 +161,7 @@ impl Describer {
         description["chunks_present"] = stored.present.into();
         description["sampled"] = stored.sampled.into();
         description["road"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
-        description["reason"] = on_cpu.unwrap_or(&roads[0]).to_string().into();
+        description["reason"] = on_cpu.unwrap_or(&decode_paths[0]).to_string().into();
         let reading = self.reading(asked);
         description["output_type"] =
             reading.pointer("/outputs/0/type").cloned().unwrap_or_else(|| first.element.name().into());
@@ -224,7 +225,7 @@ impl Describer {
                     json!({
                         "depth": depth,
                         "budget_bytes": reader.host_bytes(),
-                        "resident_bytes": reader.resident_bytes(),
+                        "resident_bytes": reader.chunk_cache_bytes(),
                         "decode_threads": reader.decoders(),
                     })
                 })
@@ -235,10 +236,10 @@ impl Describer {
                     let shares = reader.share(budget, None).map_err(|error| error.to_string())?;
                     Ok(json!({
                         "depth": shares.depth,
-                        "lanes": shares.lanes,
+                        "lanes": shares.gpu_workers,
                         "arena_bytes": shares.arena_bytes,
-                        "landing_bytes": shares.landing_bytes,
-                        "resident_bytes": reader.resident_bytes(),
+                        "landing_bytes": shares.upload_pool_bytes,
+                        "resident_bytes": reader.chunk_cache_bytes(),
                         "budget_bytes": shares.budget_bytes,
                         "pinned_bytes": reader.host_bytes(),
                         "io": if reader.reads_with_cufile() { "gds" } else { "posix" },
@@ -261,12 +262,12 @@ fn gpu_memory(reader: &Reader, chunks: &[Vec<u64>]) -> Result<Value> {
     let units = reader.unit_bytes(None)?;
     let (mut encoded, mut decoded, mut scratch) = (0, 0, 0);
     for ((array, part, chunks), unit) in flat(chunks).zip(units) {
-        let road = &reader.roads()[array][part];
+        let decode_path = &reader.decode_paths()[array][part];
         let chunk_bytes = reader.dataset().part(array, part).read_chunk_bytes();
         // The arena holds what the GPU decodes; what the CPU decoded lands beside it.
-        let (encoded_bytes, in_arena) = match road {
-            Road::Gpu(chain) => (chain.most().encoded_bytes, chunk_bytes),
-            Road::Cpu(_) => (0, 0),
+        let (encoded_bytes, in_arena) = match decode_path {
+            DecodePath::Gpu(chain) => (chain.most().encoded_bytes, chunk_bytes),
+            DecodePath::Cpu(_) => (0, 0),
         };
         encoded += chunks * encoded_bytes;
         decoded += chunks * chunk_bytes;

@@ -1,11 +1,11 @@
 //! The core of zarr-dali: from Zarr stores to training batches.
 //!
-//! A sample enters as a number and leaves as a tensor. In between is one road:
+//! A sample enters as a number and leaves as a tensor. In between is one decode path:
 //!
 //! ```text
 //!   cpp_shim/           the DALI operator: arguments, output memory, checks
 //!      | bridge         the only door
-//!   reader              runs the road on its own threads, keeps the batches in order
+//!   reader              runs the decode path on its own threads, keeps the batches in order
 //!      |
 //!   1 sampler           epoch, shuffle, reader shard, padding      -> which windows, in which order
 //!   2 plan              windows -> read chunks, each once, and the boxes that are copied out of them

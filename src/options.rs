@@ -164,7 +164,7 @@ pub struct Options {
     /// The most samples of the chunks that a shuffle draws from at a time; 1 or more. Default 1024, as in DALI's readers.
     pub initial_fill: u64,
     /// Decoded chunks that stay for later batches in bytes, if the user gave a budget: one part in
-    /// [`Options::RESIDENT_SHARE`] of it.
+    /// [`Options::CHUNK_CACHE_SHARE`] of it.
     pub given_resident_bytes: Option<u64>,
     /// The GPU of the GPU backend; `None` is the CPU backend.
     pub device: Option<usize>,
@@ -222,7 +222,7 @@ impl Options {
     pub const MOST_DEPTH: u64 = 128;
 
     /// One part in so many of a memory budget is for decoded chunks that stay for later batches.
-    pub const RESIDENT_SHARE: u64 = 2;
+    pub const CHUNK_CACHE_SHARE: u64 = 2;
     /// Bytes of chunks that a shuffle draws from if no budget was given. A constant, because the order of samples depends
     /// on it, and that should be the same on every machine.
     pub const RESIDENT_BYTES: u64 = 2 << 30;
@@ -318,7 +318,7 @@ impl Options {
             given_resident_bytes: u64::try_from(given)
                 .ok()
                 .filter(|&given| given > 0)
-                .map(|given| given / Self::RESIDENT_SHARE),
+                .map(|given| given / Self::CHUNK_CACHE_SHARE),
             device,
             min_depth: at_least("prefetch_queue_depth", arguments.prefetch_queue_depth, 1)?,
             io,

@@ -1,9 +1,9 @@
-//! Runs the road on its own threads and keeps the queue of batches.
+//! Runs the decode path on its own threads and keeps the queue of batches.
 //!
 //! ```text
 //! submit --> planner --> jobs --> decoders --> (CPU backend) outputs
 //!               |          |          '-------------.
-//!               |          '----> feeders --> (GPU backend) landed chunks --> lanes --> outputs
+//!               |          '----> feeders --> (GPU backend) landed chunks --> GPU workers --> outputs
 //!               '-- units whose chunk is there already ----------------------^
 //! next_batch <-- the oldest submitted batch, once its last unit is finished
 //! ```
@@ -11,25 +11,25 @@
 //! A unit is what one batch needs of one read chunk. Chunks of all submitted batches are in flight at once, each once
 //! for all batches that need it as long as there is room for it to stay; batches are handed over in order. Memory is
 //! bounded by what was submitted (outputs), by the pinned pool (bytes on their way to the GPU), by where chunks land there,
-//! by the lanes' arenas (decoding) and by the rooms (decoded chunks that stay).
+//! by the GPU workers' arenas (decoding) and by the rooms (decoded chunks that stay).
 
 use crate::assemble::{Conversion, OutputMemory, conversions, device};
 use crate::batch::{Batch, Progress};
-use crate::codec::{self, GpuChain, Road};
+use crate::codec::{self, DecodePath, GpuChain};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
-use crate::decode::ahead::Ahead;
+use crate::decode::chunk_cache::ChunkCache;
+use crate::decode::device_pool::DevicePool;
+use crate::decode::gpu_worker::{self, GpuWorker, GpuWorkerContext};
 use crate::decode::jobs::{Jobs, Kind};
-use crate::decode::lane::{self, Lane, Lanes};
 use crate::decode::nvcomp::Zstd;
 use crate::decode::planner::Planner;
-use crate::decode::residents::Residents;
-use crate::decode::rooms::Rooms;
-use crate::decode::sender::{Sender, SenderParts, Staging};
+use crate::decode::prefetch::Prefetcher;
+use crate::decode::upload::{GdsStaging, Uploader, UploaderParts};
 use crate::decode::watchdog::{self, Watchdog};
 use crate::decode::worker::{
-    Hands, Target, Workers, largest_landing_bytes, largest_pinned_bytes, scratch_bytes,
+    Target, WorkerContext, WorkerState, largest_pinned_bytes, largest_upload_bytes, scratch_bytes,
 };
-use crate::decode::{Queue, lane::Fetched};
+use crate::decode::{Queue, gpu_worker::GpuTask};
 use crate::error::{Error, GpuWork, Result, log_once};
 use crate::fetch::cufile::{Driver, Memory};
 use crate::fetch::{Fetch, Gds, Locator, Posix};
@@ -79,15 +79,15 @@ pub struct Reader {
     /// Host memory that it may use: for outputs and chunks that stay on the CPU backend, pinned on the GPU backend.
     host_bytes: u64,
     /// Bytes of decoded chunks that may stay for later batches, once budgets are known.
-    resident_bytes: u64,
+    chunk_cache_bytes: u64,
     /// Those that can be of use.
     staying: Staying,
     /// Whether samples are given out with their indices.
     indexed: bool,
-    told: Arc<Told>,
+    status: Arc<Status>,
     /// The process that opened it; threads and CUDA do not survive a fork.
     process: u32,
-    roads: Vec<Vec<Road>>,
+    decode_paths: Vec<Vec<DecodePath>>,
     /// One per part of each array.
     conversions: Arc<[Vec<Conversion>]>,
     device: Option<Device>,
@@ -187,14 +187,14 @@ pub(crate) struct Shares {
     pub budget_bytes: u64,
     /// Batches in flight.
     pub depth: u64,
-    /// Lanes that decode.
-    pub lanes: u64,
-    /// Memory of each lane.
+    /// GPU workers that decode.
+    pub gpu_workers: u64,
+    /// Memory of each GPU worker.
     pub arena_bytes: u64,
     /// Where chunks land.
-    pub landing_bytes: u64,
+    pub upload_pool_bytes: u64,
     /// What small chunks go together in; none if there is no room for that.
-    pub parcel_bytes: u64,
+    pub packed_bytes: u64,
     /// What cuFile reads to; none if it does not read.
     pub staging_bytes: u64,
     largest_pinned_bytes: u64,
@@ -202,7 +202,7 @@ pub(crate) struct Shares {
 
 impl Reader {
     /// Each has a stream and an arena; with four, copies, decoding and the host's part overlap, and groups are full (benches/NOTES.md).
-    const MAX_LANES: u64 = 4;
+    const MAX_GPU_WORKERS: u64 = 4;
     /// One part in so many of the device budget is for outputs in flight; the rest is for decoding.
     const OUTPUT_SHARE: u64 = 4;
     /// Batches that DALI holds besides, as it is set up by default: two in its queue and one that is used.
@@ -214,11 +214,11 @@ impl Reader {
     const MAX_CPU_DEPTH: u64 = 8;
     /// So many parts in so many of the memory for chunks that stay are for the shuffle, the rest for those ahead of it.
     const SHUFFLE_SHARE: (u64, u64) = (3, 4);
-    /// A parcel of fewer bytes is of no use.
-    const LEAST_PARCEL: u64 = 64 << 10;
+    /// A packed buffer of fewer bytes is of no use.
+    const LEAST_PACKED: u64 = 64 << 10;
     /// One part in so many of the device budget is for what cuFile reads to.
     const STAGING_SHARE: u64 = 16;
-    /// So many chunks land for each that lanes work on, so that these find some when they are done.
+    /// So many chunks land for each that GPU workers work on, so that these find some when they are done.
     const LANDED_AHEAD: u64 = 2;
     /// One part in so many of the host budget may be plans of batches in flight,
     const PLAN_SHARE: u64 = 4;
@@ -242,7 +242,7 @@ impl Reader {
                 let device = reader.open_device(ordinal)?;
                 reader.depth = device.shares.depth;
                 reader.device = Some(device);
-                reader.log_roads();
+                reader.log_decode_paths();
             }
         }
         Ok(reader)
@@ -294,11 +294,11 @@ impl Reader {
             }
         };
         let placing = geometry.iter().enumerate().map(place).collect();
-        let road = |part| road(part, &options);
-        let roads = dataset
+        let decode_path = |part| decode_path(part, &options);
+        let decode_paths = dataset
             .arrays
             .iter()
-            .map(|array| array.parts.iter().map(road).collect())
+            .map(|array| array.parts.iter().map(decode_path).collect())
             .collect::<Result<_>>()?;
 
         if arguments.random_shuffle && windows.len() > Order::MOST_SHUFFLED {
@@ -353,10 +353,10 @@ impl Reader {
         let mut reader = Self {
             order_bytes,
             host_bytes: options.host_memory_bytes,
-            resident_bytes: 0,
+            chunk_cache_bytes: 0,
             staying: sharing.staying,
             indexed: arguments.return_index,
-            told: Arc::default(),
+            status: Arc::default(),
             process: std::process::id(),
             dataset,
             windows,
@@ -366,7 +366,7 @@ impl Reader {
             seed: arguments.seed,
             stacked: arguments.stack,
             options,
-            roads,
+            decode_paths,
             conversions,
             device: None,
             depth: 1,
@@ -377,7 +377,7 @@ impl Reader {
             failed: None,
         };
         let fingerprint = reader.fingerprint();
-        reader.told.lock().positions = Some(Positions {
+        reader.status.lock().positions = Some(Positions {
             order: reader.order.clone(),
             seed: reader.seed,
             batch_size: reader.options.batch_size,
@@ -420,8 +420,8 @@ impl Reader {
     }
 
     /// What can be told of it at any time.
-    pub fn told(&self) -> &Arc<Told> {
-        &self.told
+    pub fn status(&self) -> &Arc<Status> {
+        &self.status
     }
 
     /// The order of samples.
@@ -445,8 +445,8 @@ impl Reader {
     }
 
     /// How the chunks of each part of each array are decoded.
-    pub fn roads(&self) -> &[Vec<Road>] {
-        &self.roads
+    pub fn decode_paths(&self) -> &[Vec<DecodePath>] {
+        &self.decode_paths
     }
 
     /// How many batches should be submitted ahead of the one that is asked for.
@@ -553,8 +553,8 @@ impl Reader {
         let present = || batch.absent().iter().try_for_each(part);
         match handed_over.and_then(|()| copied.and_then(|()| present()).map_err(Arc::new)) {
             Ok(()) => {
-                self.told.counters.batches.add(1);
-                self.told.next.store(self.next - self.submitted.len() as u64, Ordering::Relaxed);
+                self.status.counters.batches.add(1);
+                self.status.next.store(self.next - self.submitted.len() as u64, Ordering::Relaxed);
                 self.current.clone_from(&batch.samples);
                 Ok(())
             }
@@ -601,7 +601,7 @@ impl Reader {
 
     /// The position after the batch that was handed over last, for a checkpoint.
     pub fn save_state(&self) -> Vec<u8> {
-        self.told.position().to_string().into_bytes()
+        self.status.position().to_string().into_bytes()
     }
 
     /// Continues from a saved position. If it was saved with other reader shards or batches, the rest of its epoch is
@@ -628,7 +628,7 @@ impl Reader {
         if let Some(unknown) = entries.keys().find(|name| !STATE_ENTRIES.contains(&name.as_str())) {
             return Err(refused(format!("its state has \"{unknown}\", which nobody knows")));
         }
-        let ours = self.told.fingerprint();
+        let ours = self.status.fingerprint();
         if let Some(theirs) = entries.get("reader") {
             // What is only known by a digest comes last, because it says the least.
             let said = [
@@ -733,8 +733,8 @@ impl Reader {
             return Err(refused(format!("its state has batch={}, and the epoch is shorter", position.batch)));
         }
         self.next = position.batch;
-        self.told.next.store(self.next, Ordering::Relaxed);
-        if let Some(positions) = &mut self.told.lock().positions {
+        self.status.next.store(self.next, Ordering::Relaxed);
+        if let Some(positions) = &mut self.status.lock().positions {
             (positions.order, positions.seed) = (self.order.clone(), self.seed);
         }
         Ok(())
@@ -817,7 +817,7 @@ impl Reader {
     /// How many read chunks of each part of each array the samples touch. Where there are more than
     /// [`Reader::MAX_COUNTED_CHUNKS`], those that several samples share count for each.
     pub(crate) fn chunks_of(&self, samples: &[u64]) -> Vec<Vec<u64>> {
-        let none: Vec<Vec<u64>> = self.roads.iter().map(|parts| vec![0; parts.len()]).collect();
+        let none: Vec<Vec<u64>> = self.decode_paths.iter().map(|parts| vec![0; parts.len()]).collect();
         let mut counts = none.clone();
         for &sample in samples {
             for (counts, geometry) in counts.iter_mut().zip(&*self.geometry) {
@@ -865,8 +865,8 @@ impl Reader {
         };
         let depth = depth_in(budget);
         let needed = batch.saturating_mul(least).saturating_add(needs.bytes(threads, least));
-        self.settle_residents(budget, needed, depth);
-        Ok(depth_in(budget - self.resident_bytes))
+        self.settle_chunk_cache(budget, needed, depth);
+        Ok(depth_in(budget - self.chunk_cache_bytes))
     }
 
     /// What is in host memory besides.
@@ -891,11 +891,11 @@ impl Reader {
         };
         let arrays = self.dataset.arrays.iter().zip(&*self.geometry);
         let chunks = arrays.map(of_array).fold(0, u64::saturating_add).max(1);
-        let scratch = |(array, _): (&ArrayInfo, &Road)| {
+        let scratch = |(array, _): (&ArrayInfo, &DecodePath)| {
             let decoded = if self.options.device.is_none() { array.read_chunk_bytes() } else { 0 };
             scratch_bytes(array, decoded)
         };
-        let index = |(array, _): (&ArrayInfo, &Road)| {
+        let index = |(array, _): (&ArrayInfo, &DecodePath)| {
             array.sharding.as_ref().map_or(0, |sharding| sharding.index_bytes)
         };
         Needs {
@@ -944,14 +944,14 @@ impl Reader {
         Ok(needs)
     }
 
-    /// Every part of every array with its road.
-    fn parts(&self) -> impl Iterator<Item = (&ArrayInfo, &Road)> {
-        self.dataset.arrays.iter().flat_map(|array| &array.parts).zip(self.roads.iter().flatten())
+    /// Every part of every array with its decode path.
+    fn parts(&self) -> impl Iterator<Item = (&ArrayInfo, &DecodePath)> {
+        self.dataset.arrays.iter().flat_map(|array| &array.parts).zip(self.decode_paths.iter().flatten())
     }
 
     fn open_device(&mut self, ordinal: usize) -> Result<Device> {
         let gpu = Gpu::open(ordinal)?;
-        let zstd = match self.parts().find(|(_, road)| road.needs_nvcomp()) {
+        let zstd = match self.parts().find(|(_, decode_path)| decode_path.needs_nvcomp()) {
             None => None,
             Some((array, _)) => Some(Arc::new(
                 Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
@@ -992,7 +992,7 @@ impl Reader {
             // copied back to it: 5.0 GB/s of zstd in place of 37.9 (H200, compatibility mode, 2026-11-22). Whether that pays where
             // it reads directly has not been measured.
             Io::Auto => {
-                let has = |kind| self.parts().any(|(_, road)| self.kind(road) == kind);
+                let has = |kind| self.parts().any(|(_, decode_path)| self.kind(decode_path) == kind);
                 directly && has(Kind::Plain) && !has(Kind::Either)
             }
         }
@@ -1013,28 +1013,28 @@ impl Reader {
     /// What nvCOMP says, if it is asked.
     pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
         let boxes = self.boxes_of_chunk();
-        self.parts().map(|(_, road)| lane::unit_bytes(zstd, road, boxes)).collect()
+        self.parts().map(|(_, decode_path)| gpu_worker::unit_bytes(zstd, decode_path, boxes)).collect()
     }
 
-    /// Shares a budget out: outputs of `depth` batches, and an arena for each lane.
+    /// Shares a budget out: outputs of `depth` batches, and an arena for each GPU worker.
     ///
     /// # Errors
     /// Budgets that cannot hold the least that is needed.
     pub(crate) fn share(&mut self, budget: DeviceBudget, zstd: Option<&Zstd>) -> Result<Shares> {
         let units = self.unit_bytes(zstd)?;
         let largest_unit = units.iter().copied().max().unwrap_or(0);
-        let pinned = self.parts().map(|(array, road)| largest_pinned_bytes(array, road));
+        let pinned = self.parts().map(|(array, decode_path)| largest_pinned_bytes(array, decode_path));
         let largest_pinned = pinned.max().unwrap_or(0);
         let needs = self.settle_host(largest_pinned, "the largest encoded chunk")?;
-        let landings: Vec<u64> =
-            self.parts().map(|(array, road)| largest_landing_bytes(array, road)).collect();
-        let largest_landing = landings.iter().copied().max().unwrap_or(0);
+        let uploads: Vec<u64> =
+            self.parts().map(|(array, decode_path)| largest_upload_bytes(array, decode_path)).collect();
+        let largest_upload = uploads.iter().copied().max().unwrap_or(0);
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
         let least_batches = least_depth.saturating_add(Self::HANDED_OVER);
         let cache = self.options.cache_bytes;
         let fixed =
-            batch.saturating_mul(least_batches).saturating_add(largest_unit).saturating_add(largest_landing);
+            batch.saturating_mul(least_batches).saturating_add(largest_unit).saturating_add(largest_upload);
         let budget_bytes = self.least_budget(fixed.saturating_add(cache), budget.bytes);
         if budget_bytes > budget.most_bytes {
             let cached = if cache > 0 { format!(", and {cache} bytes of cache") } else { String::new() };
@@ -1056,10 +1056,10 @@ impl Reader {
         let most_depth =
             self.useful_depth(&new_chunks).min(planned / needs.planned_bytes.max(1)).max(least_depth);
         let likely_depth = (usable / Self::OUTPUT_SHARE / batch).min(most_depth).max(least_depth);
-        self.settle_residents(usable, fixed + staging, likely_depth);
-        let budget = usable - self.resident_bytes - staging - batch * Self::HANDED_OVER;
+        self.settle_chunk_cache(usable, fixed + staging, likely_depth);
+        let budget = usable - self.chunk_cache_bytes - staging - batch * Self::HANDED_OVER;
         // One chunk always fits beside the outputs.
-        let fits = (budget - largest_unit - largest_landing) / batch;
+        let fits = (budget - largest_unit - largest_upload) / batch;
         let depth = (budget / Self::OUTPUT_SHARE / batch).min(most_depth).min(fits).max(least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
@@ -1068,35 +1068,35 @@ impl Reader {
             of_batch.saturating_mul(depth)
         };
         let rest = budget - batch * depth;
-        let parts = largest_unit + Self::LANDED_AHEAD * largest_landing;
+        let parts = largest_unit + Self::LANDED_AHEAD * largest_upload;
         let arenas = (u128::from(rest) * u128::from(largest_unit) / u128::from(parts.max(1))) as u64;
         let arenas = arenas.min(useful(&units)).max(largest_unit);
-        let landing = (rest - arenas).min(useful(&landings)).max(largest_landing);
+        let upload_pool = (rest - arenas).min(useful(&uploads)).max(largest_upload);
         // What was not given is raised by what there is besides.
         let besides = needs.bytes(self.decoders() as u64, depth);
         let host = self.host_bytes.max(
             self.options.host_memory_bytes.saturating_add(besides).min(self.options.most_host_memory_bytes),
         );
         self.host_bytes = host.saturating_sub(besides).max(largest_pinned);
-        let lanes = (arenas / largest_unit).clamp(1, Self::MAX_LANES.min(depth.max(2)));
+        let gpu_workers = (arenas / largest_unit).clamp(1, Self::MAX_GPU_WORKERS.min(depth.max(2)));
         Ok(Shares {
             budget_bytes,
             depth,
-            lanes,
-            arena_bytes: arenas / lanes,
-            landing_bytes: landing,
-            parcel_bytes: self.parcel_bytes(landing),
+            gpu_workers,
+            arena_bytes: arenas / gpu_workers,
+            upload_pool_bytes: upload_pool,
+            packed_bytes: self.packed_bytes(upload_pool),
             staging_bytes: staging,
             largest_pinned_bytes: largest_pinned,
         })
     }
 
-    /// Each thread fills one parcel while others are decoded.
-    fn parcel_bytes(&self, landing: u64) -> u64 {
+    /// Each thread fills one packed buffer while others are decoded.
+    fn packed_bytes(&self, upload_pool: u64) -> u64 {
         let threads = (self.feeders() + self.decoders()) as u64;
         let host = self.host_bytes / (4 * threads).max(1);
-        let bytes = (landing / (4 * threads).max(1)).min(host).min(Sender::PIECE_BYTES as u64);
-        if bytes < Self::LEAST_PARCEL { 0 } else { bytes - bytes % PinnedPool::ALIGNMENT }
+        let bytes = (upload_pool / (4 * threads).max(1)).min(host).min(Uploader::PIECE_BYTES as u64);
+        if bytes < Self::LEAST_PACKED { 0 } else { bytes - bytes % PinnedPool::ALIGNMENT }
     }
 
     /// What may be taken of a budget.
@@ -1124,8 +1124,8 @@ impl Reader {
             return 0;
         }
         let threads = self.feeders() as u64;
-        let half = (budget / Self::STAGING_SHARE / (2 * threads).max(1)).min(Staging::MOST_BYTES);
-        2 * threads * (half - half % Staging::ALIGNMENT).max(Staging::ALIGNMENT)
+        let half = (budget / Self::STAGING_SHARE / (2 * threads).max(1)).min(GdsStaging::MOST_BYTES);
+        2 * threads * (half - half % GdsStaging::ALIGNMENT).max(GdsStaging::ALIGNMENT)
     }
 
     /// How many chunks of each part of each array a batch touches, and how many of them the batch before it does not.
@@ -1154,8 +1154,8 @@ impl Reader {
     /// How many batches in flight are of use, if each needs so many new chunks of each part of each array.
     fn useful_depth(&self, chunks: &[Vec<u64>]) -> u64 {
         let (mut count, mut bytes) = (0u64, 0u64);
-        for (&chunks, (array, road)) in chunks.iter().flatten().zip(self.parts()) {
-            if self.kind(road) == Kind::Either {
+        for (&chunks, (array, decode_path)) in chunks.iter().flatten().zip(self.parts()) {
+            if self.kind(decode_path) == Kind::Either {
                 count = count.saturating_add(chunks);
                 bytes = bytes.saturating_add(chunks.saturating_mul(array.read_chunk_bytes()));
             }
@@ -1170,10 +1170,10 @@ impl Reader {
 
     /// Limits what stays to what `depth` batches in flight can use, and to its share of a budget of which so much is needed for
     /// other things.
-    fn settle_residents(&mut self, budget: u64, least: u64, depth: u64) {
+    fn settle_chunk_cache(&mut self, budget: u64, least: u64, depth: u64) {
         let cache = self.options.cache_bytes;
-        let shared = self.staying.useful_bytes(depth).min(budget / Options::RESIDENT_SHARE);
-        self.resident_bytes =
+        let shared = self.staying.useful_bytes(depth).min(budget / Options::CHUNK_CACHE_SHARE);
+        self.chunk_cache_bytes =
             shared.saturating_add(cache).min(budget - least).min(self.staying.all_bytes.max(shared));
     }
 
@@ -1202,40 +1202,40 @@ impl Reader {
     }
 
     /// Bytes of decoded chunks that may stay for later batches.
-    pub(crate) fn resident_bytes(&self) -> u64 {
-        self.resident_bytes
+    pub(crate) fn chunk_cache_bytes(&self) -> u64 {
+        self.chunk_cache_bytes
     }
 
-    /// Who can decode the chunks on a road.
-    fn kind(&self, road: &Road) -> Kind {
-        match (road, self.options.device) {
-            (Road::Cpu(_), _) | (_, None) => Kind::Cpu,
-            (Road::Gpu(chain), _) if chain.plain().is_some() => Kind::Plain,
+    /// Who can decode the chunks on a decode path.
+    fn kind(&self, decode_path: &DecodePath) -> Kind {
+        match (decode_path, self.options.device) {
+            (DecodePath::Cpu(_), _) | (_, None) => Kind::Cpu,
+            (DecodePath::Gpu(chain), _) if chain.plain().is_some() => Kind::Plain,
             _ => Kind::Either,
         }
     }
 
     /// How many threads only read.
     fn feeders(&self) -> usize {
-        let mut kinds = self.roads.iter().flatten().map(|road| self.kind(road));
+        let mut kinds = self.decode_paths.iter().flatten().map(|decode_path| self.kind(decode_path));
         if kinds.any(|kind| kind != Kind::Cpu) { self.options.io_threads } else { 0 }
     }
 
     /// How many threads decode on the CPU.
     pub(crate) fn decoders(&self) -> usize {
-        let kinds = || self.roads.iter().flatten().map(|road| self.kind(road));
+        let kinds = || self.decode_paths.iter().flatten().map(|decode_path| self.kind(decode_path));
         let by_cpu =
             |kind| kind == Kind::Cpu || (kind == Kind::Either && self.options.decode == Decode::Auto);
         if kinds().any(by_cpu) { self.options.decode_threads } else { 0 }
     }
 
-    /// Says once per process which road each array takes.
-    fn log_roads(&self) {
-        for (array, roads) in self.dataset.arrays.iter().zip(&self.roads) {
-            // Of joined stores only those whose road differs from that of the one before.
+    /// Says once per process which decode path each array takes.
+    fn log_decode_paths(&self) {
+        for (array, decode_paths) in self.dataset.arrays.iter().zip(&self.decode_paths) {
+            // Of joined stores only those whose decode path differs from that of the one before.
             for (number, part) in array.parts.iter().enumerate() {
-                if number == 0 || roads[number] != roads[number - 1] {
-                    log_once(&format!("{}: {}", part.context(), roads[number]));
+                if number == 0 || decode_paths[number] != decode_paths[number - 1] {
+                    log_once(&format!("{}: {}", part.context(), decode_paths[number]));
                 }
             }
         }
@@ -1243,20 +1243,24 @@ impl Reader {
 
     fn start(&self) -> Result<Running> {
         let (feeders, decoders) = (self.feeders(), self.decoders());
-        let progress = Progress::new(self.told.counters.clone());
-        let kind = |(road, part): (&Road, &ArrayInfo)| (self.kind(road), part.read_chunk_bytes());
-        let kinds = self.roads.iter().zip(&self.dataset.arrays);
-        let kinds = kinds.map(|(roads, array)| roads.iter().zip(&array.parts).map(kind).collect()).collect();
-        let ahead = Arc::<Ahead>::default();
+        let progress = Progress::new(self.status.counters.clone());
+        let kind = |(decode_path, part): (&DecodePath, &ArrayInfo)| {
+            (self.kind(decode_path), part.read_chunk_bytes())
+        };
+        let kinds = self.decode_paths.iter().zip(&self.dataset.arrays);
+        let kinds = kinds
+            .map(|(decode_paths, array)| decode_paths.iter().zip(&array.parts).map(kind).collect())
+            .collect();
+        let prefetcher = Arc::<Prefetcher>::default();
         let mut running = Running {
-            jobs: Jobs::new(kinds, decoders, progress.clone(), ahead.clone()),
+            jobs: Jobs::new(kinds, decoders, progress.clone(), prefetcher.clone()),
             progress,
-            fetched: Arc::default(),
+            gpu_tasks: Arc::default(),
             planner: None,
             pinned: None,
             threads: vec![],
-            landing: None,
-            rooms: None,
+            upload_pool: None,
+            cache_pool: None,
             registered: None,
             memory: vec![],
         };
@@ -1265,10 +1269,10 @@ impl Reader {
         let target = match &self.device {
             None => Target::Host,
             Some(device) => {
-                base = running.allocate(device, self.resident_bytes)?;
-                let landing = device.shares.landing_bytes;
-                let landing = Rooms::new(running.allocate(device, landing)?, landing);
-                running.landing = Some(landing.clone());
+                base = running.allocate(device, self.chunk_cache_bytes)?;
+                let upload_pool = device.shares.upload_pool_bytes;
+                let upload_pool = DevicePool::new(running.allocate(device, upload_pool)?, upload_pool);
+                running.upload_pool = Some(upload_pool.clone());
                 let largest = device.shares.largest_pinned_bytes;
                 let pinned = PinnedPool::new(&device.gpu, self.host_bytes, largest);
                 running.pinned = Some(pinned.clone());
@@ -1280,27 +1284,27 @@ impl Reader {
                     running.registered = Some(memory);
                 }
                 let half = device.shares.staging_bytes / (2 * feeders as u64).max(1);
-                let sender = SenderParts {
+                let sender = UploaderParts {
                     gpu: device.gpu.clone(),
                     pinned,
-                    queue: running.fetched.clone(),
-                    landing: landing.clone(),
-                    parcel_bytes: device.shares.parcel_bytes,
+                    queue: running.gpu_tasks.clone(),
+                    upload_pool: upload_pool.clone(),
+                    packed_bytes: device.shares.packed_bytes,
                 };
                 for number in 0..feeders + decoders {
                     let reads = device.cufile.is_some() && number < feeders;
-                    let staging = reads.then(|| Staging::new(staging, number as u64, half));
+                    let staging = reads.then(|| GdsStaging::new(staging, number as u64, half));
                     senders.push((sender.clone(), staging));
                 }
                 senders.reverse();
-                self.start_lanes(device, &mut running)?;
+                self.start_gpu_workers(device, &mut running)?;
                 let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
-                Target::Lanes { landing, most_boxes, jobs: running.jobs.clone() }
+                Target::GpuWorkerContext { upload_pool, most_boxes, jobs: running.jobs.clone() }
             }
         };
-        let chain = |part: &ArrayInfo| match codec::road(part) {
-            Road::Gpu(chain) => Some(chain),
-            Road::Cpu(_) => None,
+        let chain = |part: &ArrayInfo| match codec::decode_path(part) {
+            DecodePath::Gpu(chain) => Some(chain),
+            DecodePath::Cpu(_) => None,
         };
         let chains = self.dataset.arrays.iter().map(|array| array.parts.iter().map(chain).collect());
         let fetch: Arc<dyn Fetch> = match self.device.as_ref().and_then(|device| device.cufile.clone()) {
@@ -1308,30 +1312,32 @@ impl Reader {
             None => Arc::new(Posix),
         };
         let index_bytes = self.parts().filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes));
-        let workers = Arc::new(Workers {
+        let workers = Arc::new(WorkerContext {
             dataset: self.dataset.clone(),
-            roads: self.roads.clone(),
+            decode_paths: self.decode_paths.clone(),
             chains: chains.collect::<Vec<Vec<Option<GpuChain>>>>(),
             conversions: self.conversions.clone(),
             locator: Locator::new(fetch, index_bytes.max().unwrap_or(0), self.host_bytes / Self::INDEX_SHARE),
-            ahead,
+            prefetcher,
             missing_chunks: self.options.missing_chunks,
             host_memory_bytes: self.options.most_host_memory_bytes,
             target,
-            counters: self.told.counters.clone(),
+            counters: self.status.counters.clone(),
         });
         for number in 0..feeders + decoders {
             running.start_worker(workers.clone(), senders.pop(), number >= feeders)?;
         }
-        let rooms = Rooms::new(base, self.resident_bytes);
-        running.rooms = Some(rooms.clone());
+        let cache_pool = DevicePool::new(base, self.chunk_cache_bytes);
+        running.cache_pool = Some(cache_pool.clone());
         {
-            let mut about = self.told.lock();
-            about.rooms = Some(rooms.clone());
-            let lanes =
-                self.device.as_ref().map_or(0, |device| device.shares.lanes * device.shares.arena_bytes);
+            let mut about = self.status.lock();
+            about.cache_pool = Some(cache_pool.clone());
+            let gpu_workers = self
+                .device
+                .as_ref()
+                .map_or(0, |device| device.shares.gpu_workers * device.shares.arena_bytes);
             about.memory = Some(InUse {
-                device_bytes: lanes + running.memory.iter().map(DeviceMemory::bytes).sum::<u64>(),
+                device_bytes: gpu_workers + running.memory.iter().map(DeviceMemory::bytes).sum::<u64>(),
                 batch_bytes: self.batch_bytes(),
                 progress: running.progress.clone(),
                 pinned: running.pinned.clone(),
@@ -1345,17 +1351,17 @@ impl Reader {
             chunk_bytes: self.dataset.arrays.iter().map(chunk_bytes).collect(),
             batch_size: self.options.batch_size,
             order: self.order.clone(),
-            residents: Residents::new(
-                self.resident_bytes,
+            chunk_cache: ChunkCache::new(
+                self.chunk_cache_bytes,
                 self.next,
                 self.options.cache_bytes > 0,
                 (self.host_bytes / Self::NOTE_SHARE).max(Options::UNCOUNTED_HOST_BYTES / Self::NOTE_SHARE),
             ),
             caches: self.options.cache_bytes > 0,
-            rooms,
+            cache_pool,
             jobs: running.jobs.clone(),
-            fetched: self.device.is_some().then(|| running.fetched.clone()),
-            counters: self.told.counters.clone(),
+            gpu_tasks: self.device.is_some().then(|| running.gpu_tasks.clone()),
+            counters: self.status.counters.clone(),
         };
         let (planner, batches) = mpsc::channel::<Arc<Batch>>();
         running.spawn("zarr planner", Arc::default(), move || {
@@ -1363,7 +1369,7 @@ impl Reader {
                 if let Err(payload) = catch_unwind(AssertUnwindSafe(|| plans.plan(&batch))) {
                     batch.fail(Error::panic("the planner", &*payload));
                     // Chunks that were to stay may not have been sent on their way.
-                    plans.residents = Residents::new(0, batch.number + 1, false, 0);
+                    plans.chunk_cache = ChunkCache::new(0, batch.number + 1, false, 0);
                 }
                 batch.planned();
             }
@@ -1374,30 +1380,30 @@ impl Reader {
 
     /// Multiprocessors for what should leave the model alone, where the GPU decodes and can be cut.
     fn green_context(&self, device: &Device) -> Option<Arc<GreenContext>> {
-        let decodes = self.parts().any(|(_, road)| self.kind(road) == Kind::Either);
+        let decodes = self.parts().any(|(_, decode_path)| self.kind(decode_path) == Kind::Either);
         if decodes { GreenContext::of(&device.gpu) } else { None }
     }
 
-    fn start_lanes(&self, device: &Device, running: &mut Running) -> Result<()> {
-        let lanes = Arc::new(Lanes {
+    fn start_gpu_workers(&self, device: &Device, running: &mut Running) -> Result<()> {
+        let gpu_workers = Arc::new(GpuWorkerContext {
             gpu: device.gpu.clone(),
             kernels: Kernels::load(&device.gpu)?,
             green: self.green_context(device),
             nvcomp: device.zstd.clone(),
             dataset: self.dataset.clone(),
-            known: Arc::default(),
+            verified: Arc::default(),
             conversions: self.conversions.clone(),
-            queue: running.fetched.clone(),
+            queue: running.gpu_tasks.clone(),
             jobs: running.jobs.clone(),
-            counters: self.told.counters.clone(),
+            counters: self.status.counters.clone(),
         });
-        for _ in 0..device.shares.lanes {
-            let mut lane = Lane::new(lanes.clone(), device.shares.arena_bytes)?;
-            let watchdog = lane.watchdog.clone();
+        for _ in 0..device.shares.gpu_workers {
+            let mut gpu_worker = GpuWorker::new(gpu_workers.clone(), device.shares.arena_bytes)?;
+            let watchdog = gpu_worker.watchdog.clone();
             running.spawn("zarr GPU lane", watchdog.clone(), move || {
-                while lane.step() {}
+                while gpu_worker.step() {}
                 let _waiting = watchdog.waits(GpuWork::Freeing, None, 0);
-                drop(lane);
+                drop(gpu_worker);
             })?;
         }
         Ok(())
@@ -1406,7 +1412,7 @@ impl Reader {
 
 /// What can be told of a reader from any thread, while it runs.
 #[derive(Default)]
-pub struct Told {
+pub struct Status {
     /// What it has done so far.
     pub counters: Arc<Counters>,
     /// The batch behind the one that was handed over last.
@@ -1417,7 +1423,7 @@ pub struct Told {
 #[derive(Default)]
 struct About {
     positions: Option<Positions>,
-    rooms: Option<Arc<Rooms>>,
+    cache_pool: Option<Arc<DevicePool>>,
     memory: Option<InUse>,
 }
 
@@ -1450,13 +1456,15 @@ struct Positions {
     fingerprint: Value,
 }
 
-impl Told {
+impl Status {
     /// Everything, for people.
     pub fn to_json(&self) -> Value {
         let mut all = self.counters.to_json();
         let about = self.lock();
-        let (capacity, peak) =
-            about.rooms.as_ref().map_or((0, 0), |rooms| (rooms.capacity_bytes(), rooms.peak_bytes()));
+        let (capacity, peak) = about
+            .cache_pool
+            .as_ref()
+            .map_or((0, 0), |cache_pool| (cache_pool.capacity_bytes(), cache_pool.peak_bytes()));
         // With the time that is not over yet.
         let waited = about.memory.as_ref().map_or(0, |memory| memory.progress.waiting_consumer_us());
         all.insert("ms_waiting_consumer".into(), (waited as f64 / 1e3).into());
@@ -1550,13 +1558,13 @@ const STATE_VERSION: u64 = 3;
 const STATE_ENTRIES: [&str; 9] =
     ["version", "epoch", "played", "batch", "num_shards", "batch_size", "seed", "reader", "shuffle"];
 
-/// Chooses the road of an array's read chunks on the backend and with the `decode` of the options.
+/// Chooses the decode path of an array's read chunks on the backend and with the `decode` of the options.
 ///
 /// # Errors
 /// Arrays that this backend cannot read, or not as `decode` wants it.
-pub(crate) fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
+pub(crate) fn decode_path(array: &ArrayInfo, options: &Options) -> Result<DecodePath> {
     if options.device.is_none() {
-        return Ok(Road::Cpu("the CPU backend".into()));
+        return Ok(DecodePath::Cpu("the CPU backend".into()));
     }
     if array.read_chunk_bytes() > device::MAX_CHUNK_BYTES {
         let reason = format!(
@@ -1566,10 +1574,10 @@ pub(crate) fn road(array: &ArrayInfo, options: &Options) -> Result<Road> {
         );
         return Err(Error::NotOnGpu { at: array.context(), reason });
     }
-    match (options.decode, codec::road(array)) {
-        (Decode::Cpu, _) => Ok(Road::Cpu("decode=\"cpu\"".into())),
-        (Decode::Gpu, Road::Cpu(reason)) => Err(Error::NotOnGpu { at: array.context(), reason }),
-        (_, road) => Ok(road),
+    match (options.decode, codec::decode_path(array)) {
+        (Decode::Cpu, _) => Ok(DecodePath::Cpu("decode=\"cpu\"".into())),
+        (Decode::Gpu, DecodePath::Cpu(reason)) => Err(Error::NotOnGpu { at: array.context(), reason }),
+        (_, decode_path) => Ok(decode_path),
     }
 }
 
@@ -1736,7 +1744,7 @@ impl Sharing {
                     extent.div_ceil(chunk[d])
                 };
                 let chunks = (0..chunk.len()).map(along).fold(1, u64::saturating_mul);
-                chunks.saturating_mul(Rooms::padded(dataset.part(number, part).read_chunk_bytes()))
+                chunks.saturating_mul(DevicePool::padded(dataset.part(number, part).read_chunk_bytes()))
             };
             (0..array.parts.len()).map(of_part).max().unwrap_or(0)
         };
@@ -1769,12 +1777,12 @@ struct Running {
     planner: Option<mpsc::Sender<Arc<Batch>>>,
     progress: Arc<Progress>,
     jobs: Arc<Jobs>,
-    fetched: Arc<Queue<Fetched>>,
+    gpu_tasks: Arc<Queue<GpuTask>>,
     pinned: Option<Arc<PinnedPool>>,
     /// Each with what says whether it is stuck in the GPU.
     threads: Vec<(Arc<Watchdog>, JoinHandle<()>)>,
-    landing: Option<Arc<Rooms>>,
-    rooms: Option<Arc<Rooms>>,
+    upload_pool: Option<Arc<DevicePool>>,
+    cache_pool: Option<Arc<DevicePool>>,
     /// The part of the memory that cuFile knows; given back first.
     registered: Option<Memory>,
     /// Device memory.
@@ -1796,8 +1804,8 @@ impl Running {
     /// Starts a thread that reads, or one that reads and decodes, with what its way to the GPU is made of.
     fn start_worker(
         &mut self,
-        workers: Arc<Workers>,
-        mut way: Option<(SenderParts, Option<Staging>)>,
+        workers: Arc<WorkerContext>,
+        mut way: Option<(UploaderParts, Option<GdsStaging>)>,
         decodes: bool,
     ) -> Result<()> {
         let jobs = self.jobs.clone();
@@ -1808,22 +1816,22 @@ impl Running {
             if decodes && is_beside_training {
                 run_when_idle();
             }
-            let mut hands = Hands::new(decodes);
+            let mut state = WorkerState::new(decodes);
             loop {
-                let job = if decodes { jobs.decode(|| hands.rest()) } else { jobs.feed(|| hands.rest()) };
+                let job = if decodes { jobs.decode(|| state.rest()) } else { jobs.feed(|| state.rest()) };
                 let Some(job) = job else { break };
                 let (chunk, since) = (job.chunk().clone(), Instant::now());
                 // Streams take time to make, and many threads of a small reader never need theirs.
                 if let Some((parts, staging)) = &mut way {
-                    match Sender::new(parts.clone(), staging, watchdog.clone()) {
+                    match Uploader::new(parts.clone(), staging, watchdog.clone()) {
                         Ok(sender) => {
-                            hands.send_with(sender);
+                            state.send_with(sender);
                             way = None;
                         }
                         Err(error) => chunk.fail(error),
                     }
                 }
-                let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut hands)));
+                let worked = catch_unwind(AssertUnwindSafe(|| workers.process(job, &mut state)));
                 let decoded = worked.unwrap_or_else(|payload| {
                     chunk.fail(Error::panic("a worker", &*payload));
                     false
@@ -1869,11 +1877,11 @@ fn run_when_idle() {
 impl Drop for Running {
     fn drop(&mut self) {
         self.planner = None;
-        for rooms in [&self.rooms, &self.landing].into_iter().flatten() {
-            rooms.close();
+        for cache_pool in [&self.cache_pool, &self.upload_pool].into_iter().flatten() {
+            cache_pool.close();
         }
         self.jobs.close();
-        self.fetched.close();
+        self.gpu_tasks.close();
         if let Some(pinned) = &self.pinned {
             pinned.close();
         }
@@ -1927,12 +1935,12 @@ mod tests {
         let mut running = Running {
             jobs: Jobs::new(vec![], 0, progress.clone(), Arc::default()),
             progress,
-            fetched: Arc::default(),
+            gpu_tasks: Arc::default(),
             planner: None,
             pinned: None,
             threads: vec![],
-            landing: None,
-            rooms: None,
+            upload_pool: None,
+            cache_pool: None,
             registered: None,
             memory: vec![],
         };

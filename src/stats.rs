@@ -71,7 +71,7 @@ counters! {
     /// Those of them that the GPU decoded.
     chunks_decoded_gpu,
     /// Those of them that it decoded in a green context, on few multiprocessors, to leave the others to the model.
-    chunks_decoded_green,
+    chunks_decoded_sm_partition,
     /// Read chunks that the CPU decoded.
     chunks_decoded_cpu,
     /// Times that a batch found a chunk there, or on its way, for an earlier batch.

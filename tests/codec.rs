@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use zarr_dali::codec::work::{Checksum, Decoder, Expected, Pass, Work};
-use zarr_dali::codec::{GpuChain, Prepared, Road, decode_on_cpu, register, road};
+use zarr_dali::codec::{DecodePath, GpuChain, Prepared, decode_on_cpu, decode_path, register};
 use zarr_dali::dataset::{ArrayInfo, Dataset};
 use zarrs::array::codec::{
     Adler32Codec, BloscCodec, BloscCompressionLevel, BloscCompressor, BloscShuffleMode, Crc32cCodec,
@@ -51,9 +51,9 @@ fn write(
 }
 
 fn chain(array: &ArrayInfo) -> GpuChain {
-    match road(array) {
-        Road::Gpu(chain) => chain,
-        Road::Cpu(reason) => panic!("not on the GPU: {reason}"),
+    match decode_path(array) {
+        DecodePath::Gpu(chain) => chain,
+        DecodePath::Cpu(reason) => panic!("not on the GPU: {reason}"),
     }
 }
 

@@ -1,4 +1,4 @@
-//! The whole road on the CPU backend against zarrs' own reading, without DALI.
+//! The whole decode path on the CPU backend against zarrs' own reading, without DALI.
 
 use std::num::NonZeroU64;
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU road is zarrs'.
+//! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU decode path is zarrs'.
 
 pub mod blosc;
 mod bz2;
@@ -32,7 +32,7 @@ use zarrs::plugin::ExtensionName;
 
 /// How the read chunks of an array become decoded bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Road {
+pub enum DecodePath {
     /// On the GPU.
     Gpu(GpuChain),
     /// On the CPU by zarrs, then copied where a GPU wants them; with the reason.
@@ -134,11 +134,11 @@ impl Compression {
     }
 }
 
-/// Chooses the road of an array's read chunks from its codec chain.
-pub fn road(array: &ArrayInfo) -> Road {
+/// Chooses the decode path of an array's read chunks from its codec chain.
+pub fn decode_path(array: &ArrayInfo) -> DecodePath {
     match GpuChain::new(array) {
-        Ok(chain) => Road::Gpu(chain),
-        Err(reason) => Road::Cpu(reason),
+        Ok(chain) => DecodePath::Gpu(chain),
+        Err(reason) => DecodePath::Cpu(reason),
     }
 }
 
@@ -357,14 +357,14 @@ pub struct Most {
     pub zstd_blocks: u64,
 }
 
-impl Road {
+impl DecodePath {
     /// Whether decoding needs nvCOMP.
     pub fn needs_nvcomp(&self) -> bool {
         matches!(self, Self::Gpu(chain) if chain.needs_nvcomp())
     }
 }
 
-impl std::fmt::Display for Road {
+impl std::fmt::Display for DecodePath {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Gpu(GpuChain { compression: None, .. }) => f.write_str("uncompressed, on the GPU"),

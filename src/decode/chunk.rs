@@ -1,7 +1,7 @@
 //! A read chunk on its way, shared by all batches that need it while it is there.
 
-use super::rooms::Room;
-use crate::batch::{Unit, Units};
+use super::device_pool::Allocation;
+use crate::batch::{PendingUnit, PendingUnits};
 use crate::error::{Context, Error};
 use crate::fetch::Located;
 use crate::plan::{ChunkKey, Dims};
@@ -17,7 +17,7 @@ pub struct Chunk {
     pub key: ChunkKey,
     /// Coordinates in the grid of read chunks of its part.
     pub read_chunk: Dims,
-    room: Option<Room>,
+    allocation: Option<Allocation>,
     /// Whether a thread has it.
     begun: AtomicBool,
     /// Where its bytes are, if somebody looked before.
@@ -30,15 +30,15 @@ type Place = (Located, Context);
 
 enum State {
     /// Not decoded yet; who waits for it.
-    Waiting(Units),
+    Waiting(PendingUnits),
     /// Decoded, for as long as this value lives.
-    Ready(Held),
+    Ready(Cached),
     Failed(Arc<Error>),
 }
 
 /// A decoded chunk that stays.
 #[derive(Clone)]
-pub enum Held {
+pub enum Cached {
     /// The store does not have it: the fill value is meant.
     Missing,
     /// In host memory, in native byte order.
@@ -52,11 +52,16 @@ pub enum Held {
 
 impl Chunk {
     /// A chunk that `unit` waits for. With a room it stays until this value is dropped.
-    pub fn new(key: ChunkKey, read_chunk: Dims, room: Option<Room>, unit: Unit) -> Arc<Self> {
+    pub fn new(
+        key: ChunkKey,
+        read_chunk: Dims,
+        allocation: Option<Allocation>,
+        unit: PendingUnit,
+    ) -> Arc<Self> {
         Arc::new(Self {
             key,
             read_chunk,
-            room,
+            allocation,
             begun: AtomicBool::new(false),
             place: Mutex::default(),
             state: Mutex::new(State::Waiting(smallvec![unit])),
@@ -91,12 +96,12 @@ impl Chunk {
     }
 
     /// Where it stays.
-    pub fn room(&self) -> Option<&Room> {
-        self.room.as_ref()
+    pub fn allocation(&self) -> Option<&Allocation> {
+        self.allocation.as_ref()
     }
 
     /// Adds a unit. Gives it back if the chunk is there and the unit can be assembled now.
-    pub fn add(&self, unit: Unit) -> Option<Unit> {
+    pub fn add(&self, unit: PendingUnit) -> Option<PendingUnit> {
         match &mut *self.lock() {
             State::Waiting(units) => units.push(unit),
             State::Ready(_) => return Some(unit),
@@ -107,8 +112,8 @@ impl Chunk {
 
     /// Takes the unit that waits for it the longest, and those behind it as long as all together have at most so many
     /// boxes.
-    pub fn take(&self, most_boxes: usize) -> Units {
-        let State::Waiting(units) = &mut *self.lock() else { return Units::new() };
+    pub fn take(&self, most_boxes: usize) -> PendingUnits {
+        let State::Waiting(units) = &mut *self.lock() else { return PendingUnits::new() };
         let count = first(units, most_boxes);
         units.drain(..count).collect()
     }
@@ -118,7 +123,7 @@ impl Chunk {
     pub fn look_at<T>(
         &self,
         most_boxes: usize,
-        mut look: impl FnMut(&Unit) -> Option<T>,
+        mut look: impl FnMut(&PendingUnit) -> Option<T>,
     ) -> SmallVec<[Option<T>; 1]> {
         match &*self.lock() {
             State::Waiting(units) => units[..first(units, most_boxes)].iter().map(&mut look).collect(),
@@ -127,7 +132,7 @@ impl Chunk {
     }
 
     /// What `look` says of the unit that waits for it, if there is only one.
-    pub fn only_unit<T>(&self, look: impl FnOnce(&Unit) -> Option<T>) -> Option<T> {
+    pub fn only_unit<T>(&self, look: impl FnOnce(&PendingUnit) -> Option<T>) -> Option<T> {
         match &*self.lock() {
             State::Waiting(units) if units.len() == 1 => look(&units[0]),
             _ => None,
@@ -145,23 +150,23 @@ impl Chunk {
 
     /// Whether nobody needs it any more, because every batch that does has failed. One that stays may be needed by others
     /// yet, which would wait for it for ever if it was dropped.
-    pub fn is_pointless(&self) -> bool {
-        self.room.is_none()
+    pub fn is_abandoned(&self) -> bool {
+        self.allocation.is_none()
             && matches!(&*self.lock(), State::Waiting(units) if units.iter().all(|unit| unit.batch.failed()))
     }
 
     /// It is decoded. Returns who waited.
-    pub fn ready(&self, held: Held) -> Units {
-        match std::mem::replace(&mut *self.lock(), State::Ready(held)) {
+    pub fn ready(&self, cached: Cached) -> PendingUnits {
+        match std::mem::replace(&mut *self.lock(), State::Ready(cached)) {
             State::Waiting(units) => units,
-            _ => Units::new(),
+            _ => PendingUnits::new(),
         }
     }
 
     /// What is held of it, once it is ready.
-    pub fn held(&self) -> Option<Held> {
+    pub fn cached(&self) -> Option<Cached> {
         match &*self.lock() {
-            State::Ready(held) => Some(held.clone()),
+            State::Ready(cached) => Some(cached.clone()),
             _ => None,
         }
     }
@@ -183,7 +188,7 @@ impl Chunk {
 }
 
 /// How many units have at most so many boxes together, and one at least if there is one.
-fn first(units: &[Unit], most_boxes: usize) -> usize {
+fn first(units: &[PendingUnit], most_boxes: usize) -> usize {
     let mut boxes = 0;
     let fitting = units.iter().take_while(|unit| {
         boxes += unit.boxes.len();
@@ -212,7 +217,7 @@ mod tests {
         let seen = chunk.look_at(5, |unit| (unit.output == 1).then_some(unit.output));
         assert_eq!(seen.as_slice(), [None, Some(1)]);
         assert!(chunk.add(unit(4, 1)).is_none());
-        let outputs = |units: Units| units.iter().map(|unit| unit.output).collect::<Vec<_>>();
+        let outputs = |units: PendingUnits| units.iter().map(|unit| unit.output).collect::<Vec<_>>();
         assert_eq!(outputs(chunk.take(5)), [0, 1]);
         // One at least, however many boxes it has.
         assert_eq!(chunk.look_at(1, |unit| Some(unit.output)).as_slice(), [Some(2)]);

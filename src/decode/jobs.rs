@@ -2,8 +2,8 @@
 //!
 //! Two kinds of threads take them: feeders, which read for the GPU, and decoders, which read and decode on the CPU.
 
-use super::ahead::Ahead;
 use super::policy::{Backlog, Policy};
+use super::prefetch::Prefetcher;
 use super::worker::Job;
 use crate::batch::Progress;
 
@@ -30,7 +30,7 @@ pub struct Jobs {
     alone: bool,
     progress: Arc<Progress>,
     /// Told of what will be read.
-    ahead: Arc<Ahead>,
+    prefetcher: Arc<Prefetcher>,
     origin: Instant,
     state: Mutex<State>,
     feeders: Condvar,
@@ -60,13 +60,13 @@ impl Jobs {
         kinds: Vec<Vec<(Kind, u64)>>,
         decoders: usize,
         progress: Arc<Progress>,
-        ahead: Arc<Ahead>,
+        prefetcher: Arc<Prefetcher>,
     ) -> Arc<Self> {
         Arc::new(Self {
             kinds,
             alone: decoders == 0,
             progress,
-            ahead,
+            prefetcher,
             origin: Instant::now(),
             state: Mutex::new(State { policy: Policy::new(decoders as u64), ..State::default() }),
             feeders: Condvar::new(),
@@ -76,7 +76,7 @@ impl Jobs {
 
     /// Adds work behind all other. It is dropped once this is closed.
     pub fn push(&self, jobs: Vec<Job>) {
-        self.ahead.push(jobs.iter().filter_map(Job::read));
+        self.prefetcher.push(jobs.iter().filter_map(Job::read));
         let mut state = self.lock();
         if state.closed {
             return;

@@ -1,4 +1,4 @@
-//! nvCOMP's zstd decoder, as a lane calls it.
+//! nvCOMP's zstd decoder, as a GPU worker calls it.
 
 use crate::error::{Error, Result};
 use crate::gpu::DeviceMemory;

@@ -2,10 +2,10 @@
 
 use super::Queue;
 use super::chunk::Chunk;
+use super::chunk_cache::ChunkCache;
+use super::device_pool::DevicePool;
+use super::gpu_worker::GpuTask;
 use super::jobs::Jobs;
-use super::lane::Fetched;
-use super::residents::Residents;
-use super::rooms::Rooms;
 use super::worker::Job;
 use crate::batch::Batch;
 use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
@@ -30,15 +30,15 @@ pub struct Planner {
     /// To look ahead in.
     pub order: Order,
     /// What stays.
-    pub residents: Residents,
+    pub chunk_cache: ChunkCache,
     /// Whether chunks stay from epoch to epoch.
     pub caches: bool,
     /// Where it stays.
-    pub rooms: Arc<Rooms>,
+    pub cache_pool: Arc<DevicePool>,
     /// Where work goes.
     pub jobs: Arc<Jobs>,
     /// GPU backend: where units go whose chunks are on the GPU already.
-    pub fetched: Option<Arc<Queue<Fetched>>>,
+    pub gpu_tasks: Option<Arc<Queue<GpuTask>>>,
     /// What is counted.
     pub counters: Arc<Counters>,
 }
@@ -47,7 +47,7 @@ impl Planner {
     /// Plans a batch.
     pub fn plan(&mut self, batch: &Arc<Batch>) {
         let _range = trace::range(Stage::Plan, batch.number);
-        while let Some(ahead) = self.residents.wants(batch.number, self.batch_size) {
+        while let Some(ahead) = self.chunk_cache.wants(batch.number, self.batch_size) {
             self.look_at(ahead);
         }
         let samples = batch.samples.iter().map(|drawn| drawn.sample);
@@ -59,13 +59,13 @@ impl Planner {
         let now = epochs.last().copied().unwrap_or_default();
         for ChunkTask { output, chunk: key, read_chunk, boxes } in tasks {
             let (bytes, epochs) = (self.chunk_bytes[key.array][key.part], self.epochs(key.array, &epochs));
-            if self.residents.is_enabled() {
+            if self.chunk_cache.is_enabled() {
                 used.extend(epochs.iter().map(|&epoch| (key, epoch, bytes)));
             }
             let unit = batch.unit(output, boxes);
-            if let Some(chunk) = epochs.iter().find_map(|&epoch| self.residents.find(key, epoch)) {
+            if let Some(chunk) = epochs.iter().find_map(|&epoch| self.chunk_cache.find(key, epoch)) {
                 self.counters.chunks_reused.add(1);
-                if self.caches && self.residents.touch(key, 0, now) {
+                if self.caches && self.chunk_cache.touch(key, 0, now) {
                     self.counters.cache_hits.add(1);
                 }
                 if let Some(unit) = chunk.add(unit) {
@@ -73,24 +73,24 @@ impl Planner {
                 }
                 continue;
             }
-            let epoch = self.residents.claim(key, epochs, batch.number, bytes);
-            let room = epoch.and_then(|_| {
+            let epoch = self.chunk_cache.claim(key, epochs, batch.number, bytes);
+            let allocation = epoch.and_then(|_| {
                 // Rooms that are given back are those of units on their way, so these have to be.
-                self.rooms.take(bytes, self.residents.kept_bytes(), || self.push(&mut jobs))
+                self.cache_pool.take(bytes, self.chunk_cache.kept_bytes(), || self.push(&mut jobs))
             });
-            let stays = room.is_some();
-            let chunk = Chunk::new(key, read_chunk, room, unit);
+            let stays = allocation.is_some();
+            let chunk = Chunk::new(key, read_chunk, allocation, unit);
             if let (Some(epoch), true) = (epoch, stays) {
-                self.residents.keep(chunk.clone(), epoch, batch.number, bytes);
+                self.chunk_cache.keep(chunk.clone(), epoch, batch.number, bytes);
                 if self.caches {
-                    self.residents.touch(key, epoch, now);
+                    self.chunk_cache.touch(key, epoch, now);
                 }
             }
             jobs.push(Job::Read(chunk));
         }
         self.push(&mut jobs);
         for (key, epoch, bytes) in used {
-            self.residents.used(key, epoch, batch.number, bytes);
+            self.chunk_cache.used(key, epoch, batch.number, bytes);
         }
     }
 
@@ -109,26 +109,26 @@ impl Planner {
             touched_chunks(&self.windows, &self.geometry, drawn.sample, |key| {
                 let epoch =
                     if self.geometry[key.array].follows_samples() && !self.caches { drawn.epoch } else { 0 };
-                self.residents.note(key, epoch, self.chunk_bytes[key.array][key.part]);
+                self.chunk_cache.note(key, epoch, self.chunk_bytes[key.array][key.part]);
             });
         }
-        self.residents.noted();
+        self.chunk_cache.noted();
     }
 
     /// Sends work on its way.
     fn push(&self, jobs: &mut Vec<Job>) {
-        let Some(fetched) = &self.fetched else {
+        let Some(gpu_tasks) = &self.gpu_tasks else {
             self.jobs.push(std::mem::take(jobs));
             return;
         };
-        let (mut reads, mut held) = (vec![], vec![]);
+        let (mut reads, mut cached) = (vec![], vec![]);
         for job in jobs.drain(..) {
             match job {
-                Job::Assemble(chunk, unit) => held.push(Fetched::held(chunk, *unit)),
+                Job::Assemble(chunk, unit) => cached.push(GpuTask::cached(chunk, *unit)),
                 read @ Job::Read(_) => reads.push(read),
             }
         }
-        fetched.push_front(held.into_iter());
+        gpu_tasks.push_front(cached.into_iter());
         self.jobs.push(reads);
     }
 }

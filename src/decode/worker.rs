@@ -1,17 +1,17 @@
 //! What a worker thread does with a chunk: find its bytes, read them, decode them where that is the CPU's part, and send
 //! them to where they are decoded or belong.
 
-use super::ahead::{self, Ahead};
-use super::chunk::{Chunk, Held};
+use super::chunk::{Cached, Chunk};
+use super::device_pool::{Allocation, DevicePool};
+use super::gpu_worker::{self, GpuTask, OnDevice, Payload};
 use super::jobs::Jobs;
-use super::known::Identity;
-use super::lane::{self, Fetched, Landed, Payload};
-use super::rooms::{Room, Rooms};
-use super::sender::{Cargo, Sender};
+use super::prefetch::{self, Prefetcher};
+use super::upload::{OnComplete, Uploader};
+use super::verified::Identity;
 use crate::assemble::host::{self, Source};
 use crate::assemble::{self, Conversion};
-use crate::batch::{Batch, Times, Unit, Units};
-use crate::codec::{self, GpuChain, Prepared, Road, Unpacker, Work};
+use crate::batch::{Batch, PendingUnit, PendingUnits, Times};
+use crate::codec::{self, DecodePath, GpuChain, Prepared, Unpacker, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result, log_once};
 use crate::fetch::cufile::Handle;
@@ -31,11 +31,11 @@ use std::time::{Duration, Instant};
 use smallvec::SmallVec;
 
 /// What all workers of a reader share.
-pub struct Workers {
+pub struct WorkerContext {
     /// What is read.
     pub dataset: Arc<Dataset>,
     /// One per part of each array. On the CPU backend every chain is decoded by zarrs.
-    pub roads: Vec<Vec<Road>>,
+    pub decode_paths: Vec<Vec<DecodePath>>,
     /// The chains that the CPU decodes directly; one per part of each array.
     pub chains: Vec<Vec<Option<GpuChain>>>,
     /// What happens to elements; one per part of each array.
@@ -43,7 +43,7 @@ pub struct Workers {
     /// Finds chunks.
     pub locator: Locator,
     /// What will be read.
-    pub ahead: Arc<Ahead>,
+    pub prefetcher: Arc<Prefetcher>,
     /// What a missing chunk means.
     pub missing_chunks: MissingChunks,
     /// The host memory that the reader may use: shards that are decoded whole are no longer than that.
@@ -62,10 +62,10 @@ pub enum Target {
     /// Into the outputs, in host memory.
     Host,
     /// To the GPU.
-    Lanes {
+    GpuWorkerContext {
         /// Device memory for chunks that are not where they belong yet.
-        landing: Arc<Rooms>,
-        /// Boxes of a chunk that one group of a lane assembles at most, unless a single unit has more.
+        upload_pool: Arc<DevicePool>,
+        /// Boxes of a chunk that one group of a GPU worker assembles at most, unless a single unit has more.
         most_boxes: usize,
         /// Who knows whether there is time.
         jobs: Arc<Jobs>,
@@ -73,10 +73,10 @@ pub enum Target {
 }
 
 /// What a worker thread has for itself.
-pub struct Hands {
+pub struct WorkerState {
     scratch: Scratch,
     /// GPU backend: its way there.
-    sender: Option<Sender>,
+    sender: Option<Uploader>,
     /// Whether it decodes what the GPU could.
     decodes: bool,
 }
@@ -89,20 +89,20 @@ struct Scratch {
     unpacker: Unpacker,
 }
 
-impl Hands {
+impl WorkerState {
     /// Those of a thread that decodes or not.
     pub fn new(decodes: bool) -> Self {
         Self { scratch: Scratch::default(), sender: None, decodes }
     }
 
     /// Gives it a way to the GPU.
-    pub fn send_with(&mut self, sender: Sender) {
+    pub fn send_with(&mut self, sender: Uploader) {
         self.sender = Some(sender);
     }
 
     /// Finishes what is on its way, because nothing follows for now.
     pub fn rest(&mut self) {
-        self.sender.iter_mut().for_each(Sender::land);
+        self.sender.iter_mut().for_each(Uploader::complete_all);
     }
 }
 
@@ -111,7 +111,7 @@ pub enum Job {
     /// Read a chunk, and decode it where that is the CPU's part.
     Read(Arc<Chunk>),
     /// CPU backend: assemble a unit from a chunk that is there. Units are large, and there may be many jobs.
-    Assemble(Arc<Chunk>, Box<Unit>),
+    Assemble(Arc<Chunk>, Box<PendingUnit>),
 }
 
 impl Job {
@@ -131,9 +131,9 @@ impl Job {
     }
 }
 
-impl Workers {
+impl WorkerContext {
     /// Does one job. Whether it decoded a chunk.
-    pub fn process(&self, job: Job, hands: &mut Hands) -> bool {
+    pub fn process(&self, job: Job, state: &mut WorkerState) -> bool {
         let chunk = match job {
             Job::Assemble(chunk, unit) => {
                 self.assemble_held(&chunk, &unit);
@@ -141,23 +141,23 @@ impl Workers {
             }
             Job::Read(chunk) => chunk,
         };
-        if chunk.is_pointless() {
+        if chunk.is_abandoned() {
             return false;
         }
         self.look_ahead();
         let done = match &self.target {
-            Target::Host => self.decode_and_assemble(&chunk, hands),
-            Target::Lanes { landing, most_boxes, jobs } => {
-                let Some(sender) = hands.sender.as_mut() else { return false };
-                let road = ToGpu {
+            Target::Host => self.decode_and_assemble(&chunk, state),
+            Target::GpuWorkerContext { upload_pool, most_boxes, jobs } => {
+                let Some(sender) = state.sender.as_mut() else { return false };
+                let decode_path = ChunkUpload {
                     workers: self,
                     chunk: &chunk,
                     array: self.array(&chunk),
-                    landing,
+                    upload_pool,
                     most_boxes: *most_boxes,
                     jobs,
                 };
-                let sent = road.send(sender, &mut hands.scratch, hands.decodes);
+                let sent = decode_path.send(sender, &mut state.scratch, state.decodes);
                 if sent.is_err() {
                     // Copies may be on their way to memory that is about to be given back.
                     sender.abort();
@@ -173,16 +173,16 @@ impl Workers {
 
     /// Announces what will be read soon, if it is not in the page cache.
     fn look_ahead(&self) {
-        for chunk in self.ahead.scout() {
-            self.locator.announce_index(chunk.place(), self.array(&chunk), &chunk.read_chunk);
+        for chunk in self.prefetcher.next_indexes() {
+            self.locator.prefetch_index(chunk.place(), self.array(&chunk), &chunk.read_chunk);
         }
         let mut places = vec![];
-        self.ahead.announce(|chunk| {
+        self.prefetcher.prefetch(|chunk| {
             // Errors come back when it is read.
             let place = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk);
             let Ok((Located::At { blob, range }, at)) = place else { return None };
             let cached = blob.is_cached(&range);
-            self.ahead.found(cached);
+            self.prefetcher.observe(cached);
             if cached {
                 return None;
             }
@@ -200,7 +200,7 @@ impl Workers {
             }
             Some(bytes)
         });
-        for (blob, range) in ahead::joined(places) {
+        for (blob, range) in prefetch::joined(places) {
             blob.will_need(range);
         }
     }
@@ -219,10 +219,10 @@ impl Workers {
             None => {
                 let place = self.locator.locate(chunk.place(), self.array(chunk), &chunk.read_chunk)?;
                 if let Located::At { blob, range } = &place.0
-                    && !self.ahead.is_active()
+                    && !self.prefetcher.is_active()
                     && !blob.is_cached(range)
                 {
-                    self.ahead.found(false);
+                    self.prefetcher.observe(false);
                 }
                 place
             }
@@ -249,47 +249,47 @@ impl Workers {
         }
     }
 
-    /// CPU backend: the whole road of a chunk. Whether it had to be decoded.
-    fn decode_and_assemble(&self, chunk: &Chunk, hands: &mut Hands) -> Result<bool> {
+    /// CPU backend: the whole decode path of a chunk. Whether it had to be decoded.
+    fn decode_and_assemble(&self, chunk: &Chunk, state: &mut WorkerState) -> Result<bool> {
         let array = self.array(chunk);
         let bytes = array.read_chunk_bytes() as usize;
-        let (found, at) = self.locate(chunk)?;
+        let (observe, at) = self.locate(chunk)?;
         let mut times = Times::default();
         let mut read = |into: &mut [u8], (blob, range): &Place, scratch: &mut Scratch| -> Result<()> {
             times.fetched = Some(self.read_and_unpack(chunk, &**blob, range, into, scratch, &at)?);
             times.decoded = Some(Instant::now());
             Ok(())
         };
-        let scratch = &mut hands.scratch;
-        if chunk.room().is_some() {
+        let scratch = &mut state.scratch;
+        if chunk.allocation().is_some() {
             let zeroed = || memory::zeroed(bytes as u64).map_err(no_memory(&at));
-            let held = match &found {
-                None if array.fill_element().is_some() => Held::Missing,
+            let cached = match &observe {
+                None if array.fill_element().is_some() => Cached::Missing,
                 None => {
                     let mut filled = zeroed()?;
                     array.fill(&mut filled);
-                    Held::Host(filled.into())
+                    Cached::Host(filled.into())
                 }
                 Some(place) => {
                     let mut decoded = zeroed()?;
                     read(&mut decoded, place, scratch)?;
-                    Held::Host(decoded.into())
+                    Cached::Host(decoded.into())
                 }
             };
-            for mut unit in chunk.ready(held) {
+            for mut unit in chunk.ready(cached) {
                 unit.times = times;
                 self.assemble_held(chunk, &unit);
             }
-            return Ok(found.is_some());
+            return Ok(observe.is_some());
         }
         // Without a room nobody else is added, and the units stay with the chunk until nothing can fail any more.
-        if found.is_none() && array.fill_element().is_some() {
+        if observe.is_none() && array.fill_element().is_some() {
             for unit in chunk.take(usize::MAX) {
                 self.assemble(chunk, &unit, None);
             }
             return Ok(false);
         }
-        if let Some(place) = &found
+        if let Some(place) = &observe
             && let Some((address, _)) = self.direct_output(chunk)
         {
             // SAFETY: the whole chunk belongs there, as it is, and to no other unit; the batch is lent to this reader until
@@ -301,7 +301,7 @@ impl Workers {
         }
         let mut decoded = std::mem::take(&mut scratch.decoded);
         memory::grow(&mut decoded, bytes as u64).map_err(no_memory(&at))?;
-        let done = match &found {
+        let done = match &observe {
             Some(place) => read(&mut decoded[..bytes], place, scratch),
             None => {
                 array.fill(&mut decoded[..bytes]);
@@ -315,13 +315,13 @@ impl Workers {
             }
         }
         scratch.decoded = decoded;
-        done.map(|()| found.is_some())
+        done.map(|()| observe.is_some())
     }
 
     /// Where the elements of a chunk belong in an output, if they belong there all together as they are, for one batch
     /// only; and when that may be written.
     fn direct_output(&self, chunk: &Chunk) -> Option<(u64, Arc<Batch>)> {
-        if chunk.room().is_some() {
+        if chunk.allocation().is_some() {
             return None;
         }
         let (conversion, bytes) = (self.conversion(chunk), self.array(chunk).read_chunk_bytes());
@@ -333,11 +333,11 @@ impl Workers {
     }
 
     /// CPU backend: assembles a unit from a chunk that is there.
-    fn assemble_held(&self, chunk: &Chunk, unit: &Unit) {
-        match chunk.held() {
-            Some(Held::Missing) => self.assemble(chunk, unit, None),
-            Some(Held::Host(decoded)) => self.assemble(chunk, unit, Some(&decoded)),
-            Some(Held::Device { .. }) | None => {
+    fn assemble_held(&self, chunk: &Chunk, unit: &PendingUnit) {
+        match chunk.cached() {
+            Some(Cached::Missing) => self.assemble(chunk, unit, None),
+            Some(Cached::Host(decoded)) => self.assemble(chunk, unit, Some(&decoded)),
+            Some(Cached::Device { .. }) | None => {
                 let message = "a chunk is not where it should be".into();
                 unit.batch.fail(Error::Panic { place: "a worker".into(), message });
             }
@@ -345,7 +345,7 @@ impl Workers {
     }
 
     /// CPU backend: puts the elements of a decoded chunk, or its fill value, into an output.
-    fn assemble(&self, chunk: &Chunk, unit: &Unit, decoded: Option<&[u8]>) {
+    fn assemble(&self, chunk: &Chunk, unit: &PendingUnit, decoded: Option<&[u8]>) {
         let array = self.array(chunk);
         let fill = Source::Fill(array.fill_element().unwrap_or_default());
         let source = decoded.map_or(fill, Source::Decoded);
@@ -358,11 +358,11 @@ impl Workers {
     /// Reads a chunk with cuFile.
     ///
     /// # Safety
-    /// As for [`Sender::read`].
+    /// As for [`Uploader::read`].
     #[allow(clippy::too_many_arguments, reason = "what, where from, where to and for whom")]
     unsafe fn read_with_cufile(
         &self,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         blob: &dyn Blob,
         handle: &Handle,
         range: &Range<u64>,
@@ -437,12 +437,12 @@ fn no_memory(at: &Context) -> impl FnOnce(Refused) -> Error {
     |refused| Error::Memory { at: at.clone(), bytes: refused.bytes }
 }
 
-/// The GPU backend's road of a chunk, as far as a worker goes it.
-struct ToGpu<'a> {
-    workers: &'a Workers,
+/// The GPU backend's decode path of a chunk, as far as a worker goes it.
+struct ChunkUpload<'a> {
+    workers: &'a WorkerContext,
     chunk: &'a Arc<Chunk>,
     array: &'a ArrayInfo,
-    landing: &'a Arc<Rooms>,
+    upload_pool: &'a Arc<DevicePool>,
     most_boxes: usize,
     jobs: &'a Jobs,
 }
@@ -455,9 +455,9 @@ enum Destination {
     /// To the place in an output where they belong.
     Output,
     /// To where the chunk stays.
-    Stays,
-    /// To where a lane gathers them from.
-    Lands(Room),
+    Cache,
+    /// To where a GPU worker gathers them from.
+    UploadPool(Allocation),
 }
 
 /// What is in the memory of a small chunk.
@@ -477,15 +477,15 @@ impl Filled {
     }
 }
 
-impl ToGpu<'_> {
+impl ChunkUpload<'_> {
     /// Sends the chunk on its way; whether this thread decoded it. On an error copies of it may be in flight still. Does
     /// nothing once the reader stops.
-    fn send(&self, sender: &mut Sender, scratch: &mut Scratch, decodes: bool) -> Result<bool> {
-        let (found, at) = self.workers.locate(self.chunk)?;
-        let Some((blob, range)) = found else {
+    fn send(&self, sender: &mut Uploader, scratch: &mut Scratch, decodes: bool) -> Result<bool> {
+        let (observe, at) = self.workers.locate(self.chunk)?;
+        let Some((blob, range)) = observe else {
             if self.array.fill_element().is_some() {
-                let missing = Fetched::new(self.chunk.clone(), Payload::Missing, at);
-                sender.add(None, self.boarded(missing, Times::default()).into())?;
+                let missing = GpuTask::new(self.chunk.clone(), Payload::Missing, at);
+                sender.add(None, self.gpu_task(missing, Times::default()).into())?;
                 return Ok(false);
             }
             self.send_elements(sender, at, |into| {
@@ -494,8 +494,8 @@ impl ToGpu<'_> {
             })?;
             return Ok(false);
         };
-        let road = &self.workers.roads[self.chunk.key.array][self.chunk.key.part];
-        if let (Road::Gpu(chain), false) = (road, decodes)
+        let decode_path = &self.workers.decode_paths[self.chunk.key.array][self.chunk.key.part];
+        if let (DecodePath::Gpu(chain), false) = (decode_path, decodes)
             && range.end - range.start <= chain.encoded_bound()
         {
             if let Some(work) = chain.plain() {
@@ -516,7 +516,7 @@ impl ToGpu<'_> {
     /// Elements that this thread has.
     fn send_elements(
         &self,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         at: Context,
         fill: impl FnOnce(&mut [u8]) -> Result<Times>,
     ) -> Result<()> {
@@ -534,7 +534,7 @@ impl ToGpu<'_> {
         let times = fill(buffer.bytes_mut())?;
         // SAFETY: the destination has the size of the chunk's elements and belongs to it alone; so do the units' places.
         unsafe { send_to_all(sender, buffer.bytes(), address, 0, &copies)? };
-        self.depart(Some(buffer), sender, (destination, address), &copies, work, (times, false), at)
+        self.submit(Some(buffer), sender, (destination, address), &copies, work, (times, false), at)
     }
 
     /// An uncompressed chunk: its bytes go piece by piece to where they belong.
@@ -543,11 +543,11 @@ impl ToGpu<'_> {
         blob: &dyn Blob,
         range: &Range<u64>,
         work: Work,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         at: Context,
     ) -> Result<()> {
         check_plain_size(range.end - range.start, work.bytes, &at)?;
-        let start = lane::misalignment(&work);
+        let start = gpu_worker::misalignment(&work);
         if work.bytes + start <= sender.small_bytes() as u64 && sender.cufile(blob, work.bytes).is_none() {
             let fill = |into: &mut [u8]| {
                 read(blob, range, &mut into[start as usize..], &at)?;
@@ -575,7 +575,7 @@ impl ToGpu<'_> {
         }
         sent?;
         let times = Times { fetched: Some(Instant::now()), ..Times::default() };
-        self.depart(None, sender, (destination, address), &copies, work, (times, true), at)
+        self.submit(None, sender, (destination, address), &copies, work, (times, true), at)
     }
 
     /// Reads a chunk and sends it piece by piece. Stops early once the reader stops.
@@ -589,17 +589,17 @@ impl ToGpu<'_> {
         range: &Range<u64>,
         address: u64,
         copies: &Copies,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         at: &Context,
     ) -> Result<()> {
         let mut start = range.start;
         while start < range.end {
-            let end = range.end.min(start + Sender::PIECE_BYTES as u64);
+            let end = range.end.min(start + Uploader::PIECE_BYTES as u64);
             let Some(mut buffer) = sender.buffer((end - start) as usize)? else { return Ok(()) };
             read(blob, &(start..end), buffer.bytes_mut(), at)?;
             // SAFETY: the duty of the caller.
             unsafe { send_to_all(sender, buffer.bytes(), address, start - range.start, copies)? };
-            sender.add(Some(buffer), Cargo::Piece)?;
+            sender.add(Some(buffer), OnComplete::Piece)?;
             start = end;
         }
         Ok(())
@@ -612,7 +612,7 @@ impl ToGpu<'_> {
         blob: &dyn Blob,
         range: &Range<u64>,
         chain: &GpuChain,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         at: &Context,
     ) -> Result<bool> {
         let bytes = range.end - range.start;
@@ -631,41 +631,42 @@ impl ToGpu<'_> {
                 Ok(Some(Filled { by_gpu: true, identity: identity(&work), ..Filled::new(work, times) }))
             });
         }
-        let Some(room) = self.room(bytes, sender)? else { return Ok(true) };
+        let Some(allocation) = self.allocation(bytes, sender)? else { return Ok(true) };
         let Some(mut buffer) = sender.buffer(bytes as usize)? else { return Ok(true) };
-        let landed = catch_unwind(AssertUnwindSafe(|| {
-            self.land_encoded(blob, range, chain, sender, &room, &mut buffer, at)
+        let on_device = catch_unwind(AssertUnwindSafe(|| {
+            self.upload_encoded(blob, range, chain, sender, &allocation, &mut buffer, at)
         }));
-        if !matches!(landed, Ok(Ok(Some(_)))) {
+        if !matches!(on_device, Ok(Ok(Some(_)))) {
             // Before room and buffer go to others.
             sender.abort();
         }
-        let landed = landed.unwrap_or_else(|payload| resume_unwind(payload));
-        let Some((work, times)) = landed? else { return Ok(false) };
-        let (address, room, identity) = (room.address(), Arc::new(room), identity(&work));
-        let landed = Payload::Landed(Landed { address, room: Some(room), work, arrived: None });
+        let on_device = on_device.unwrap_or_else(|payload| resume_unwind(payload));
+        let Some((work, times)) = on_device? else { return Ok(false) };
+        let (address, allocation, identity) = (allocation.address(), Arc::new(allocation), identity(&work));
+        let on_device =
+            Payload::OnDevice(OnDevice { address, allocation: Some(allocation), work, arrived: None });
         let fetched =
-            Fetched { identity, by_gpu: true, ..Fetched::new(self.chunk.clone(), landed, at.clone()) };
-        sender.add(Some(buffer), self.boarded(fetched, times).into())?;
+            GpuTask { identity, by_gpu: true, ..GpuTask::new(self.chunk.clone(), on_device, at.clone()) };
+        sender.add(Some(buffer), self.gpu_task(fetched, times).into())?;
         Ok(true)
     }
 
     /// Reads an encoded chunk and sends it to its room. `None` if it is the CPU's part.
     #[allow(clippy::too_many_arguments, reason = "what, where from and where to")]
-    fn land_encoded(
+    fn upload_encoded(
         &self,
         blob: &dyn Blob,
         range: &Range<u64>,
         chain: &GpuChain,
-        sender: &mut Sender,
-        room: &Room,
+        sender: &mut Uploader,
+        allocation: &Allocation,
         buffer: &mut PinnedBuffer,
         at: &Context,
     ) -> Result<Option<(Work, Times)>> {
         let bytes = range.end - range.start;
         let mut start = 0;
         if let Some(handle) = sender.cufile(blob, bytes) {
-            let (host, to) = (Some(buffer.bytes_mut()), room.address());
+            let (host, to) = (Some(buffer.bytes_mut()), allocation.address());
             // SAFETY: room and buffer have the size of the chunk and belong to it alone.
             unsafe { self.workers.read_with_cufile(sender, blob, handle, range, to, host, at)? };
             // What is in the chunk is found out on the host.
@@ -673,12 +674,12 @@ impl ToGpu<'_> {
             start = bytes;
         }
         while start < bytes {
-            let end = bytes.min(start + Sender::PIECE_BYTES as u64);
+            let end = bytes.min(start + Uploader::PIECE_BYTES as u64);
             let piece = &mut buffer.bytes_mut()[start as usize..end as usize];
             read(blob, &(range.start + start..range.start + end), piece, at)?;
             if !chain.is_verified_by_host() {
                 // SAFETY: the room has the size of the chunk and belongs to it alone.
-                unsafe { sender.copy(piece, room.address() + start)? };
+                unsafe { sender.copy(piece, allocation.address() + start)? };
             }
             start = end;
         }
@@ -686,13 +687,13 @@ impl ToGpu<'_> {
         let Some((part, work)) = self.prepare(chain, buffer.bytes(), at)? else { return Ok(None) };
         if chain.is_verified_by_host() {
             // SAFETY: as above.
-            unsafe { sender.copy(&buffer.bytes()[part], room.address())? };
+            unsafe { sender.copy(&buffer.bytes()[part], allocation.address())? };
         }
         Ok(Some((work, times)))
     }
 
     /// Where bytes go on which this work is to be done, and the address. `None` once the reader stops.
-    fn destination(&self, sender: &mut Sender, work: &Work) -> Result<Option<(Destination, u64)>> {
+    fn destination(&self, sender: &mut Uploader, work: &Work) -> Result<Option<(Destination, u64)>> {
         let all = work.elements == (0..work.bytes);
         if work.passes.is_empty()
             && all
@@ -702,13 +703,13 @@ impl ToGpu<'_> {
             batch.writable.as_ref().map_or(Ok(()), |writable| sender.wait_for(writable))?;
             return Ok(Some((Destination::Output, address)));
         }
-        if let (Some(room), true, 1) = (self.chunk.room(), all, work.areas()) {
-            return Ok(Some((Destination::Stays, room.address())));
+        if let (Some(allocation), true, 1) = (self.chunk.allocation(), all, work.areas()) {
+            return Ok(Some((Destination::Cache, allocation.address())));
         }
-        let room = self.room(landing_bytes(work.bytes), sender)?;
-        Ok(room.map(|room| {
-            let address = room.address() + lane::misalignment(work);
-            (Destination::Lands(room), address)
+        let allocation = self.allocation(upload_pool_bytes(work.bytes), sender)?;
+        Ok(allocation.map(|allocation| {
+            let address = allocation.address() + gpu_worker::misalignment(work);
+            (Destination::UploadPool(allocation), address)
         }))
     }
 
@@ -718,13 +719,13 @@ impl ToGpu<'_> {
         let as_they_are = work.passes.is_empty() && work.elements == (0..work.bytes) && work.areas() == 1;
         as_they_are
             && !work.swaps_bytes
-            && work.bytes >= Sender::LEAST_COPY
+            && work.bytes >= Uploader::LEAST_COPY
             && self.jobs.has_time(Duration::ZERO)
     }
 
     /// Where they are copied besides to where the chunk stays.
     fn copies(&self, work: &Work) -> Copies {
-        if self.chunk.room().is_none() || !self.has_time_to_copy(work) {
+        if self.chunk.allocation().is_none() || !self.has_time_to_copy(work) {
             return Copies::new();
         }
         let conversion = self.workers.conversion(self.chunk);
@@ -755,74 +756,75 @@ impl ToGpu<'_> {
     /// A small chunk, which goes together with others. False if what fills its memory says that it should not.
     fn send_small(
         &self,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         bytes: u64,
         at: &Context,
         fill: impl FnOnce(&mut [u8]) -> Result<Option<Filled>>,
     ) -> Result<bool> {
         let Some(slot) = sender.slot(bytes as usize)? else { return Ok(true) };
         let Some(filled) = fill(sender.slot_bytes(&slot))? else { return Ok(false) };
-        let Some((address, room)) = sender.keep(slot) else { return Ok(true) };
+        let Some((address, allocation)) = sender.keep(slot) else { return Ok(true) };
         let Filled { work, start, times, by_gpu, identity } = filled;
-        let landed = Landed { address: address + start, room: Some(room), work, arrived: None };
-        let fetched = Fetched::new(self.chunk.clone(), Payload::Landed(landed), at.clone());
-        let fetched = self.boarded(Fetched { by_gpu, identity, ..fetched }, times);
+        let on_device =
+            OnDevice { address: address + start, allocation: Some(allocation), work, arrived: None };
+        let fetched = GpuTask::new(self.chunk.clone(), Payload::OnDevice(on_device), at.clone());
+        let fetched = self.gpu_task(GpuTask { by_gpu, identity, ..fetched }, times);
         sender.add(None, fetched.into())?;
         Ok(true)
     }
 
     /// Waits for room to land. `None` once the reader stops.
-    fn room(&self, bytes: u64, sender: &mut Sender) -> Result<Option<Room>> {
-        let room = self.landing.take(bytes, 0, || sender.land());
-        if room.is_none() && !self.landing.is_closed() {
+    fn allocation(&self, bytes: u64, sender: &mut Uploader) -> Result<Option<Allocation>> {
+        let allocation = self.upload_pool.take(bytes, 0, || sender.complete_all());
+        if allocation.is_none() && !self.upload_pool.is_closed() {
             return Err(Error::Budget {
                 name: "device_memory_budget",
-                budget_bytes: self.landing.capacity_bytes(),
+                budget_bytes: self.upload_pool.capacity_bytes(),
                 needed_bytes: bytes,
                 what: "one chunk on its way to be decoded".into(),
             });
         }
-        Ok(room)
+        Ok(allocation)
     }
 
     /// Lets the last copy of bytes on which this work is to be done go to their destination, and to units that want them as they
     /// are. `by_gpu`: what is to be done to them is the GPU's part.
     #[allow(clippy::too_many_arguments, reason = "what, where to and for whom")]
-    fn depart(
+    fn submit(
         &self,
         buffer: Option<PinnedBuffer>,
-        sender: &mut Sender,
+        sender: &mut Uploader,
         (destination, address): (Destination, u64),
         copies: &Copies,
         work: Work,
         (times, by_gpu): (Times, bool),
         at: Context,
     ) -> Result<()> {
-        let room = match destination {
+        let allocation = match destination {
             Destination::Output => {
                 let mut units = self.chunk.take(usize::MAX);
                 units.iter_mut().for_each(|unit| unit.times = times);
                 if by_gpu {
                     self.workers.counters.decoded(work.bytes, true);
                 }
-                return sender.add(buffer, Cargo::Units(units));
+                return sender.add(buffer, OnComplete::PendingUnits(units));
             }
-            Destination::Stays => None,
-            Destination::Lands(room) => Some(Arc::new(room)),
+            Destination::Cache => None,
+            Destination::UploadPool(allocation) => Some(Arc::new(allocation)),
         };
-        let landed = Payload::Landed(Landed { address, room, work, arrived: None });
-        let fetched = Fetched { by_gpu, ..Fetched::new(self.chunk.clone(), landed, at) };
-        let (mut fetched, mut there) = (self.boarded(fetched, times), Units::new());
+        let on_device = Payload::OnDevice(OnDevice { address, allocation, work, arrived: None });
+        let fetched = GpuTask { by_gpu, ..GpuTask::new(self.chunk.clone(), on_device, at) };
+        let (mut fetched, mut there) = (self.gpu_task(fetched, times), PendingUnits::new());
         // Those that were looked at are the first of those that were taken.
         for (number, _) in copies.iter().enumerate().rev().filter(|(_, copy)| copy.is_some()) {
             there.push(fetched.units.remove(number));
         }
-        sender.add(buffer, Cargo::Fetched(Box::new(fetched), there))
+        sender.add(buffer, OnComplete::GpuTask(Box::new(fetched), there))
     }
 
-    /// The chunk for the lanes, with those who wait for it by now. Those that come later are assembled once it is where it
+    /// The chunk for the GPU workers, with those who wait for it by now. Those that come later are assembled once it is where it
     /// stays.
-    fn boarded(&self, mut fetched: Fetched, times: Times) -> Fetched {
+    fn gpu_task(&self, mut fetched: GpuTask, times: Times) -> GpuTask {
         fetched.units = self.chunk.take(self.most_boxes);
         fetched.units.iter_mut().for_each(|unit| unit.times = times);
         fetched.arrived = times.fetched;
@@ -835,7 +837,7 @@ impl ToGpu<'_> {
 /// # Safety
 /// All of them have room for the chunk, and nothing else uses that until the copies have arrived.
 unsafe fn send_to_all(
-    sender: &Sender,
+    sender: &Uploader,
     bytes: &[u8],
     address: u64,
     offset: u64,
@@ -865,8 +867,8 @@ fn check_plain_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
 }
 
 /// Room for bytes whose elements may have to be aligned.
-fn landing_bytes(bytes: u64) -> u64 {
-    bytes + lane::ELEMENT_ALIGNMENT
+fn upload_pool_bytes(bytes: u64) -> u64 {
+    bytes + gpu_worker::ELEMENT_ALIGNMENT
 }
 
 /// Host memory that a thread has for encoded bytes of a chunk, as far as encoders make no more: for budgets.
@@ -877,9 +879,9 @@ fn encoded_scratch_bytes(array: &ArrayInfo) -> u64 {
 /// Host memory that a thread needs besides to read and decode a chunk: for budgets. `decoded` bytes of it are for its
 /// elements, where these are not decoded to where they belong.
 pub fn scratch_bytes(array: &ArrayInfo, decoded: u64) -> u64 {
-    let chain = match codec::road(array) {
-        Road::Gpu(chain) => Some(chain),
-        Road::Cpu(_) => None,
+    let chain = match codec::decode_path(array) {
+        DecodePath::Gpu(chain) => Some(chain),
+        DecodePath::Cpu(_) => None,
     };
     let (encoded, copies) = match chain {
         Some(chain) if chain.is_copy() => (0, 0),
@@ -892,19 +894,19 @@ pub fn scratch_bytes(array: &ArrayInfo, decoded: u64) -> u64 {
 }
 
 /// The largest piece of pinned memory that a chunk needs: for budgets.
-pub fn largest_pinned_bytes(array: &ArrayInfo, road: &Road) -> u64 {
+pub fn largest_pinned_bytes(array: &ArrayInfo, decode_path: &DecodePath) -> u64 {
     let decoded = array.read_chunk_bytes();
-    PinnedPool::padded(match road {
-        Road::Gpu(chain) => chain.encoded_bound().max(decoded),
-        Road::Cpu(_) => decoded,
+    PinnedPool::padded(match decode_path {
+        DecodePath::Gpu(chain) => chain.encoded_bound().max(decoded),
+        DecodePath::Cpu(_) => decoded,
     })
 }
 
-/// Device memory that a chunk needs until a lane is done with it, if it is not where it belongs: for budgets.
-pub fn largest_landing_bytes(array: &ArrayInfo, road: &Road) -> u64 {
-    let elements = landing_bytes(array.read_chunk_bytes());
-    Rooms::padded(match road {
-        Road::Gpu(chain) => elements.max(landing_bytes(chain.encoded_bound())),
-        Road::Cpu(_) => elements,
+/// Device memory that a chunk needs until a GPU worker is done with it, if it is not where it belongs: for budgets.
+pub fn largest_upload_bytes(array: &ArrayInfo, decode_path: &DecodePath) -> u64 {
+    let elements = upload_pool_bytes(array.read_chunk_bytes());
+    DevicePool::padded(match decode_path {
+        DecodePath::Gpu(chain) => elements.max(upload_pool_bytes(chain.encoded_bound())),
+        DecodePath::Cpu(_) => elements,
     })
 }

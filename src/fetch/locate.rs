@@ -47,7 +47,7 @@ struct OpenShards {
     known: HashMap<ShardKey, Arc<OnceCell<Shard>>>,
     oldest_first: VecDeque<ShardKey>,
     /// Those whose indexes were announced and that nobody has opened since.
-    announced: HashSet<ShardKey>,
+    prefetched: HashSet<ShardKey>,
 }
 
 /// Array and part of the dataset, and coordinates in the part's chunk grid.
@@ -55,15 +55,15 @@ type ShardKey = ((usize, usize), Vec<u64>);
 
 impl OpenShards {
     /// Whether a shard's index is to be announced, which is noted.
-    fn announces(&mut self, key: ShardKey) -> bool {
+    fn notes_index(&mut self, key: ShardKey) -> bool {
         if self.known.contains_key(&key) {
             return false;
         }
         // Some are never opened, as when an epoch is left. Announcing one twice costs little.
-        if self.announced.len() == Locator::ANNOUNCED_SHARDS {
-            self.announced.clear();
+        if self.prefetched.len() == Locator::PREFETCHED_INDEXES {
+            self.prefetched.clear();
         }
-        self.announced.insert(key)
+        self.prefetched.insert(key)
     }
 }
 
@@ -73,7 +73,7 @@ impl Locator {
     const OPEN_SHARDS: usize = 128;
     /// Sharded chunks that are remembered from their announcement until they are opened, about as many as are
     /// announced ahead.
-    const ANNOUNCED_SHARDS: usize = 1024;
+    const PREFETCHED_INDEXES: usize = 1024;
 
     /// A locator over a backend, which keeps as many indexes of at most `index_bytes` bytes as have room in `bytes` bytes.
     pub fn new(fetch: Arc<dyn Fetch>, index_bytes: u64, bytes: u64) -> Self {
@@ -122,10 +122,10 @@ impl Locator {
     }
 
     /// Announces the index that will say where this read chunk is, if it is in a shard that nobody has opened.
-    pub fn announce_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
+    pub fn prefetch_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
         let Some(sharding) = &array.sharding else { return };
         let chunk = sharding.chunk_of(cell);
-        if !self.lock().announces((number, chunk.clone())) {
+        if !self.lock().notes_index((number, chunk.clone())) {
             return;
         }
         // What is wrong is said when it is opened.
@@ -154,7 +154,7 @@ impl Locator {
             shards.known.remove(&oldest);
         }
         // The next epoch announces it again, if it is not open by then.
-        shards.announced.remove(&key);
+        shards.prefetched.remove(&key);
         shards.oldest_first.push_back(key.clone());
         shards.known.entry(key).or_default().clone()
     }
@@ -268,21 +268,21 @@ mod tests {
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
         let locator = Locator::new(Arc::new(zeros.clone()), 64, 1 << 20);
-        let announced = |cells: &[[u64; 2]]| {
-            cells.iter().for_each(|cell| locator.announce_index((0, 0), array, cell));
+        let prefetched = |cells: &[[u64; 2]]| {
+            cells.iter().for_each(|cell| locator.prefetch_index((0, 0), array, cell));
             std::mem::take(&mut *zeros.0.lock().unwrap())
         };
-        assert_eq!(announced(&[[0, 0], [0, 1], [1, 0], [2, 1], [3, 0], [1, 1]]), [index(0), index(1)]);
+        assert_eq!(prefetched(&[[0, 0], [0, 1], [1, 0], [2, 1], [3, 0], [1, 1]]), [index(0), index(1)]);
         // It is missing.
-        assert_eq!(announced(&[[4, 0]]), []);
+        assert_eq!(prefetched(&[[4, 0]]), []);
         // Zeros are no index; whoever opens it says so.
         assert!(locator.locate((0, 0), array, &[6, 0]).is_err());
-        assert_eq!(announced(&[[6, 0]]), []);
+        assert_eq!(prefetched(&[[6, 0]]), []);
         // Many later they are forgotten.
-        let last = 4 + Locator::ANNOUNCED_SHARDS as u64;
+        let last = 4 + Locator::PREFETCHED_INDEXES as u64;
         let many: Vec<_> = (4..=last).map(|shard| [2 * shard, 0]).collect();
-        assert_eq!(announced(&many).len(), many.len());
-        assert_eq!(announced(&[[0, 0], [2 * last, 0]]), [index(0)]);
+        assert_eq!(prefetched(&many).len(), many.len());
+        assert_eq!(prefetched(&[[0, 0], [2 * last, 0]]), [index(0)]);
     }
 
     #[test]
@@ -294,12 +294,12 @@ mod tests {
         let shards = 3..4 + Locator::OPEN_SHARDS as u64;
         for epoch in 0..3 {
             for shard in shards.clone() {
-                locator.announce_index((0, 0), array, &[2 * shard, 0]);
+                locator.prefetch_index((0, 0), array, &[2 * shard, 0]);
                 // Zeros are no index, but whoever opens it takes a place among the open ones.
                 assert!(locator.locate((0, 0), array, &[2 * shard, 0]).is_err());
             }
-            let announced = std::mem::take(&mut *zeros.0.lock().unwrap());
-            assert_eq!(announced, shards.clone().map(index).collect::<Vec<_>>(), "epoch {epoch}");
+            let prefetched = std::mem::take(&mut *zeros.0.lock().unwrap());
+            assert_eq!(prefetched, shards.clone().map(index).collect::<Vec<_>>(), "epoch {epoch}");
         }
     }
 }

@@ -174,7 +174,8 @@ mod tests {
         // `pages` has a byte for each of its pages.
         unsafe {
             let descriptor = file.file().as_raw_fd();
-            let mapped = libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0);
+            let mapped =
+                libc::mmap(std::ptr::null_mut(), len, libc::PROT_READ, libc::MAP_SHARED, descriptor, 0);
             assert_ne!(mapped, libc::MAP_FAILED);
             assert_eq!(libc::mincore(mapped, len, pages.as_mut_ptr()), 0);
             assert_eq!(libc::munmap(mapped, len), 0);

@@ -8,7 +8,7 @@
 //! in no epoch, and where the user asked for a cache nothing is.
 
 use super::chunk::Chunk;
-use super::rooms::Rooms;
+use super::device_pool::DevicePool;
 use crate::plan::ChunkKey;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
@@ -18,13 +18,13 @@ use std::sync::Arc;
 type Key = (ChunkKey, u64);
 
 /// The chunks that stay, and what is known of the future.
-pub struct Residents {
+pub struct ChunkCache {
     capacity: u64,
     /// How far the order is looked at, in bytes of chunks and in samples,
     sight: (u64, u64),
     /// and in uses that are noted.
     most_uses: u64,
-    chunks: HashMap<Key, Resident>,
+    chunks: HashMap<Key, Entry>,
     /// The same by their next use.
     by_next: BTreeSet<(u64, Key)>,
     kept: u64,
@@ -36,7 +36,7 @@ pub struct Residents {
     ahead: u64,
 }
 
-struct Resident {
+struct Entry {
     chunk: Arc<Chunk>,
     /// The epoch of its last use.
     epoch: Option<u64>,
@@ -44,7 +44,7 @@ struct Resident {
     next: u64,
 }
 
-impl Residents {
+impl ChunkCache {
     /// The order is looked at until so many times the capacity is in sight.
     const SIGHT: u64 = 4;
     /// Batches beyond the next that are looked at at least.
@@ -92,10 +92,10 @@ impl Residents {
         (self.is_enabled() && wanted).then_some(self.ahead)
     }
 
-    /// Notes that the batch that [`Residents::wants`] named needs a chunk of so many bytes.
+    /// Notes that the batch that [`ChunkCache::wants`] named needs a chunk of so many bytes.
     pub fn note(&mut self, key: ChunkKey, epoch: u64, bytes: u64) {
         let uses = self.uses.entry((key, epoch)).or_insert_with(|| {
-            self.in_sight += Rooms::padded(bytes);
+            self.in_sight += DevicePool::padded(bytes);
             VecDeque::new()
         });
         if uses.back() != Some(&self.ahead) {
@@ -110,13 +110,13 @@ impl Residents {
 
     /// The chunk, if it is here.
     pub fn find(&self, key: ChunkKey, epoch: u64) -> Option<Arc<Chunk>> {
-        self.chunks.get(&(key, epoch)).map(|resident| resident.chunk.clone())
+        self.chunks.get(&(key, epoch)).map(|entry| entry.chunk.clone())
     }
 
     /// The chunk, if it is here, is used in `epoch`. Whether it was used in another before.
     pub fn touch(&mut self, key: ChunkKey, tag: u64, epoch: u64) -> bool {
-        let Some(resident) = self.chunks.get_mut(&(key, tag)) else { return false };
-        resident.epoch.replace(epoch).is_some_and(|last| last != epoch)
+        let Some(entry) = self.chunks.get_mut(&(key, tag)) else { return false };
+        entry.epoch.replace(epoch).is_some_and(|last| last != epoch)
     }
 
     /// Batch `now` uses the chunk; that use is behind us then. A chunk that is not needed again goes.
@@ -131,13 +131,13 @@ impl Residents {
             }
         };
         if next.is_none() && self.uses.remove(&(key, epoch)).is_some() {
-            self.in_sight -= Rooms::padded(bytes);
+            self.in_sight -= DevicePool::padded(bytes);
         }
-        let Some(resident) = self.chunks.get_mut(&(key, epoch)) else { return };
-        self.by_next.remove(&(resident.next, (key, epoch)));
+        let Some(entry) = self.chunks.get_mut(&(key, epoch)) else { return };
+        self.by_next.remove(&(entry.next, (key, epoch)));
         match next {
             Some(next) => {
-                resident.next = next;
+                entry.next = next;
                 self.by_next.insert((next, (key, epoch)));
             }
             None => self.remove((key, epoch)),
@@ -147,7 +147,7 @@ impl Residents {
     /// The epoch among these for which the chunk should stay, if it should: it is needed again, and before others that
     /// have to go for it, which they do.
     pub fn claim(&mut self, key: ChunkKey, epochs: &[u64], now: u64, bytes: u64) -> Option<u64> {
-        let bytes = Rooms::padded(bytes);
+        let bytes = DevicePool::padded(bytes);
         let next_use = |&epoch: &u64| {
             let uses = self.uses.get(&(key, epoch))?;
             uses.iter().find(|&&batch| batch > now).map(|&next| (next, epoch))
@@ -167,15 +167,15 @@ impl Residents {
         Some(epoch)
     }
 
-    /// Keeps a chunk for which [`Residents::claim`] agreed.
+    /// Keeps a chunk for which [`ChunkCache::claim`] agreed.
     pub fn keep(&mut self, chunk: Arc<Chunk>, epoch: u64, now: u64, bytes: u64) {
         let key = (chunk.key, epoch);
-        let bytes = Rooms::padded(bytes);
+        let bytes = DevicePool::padded(bytes);
         let next = self.uses.get(&key).and_then(|uses| uses.iter().find(|&&batch| batch > now));
         let next = next.copied().unwrap_or(now);
         self.kept += bytes;
         self.by_next.insert((next, key));
-        self.chunks.insert(key, Resident { chunk, epoch: None, bytes, next });
+        self.chunks.insert(key, Entry { chunk, epoch: None, bytes, next });
     }
 
     /// Bytes of the chunks that stay.
@@ -185,8 +185,8 @@ impl Residents {
 
     /// Removes a chunk that is not in `by_next` any more.
     fn remove(&mut self, key: Key) {
-        if let Some(resident) = self.chunks.remove(&key) {
-            self.kept -= resident.bytes;
+        if let Some(entry) = self.chunks.remove(&key) {
+            self.kept -= entry.bytes;
         }
     }
 }
@@ -199,28 +199,28 @@ mod tests {
 
     /// Plans batches that each need one chunk; the chunks that had to be decoded, by batch.
     fn decoded(capacity: u64, batches: &[(u128, u64)]) -> Vec<usize> {
-        let mut residents = Residents::new(capacity * 256, 0, false, 1 << 20);
+        let mut cache = ChunkCache::new(capacity * 256, 0, false, 1 << 20);
         let mut decoded = vec![];
         for (now, &(number, epoch)) in batches.iter().enumerate() {
-            while let Some(ahead) = residents.wants(now as u64, 1) {
+            while let Some(ahead) = cache.wants(now as u64, 1) {
                 if let Some(&(number, epoch)) = batches.get(ahead as usize) {
-                    residents.note(ChunkKey { array: 0, part: 0, number }, epoch, 100);
+                    cache.note(ChunkKey { array: 0, part: 0, number }, epoch, 100);
                 }
-                residents.noted();
+                cache.noted();
             }
             let key = ChunkKey { array: 0, part: 0, number };
-            if residents.find(key, epoch).is_none() {
+            if cache.find(key, epoch).is_none() {
                 decoded.push(now);
-                if let Some(epoch) = residents.claim(key, &[epoch], now as u64, 100) {
+                if let Some(epoch) = cache.claim(key, &[epoch], now as u64, 100) {
                     let batch = Batch::new(now as u64, vec![], vec![], None, Progress::new(Arc::default()));
                     let chunk = Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new()));
-                    residents.keep(chunk, epoch, now as u64, 100);
+                    cache.keep(chunk, epoch, now as u64, 100);
                 }
             }
-            residents.used(key, epoch, now as u64, 100);
-            assert!(residents.kept_bytes() <= capacity * 256);
+            cache.used(key, epoch, now as u64, 100);
+            assert!(cache.kept_bytes() <= capacity * 256);
         }
-        assert_eq!((residents.kept_bytes(), residents.uses.len(), residents.in_sight), (0, 0, 0));
+        assert_eq!((cache.kept_bytes(), cache.uses.len(), cache.in_sight), (0, 0, 0));
         decoded
     }
 

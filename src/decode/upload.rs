@@ -4,10 +4,10 @@
 //! copy then costs the host's memory nothing, and reaches the rate of the bus instead of two thirds of it (benches/NOTES.md).
 
 use super::Queue;
-use super::lane::Fetched;
-use super::rooms::{Room, Rooms};
+use super::device_pool::{Allocation, DevicePool};
+use super::gpu_worker::GpuTask;
 use super::watchdog::Watchdog;
-use crate::batch::{Unit, Units};
+use crate::batch::{PendingUnit, PendingUnits};
 use crate::error::{Error, GpuWork, Result};
 use crate::fetch::Blob;
 use crate::fetch::cufile::Handle;
@@ -24,36 +24,36 @@ use cudarc::driver::{CudaEvent, CudaStream, DriverError, result};
 
 /// What a sender is made of.
 #[derive(Clone)]
-pub struct SenderParts {
+pub struct UploaderParts {
     /// The GPU.
     pub gpu: Arc<Gpu>,
     /// Where bytes begin.
     pub pinned: Arc<PinnedPool>,
     /// Who is told of chunks.
-    pub queue: Arc<Queue<Fetched>>,
+    pub queue: Arc<Queue<GpuTask>>,
     /// Where chunks land.
-    pub landing: Arc<Rooms>,
-    /// Of a parcel; none if there are no parcels.
-    pub parcel_bytes: u64,
+    pub upload_pool: Arc<DevicePool>,
+    /// Of a packed buffer; none if there are no packed buffers.
+    pub packed_bytes: u64,
 }
 
 /// A thread's stream.
-pub struct Sender {
-    parts: SenderParts,
+pub struct Uploader {
+    parts: UploaderParts,
     stream: Arc<CudaStream>,
-    parcel: Option<Parcel>,
+    packed: Option<PackedBuffer>,
     /// Where more is added.
-    boarding: Flight,
+    pending: Submission,
     /// What is on its way, the oldest first, with its event.
-    flights: VecDeque<(Arc<CudaEvent>, Flight)>,
+    submissions: VecDeque<(Arc<CudaEvent>, Submission)>,
     /// Bytes of all flights.
     bytes: usize,
-    staging: Option<Staging>,
+    staging: Option<GdsStaging>,
     watchdog: Arc<Watchdog>,
 }
 
 /// A part of the memory that cuFile reads to, in two halves.
-pub struct Staging {
+pub struct GdsStaging {
     /// The start of all that memory, as cuFile knows it.
     base: u64,
     /// Where the part begins in it.
@@ -65,7 +65,7 @@ pub struct Staging {
     free: [Option<CudaEvent>; 2],
 }
 
-impl Staging {
+impl GdsStaging {
     /// What direct access needs offsets, sizes and addresses to be multiples of.
     pub const ALIGNMENT: u64 = 4096;
     /// The most bytes of one half: those with which a bare loop of as many threads reads fastest (benches/NOTES.md).
@@ -79,61 +79,61 @@ impl Staging {
 
 /// Copies that arrive together.
 #[derive(Default)]
-struct Flight {
+struct Submission {
     /// What they are made from.
     buffers: Vec<PinnedBuffer>,
     /// Who is finished when they have arrived.
-    units: Vec<Unit>,
-    /// What the lanes can begin with then.
-    fetched: Vec<Fetched>,
+    units: Vec<PendingUnit>,
+    /// What the GPU workers can begin with then.
+    tasks: Vec<GpuTask>,
     /// Bytes that cuFile read.
     by_cufile: usize,
 }
 
-impl Flight {
+impl Submission {
     fn bytes(&self) -> usize {
         self.by_cufile + self.buffers.iter().map(|buffer| buffer.bytes().len()).sum::<usize>()
     }
 
     fn chunks(&self) -> usize {
-        self.units.len() + self.fetched.len()
+        self.units.len() + self.tasks.len()
     }
 
     fn fail(&self, error: Error) {
         let error = Arc::new(error);
         self.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
-        self.fetched.iter().for_each(|fetched| fetched.fail(Error::Sticky(error.clone())));
+        self.tasks.iter().for_each(|tasks| tasks.fail(Error::Sticky(error.clone())));
     }
 }
 
 /// Memory for small chunks that go to the GPU in one copy: a GPU makes no more than some 75,000 copies a second when they come
 /// from many streams.
-struct Parcel {
+struct PackedBuffer {
     buffer: PinnedBuffer,
-    room: Arc<Room>,
+    allocation: Arc<Allocation>,
     used: usize,
 }
 
-/// A place in the parcel that is being filled.
+/// A place in the packed buffer that is being filled.
 pub struct Slot(Range<usize>);
 
 /// Who gets what a copy brings.
-pub enum Cargo {
+pub enum OnComplete {
     /// Nobody yet: it is a piece.
     Piece,
     /// Units that are finished with it.
-    Units(Units),
-    /// The lanes, and units that are finished with it without them.
-    Fetched(Box<Fetched>, Units),
+    PendingUnits(PendingUnits),
+    /// The GPU workers, and units that are finished with it without them.
+    GpuTask(Box<GpuTask>, PendingUnits),
 }
 
-impl From<Fetched> for Cargo {
-    fn from(fetched: Fetched) -> Self {
-        Self::Fetched(Box::new(fetched), Units::new())
+impl From<GpuTask> for OnComplete {
+    fn from(tasks: GpuTask) -> Self {
+        Self::GpuTask(Box::new(tasks), PendingUnits::new())
     }
 }
 
-impl Sender {
+impl Uploader {
     /// Larger chunks are read and copied in pieces of so many bytes, if nobody has to see them whole.
     pub const PIECE_BYTES: usize = 2 << 20;
     /// Chunks of fewer bytes are not worth a copy of their own.
@@ -142,8 +142,8 @@ impl Sender {
     const IN_FLIGHT: usize = 2 * Self::PIECE_BYTES;
     /// Small chunks fly together until there are so many bytes or chunks of them.
     const FULL: (usize, usize) = (1 << 20, 256);
-    /// A parcel has room for so many of the largest chunks that it takes.
-    const PARCEL_SHARE: usize = 4;
+    /// A packed buffer has room for so many of the largest chunks that it takes.
+    const PACKED_SHARE: usize = 4;
     /// Who waits for copies looks again so often.
     const POLL: Duration = Duration::from_micros(30);
 
@@ -151,13 +151,17 @@ impl Sender {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(parts: SenderParts, staging: &mut Option<Staging>, watchdog: Arc<Watchdog>) -> Result<Self> {
+    pub fn new(
+        parts: UploaderParts,
+        staging: &mut Option<GdsStaging>,
+        watchdog: Arc<Watchdog>,
+    ) -> Result<Self> {
         Ok(Self {
             stream: parts.gpu.stream()?,
             parts,
-            parcel: None,
-            boarding: Flight::default(),
-            flights: VecDeque::new(),
+            packed: None,
+            pending: Submission::default(),
+            submissions: VecDeque::new(),
             bytes: 0,
             staging: staging.take(),
             watchdog,
@@ -193,8 +197,8 @@ impl Sender {
         while done < range.end {
             let Some(staging) = &mut self.staging else { return Err(io::ErrorKind::Unsupported.into()) };
             // The aligned range around what is wanted.
-            let start = done - done % Staging::ALIGNMENT;
-            let end = range.end.next_multiple_of(Staging::ALIGNMENT).min(start + staging.bytes);
+            let start = done - done % GdsStaging::ALIGNMENT;
+            let end = range.end.next_multiple_of(GdsStaging::ALIGNMENT).min(start + staging.bytes);
             let half = staging.turn % 2;
             staging.turn += 1;
             if let Some(free) = &staging.free[half] {
@@ -232,10 +236,10 @@ impl Sender {
             };
             free.record(&self.stream).map_err(Error::cuda("recording an event")).map_err(failed)?;
             staging.free[half] = Some(free);
-            self.boarding.by_cufile += bytes;
+            self.pending.by_cufile += bytes;
             done = until;
             // A piece takes cuFile so long that what was sent before it should not have to wait for all of them.
-            self.land_arrived();
+            self.complete_arrived();
         }
         blob.check_unchanged()
     }
@@ -258,45 +262,45 @@ impl Sender {
             return Ok(Some(buffer));
         }
         // Whoever waits here holds nothing that others wait for.
-        self.land();
+        self.complete_all();
         self.parts.pinned.take(bytes)
     }
 
-    /// The most bytes of a chunk that goes in a parcel.
+    /// The most bytes of a chunk that goes in a packed buffer.
     pub fn small_bytes(&self) -> usize {
-        self.parts.parcel_bytes as usize / Self::PARCEL_SHARE
+        self.parts.packed_bytes as usize / Self::PACKED_SHARE
     }
 
-    /// A place for a chunk of at most [`Sender::small_bytes`]. `None` once the reader stops.
+    /// A place for a chunk of at most [`Uploader::small_bytes`]. `None` once the reader stops.
     ///
     /// # Errors
     /// What the driver says.
     pub fn slot(&mut self, bytes: usize) -> Result<Option<Slot>> {
-        let fits = |parcel: &Parcel| parcel.used + bytes <= parcel.buffer.bytes().len();
-        if !self.parcel.as_ref().is_some_and(fits) {
-            self.depart()?;
-            let landing = self.parts.landing.clone();
-            let room = landing.take(self.parts.parcel_bytes, 0, || self.land());
-            let Some(room) = room else { return Ok(None) };
-            let Some(buffer) = self.buffer(self.parts.parcel_bytes as usize)? else { return Ok(None) };
-            self.parcel = Some(Parcel { buffer, room: Arc::new(room), used: 0 });
+        let fits = |packed: &PackedBuffer| packed.used + bytes <= packed.buffer.bytes().len();
+        if !self.packed.as_ref().is_some_and(fits) {
+            self.submit()?;
+            let upload_pool = self.parts.upload_pool.clone();
+            let allocation = upload_pool.take(self.parts.packed_bytes, 0, || self.complete_all());
+            let Some(allocation) = allocation else { return Ok(None) };
+            let Some(buffer) = self.buffer(self.parts.packed_bytes as usize)? else { return Ok(None) };
+            self.packed = Some(PackedBuffer { buffer, allocation: Arc::new(allocation), used: 0 });
         }
-        Ok(self.parcel.as_ref().map(|parcel| Slot(parcel.used..parcel.used + bytes)))
+        Ok(self.packed.as_ref().map(|packed| Slot(packed.used..packed.used + bytes)))
     }
 
     /// The memory of a slot.
     pub fn slot_bytes(&mut self, slot: &Slot) -> &mut [u8] {
-        match &mut self.parcel {
-            Some(parcel) => &mut parcel.buffer.bytes_mut()[slot.0.clone()],
+        match &mut self.packed {
+            Some(packed) => &mut packed.buffer.bytes_mut()[slot.0.clone()],
             None => &mut [],
         }
     }
 
     /// Keeps what is in a slot. Returns where it will be on the GPU, and what that is in.
-    pub fn keep(&mut self, slot: Slot) -> Option<(u64, Arc<Room>)> {
-        let parcel = self.parcel.as_mut()?;
-        parcel.used = slot.0.end.next_multiple_of(PinnedPool::ALIGNMENT as usize);
-        Some((parcel.room.address() + slot.0.start as u64, parcel.room.clone()))
+    pub fn keep(&mut self, slot: Slot) -> Option<(u64, Arc<Allocation>)> {
+        let packed = self.packed.as_mut()?;
+        packed.used = slot.0.end.next_multiple_of(PinnedPool::ALIGNMENT as usize);
+        Some((packed.allocation.address() + slot.0.start as u64, packed.allocation.clone()))
     }
 
     /// What is sent from now on waits for an event.
@@ -307,8 +311,8 @@ impl Sender {
         self.stream.wait(event).map_err(Error::cuda("waiting for output memory"))
     }
 
-    /// Enqueues a copy out of memory that [`Sender::buffer`] gave, which is then either given to [`Sender::add`] or
-    /// kept until [`Sender::land`].
+    /// Enqueues a copy out of memory that [`Uploader::buffer`] gave, which is then either given to [`Uploader::add`] or
+    /// kept until [`Uploader::complete_all`].
     ///
     /// # Errors
     /// What the driver says.
@@ -326,36 +330,37 @@ impl Sender {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn add(&mut self, buffer: Option<PinnedBuffer>, cargo: Cargo) -> Result<()> {
-        self.boarding.buffers.extend(buffer);
+    pub fn add(&mut self, buffer: Option<PinnedBuffer>, cargo: OnComplete) -> Result<()> {
+        self.pending.buffers.extend(buffer);
         match cargo {
-            Cargo::Piece => {}
-            Cargo::Units(units) => self.boarding.units.extend(units),
-            Cargo::Fetched(fetched, units) => {
-                self.boarding.fetched.push(*fetched);
-                self.boarding.units.extend(units);
+            OnComplete::Piece => {}
+            OnComplete::PendingUnits(units) => self.pending.units.extend(units),
+            OnComplete::GpuTask(tasks, units) => {
+                self.pending.tasks.push(*tasks);
+                self.pending.units.extend(units);
             }
         }
-        if self.boarding.bytes() >= Self::FULL.0 || self.boarding.chunks() >= Self::FULL.1 {
-            self.depart()?;
+        if self.pending.bytes() >= Self::FULL.0 || self.pending.chunks() >= Self::FULL.1 {
+            self.submit()?;
         }
-        while self.bytes > Self::IN_FLIGHT && self.flights.len() > 1 {
-            self.land_oldest();
+        while self.bytes > Self::IN_FLIGHT && self.submissions.len() > 1 {
+            self.complete_oldest();
         }
         Ok(())
     }
 
-    /// Lets what was added go. Lanes learn of it now, and wait for it on their streams.
-    fn depart(&mut self) -> Result<()> {
-        let mut flight = std::mem::take(&mut self.boarding);
+    /// Lets what was added go. GPU workers learn of it now, and wait for it on their streams.
+    fn submit(&mut self) -> Result<()> {
+        let mut submission = std::mem::take(&mut self.pending);
         let mut copied = Ok(());
-        if let Some(Parcel { buffer, room, used }) = self.parcel.take_if(|parcel| parcel.used > 0) {
+        if let Some(PackedBuffer { buffer, allocation, used }) = self.packed.take_if(|packed| packed.used > 0)
+        {
             let used = used.min(buffer.bytes().len());
-            // SAFETY: room and buffer are equally large, and the room belongs to this parcel alone.
-            copied = unsafe { self.copy(&buffer.bytes()[..used], room.address()) };
-            flight.buffers.push(buffer);
+            // SAFETY: room and buffer are equally large, and the room belongs to this packed buffer alone.
+            copied = unsafe { self.copy(&buffer.bytes()[..used], allocation.address()) };
+            submission.buffers.push(buffer);
         }
-        if flight.chunks() == 0 && flight.buffers.is_empty() {
+        if submission.chunks() == 0 && submission.buffers.is_empty() {
             return Ok(());
         }
         let arrived = copied.and_then(|()| self.parts.gpu.quiet_event()).and_then(|event| {
@@ -368,50 +373,50 @@ impl Sender {
                 // Nothing of it may be on its way when its memory is given back.
                 let _ = self.wait();
                 let error = Arc::new(error);
-                flight.fail(Error::Sticky(error.clone()));
+                submission.fail(Error::Sticky(error.clone()));
                 return Err(Error::Sticky(error));
             }
         };
-        let mut fetched = std::mem::take(&mut flight.fetched);
-        fetched.iter_mut().for_each(|fetched| fetched.arrives_with(&arrived));
-        self.parts.queue.push(fetched);
-        self.bytes += flight.bytes();
-        self.flights.push_back((arrived, flight));
+        let mut tasks = std::mem::take(&mut submission.tasks);
+        tasks.iter_mut().for_each(|tasks| tasks.arrives_with(&arrived));
+        self.parts.queue.push(tasks);
+        self.bytes += submission.bytes();
+        self.submissions.push_back((arrived, submission));
         Ok(())
     }
 
     /// Lets everything go and waits until it has arrived.
-    pub fn land(&mut self) {
+    pub fn complete_all(&mut self) {
         // An error was told to those whom it concerns.
-        let _ = self.depart();
+        let _ = self.submit();
         // One that is empty would be in the way of large chunks.
-        self.parcel = None;
-        while !self.flights.is_empty() {
-            self.land_oldest();
+        self.packed = None;
+        while !self.submissions.is_empty() {
+            self.complete_oldest();
         }
     }
 
-    /// As [`Sender::land`], where something went wrong: copies of what was not added are waited for too.
+    /// As [`Uploader::complete_all`], where something went wrong: copies of what was not added are waited for too.
     pub fn abort(&mut self) {
-        self.land();
+        self.complete_all();
         // If this fails, the context is broken and nothing runs any more.
         let _ = self.wait();
     }
 
     /// Finishes what has arrived, without waiting.
-    fn land_arrived(&mut self) {
+    fn complete_arrived(&mut self) {
         // What failed has come to its end as well.
-        while self.flights.front().is_some_and(|(event, _)| has_happened(event).unwrap_or(true)) {
-            self.land_oldest();
+        while self.submissions.front().is_some_and(|(event, _)| has_happened(event).unwrap_or(true)) {
+            self.complete_oldest();
         }
     }
 
-    fn land_oldest(&mut self) {
-        let Some((arrived, flight)) = self.flights.pop_front() else { return };
-        self.bytes -= flight.bytes();
-        let _waiting = self.watchdog.waits(GpuWork::Copying, None, flight.chunks());
+    fn complete_oldest(&mut self) {
+        let Some((arrived, submission)) = self.submissions.pop_front() else { return };
+        self.bytes -= submission.bytes();
+        let _waiting = self.watchdog.waits(GpuWork::Copying, None, submission.chunks());
         if let Err(error) = poll(&self.parts.gpu, &arrived) {
-            flight.fail(error);
+            submission.fail(error);
         }
     }
 }
@@ -420,7 +425,7 @@ impl Sender {
 fn poll(gpu: &Gpu, event: &CudaEvent) -> Result<()> {
     gpu.bind()?;
     while !has_happened(event)? {
-        std::thread::sleep(Sender::POLL);
+        std::thread::sleep(Uploader::POLL);
     }
     Ok(())
 }
@@ -436,7 +441,7 @@ fn has_happened(event: &CudaEvent) -> Result<bool> {
 
 /// Compares the beginning of what cuFile read to `address` with what the system reads: some file systems give it something else.
 fn verify(blob: &dyn Blob, offset: u64, address: u64, bytes: usize) -> io::Result<()> {
-    let mut theirs = vec![0; bytes.min(Staging::ALIGNMENT as usize)];
+    let mut theirs = vec![0; bytes.min(GdsStaging::ALIGNMENT as usize)];
     let mut ours = theirs.clone();
     blob.read_at(offset, &mut ours)?;
     // SAFETY: so many bytes were just read to that address.
@@ -450,7 +455,7 @@ fn verify(blob: &dyn Blob, offset: u64, address: u64, bytes: usize) -> io::Resul
     }
 }
 
-impl Drop for Sender {
+impl Drop for Uploader {
     fn drop(&mut self) {
         self.abort();
     }

@@ -1,4 +1,4 @@
-//! The GPU side: a lane is a thread with a stream and a piece of device memory, and takes groups of fetched units.
+//! The GPU side: a GPU worker is a thread with a stream and a piece of device memory, and takes groups of fetched units.
 //!
 //! ```text
 //! host                                                           staging (streams, passes, regions)
@@ -10,24 +10,24 @@
 //! What the last step writes goes straight to where the chunk stays or, if that is one contiguous place that takes it as it is,
 //! to the output.
 //!
-//! A group is whatever waits when a lane becomes free, as far as it fits into the lane's arena; its units may belong
+//! A group is whatever waits when a GPU worker becomes free, as far as it fits into the GPU worker's arena; its units may belong
 //! to several batches. A decoder takes about as long for one chunk as for hundreds, so groups grow by themselves as the
-//! load does, and several lanes overlap copies, decoding and the host's part. Where there is time, chunks wait a little for
+//! load does, and several GPU workers overlap copies, decoding and the host's part. Where there is time, chunks wait a little for
 //! others, because each group interrupts the model that trains.
 
 use super::Queue;
-use super::chunk::{Chunk, Held};
+use super::chunk::{Cached, Chunk};
+use super::device_pool::Allocation;
 use super::jobs::Jobs;
-use super::known::{Identity, Known};
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
-use super::rooms::Room;
+use super::verified::{Identity, VerifiedChunks};
 use super::watchdog::Watchdog;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
 use crate::assemble::{Conversion, whole_chunk};
-use crate::batch::{Unit, Units};
+use crate::batch::{PendingUnit, PendingUnits};
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
-use crate::codec::{Road, Work};
+use crate::codec::{DecodePath, Work};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, GpuWork, Result};
 use crate::gpu::{
@@ -46,11 +46,11 @@ use nvcomp_sys::nvcompStatus_t;
 use smallvec::smallvec;
 
 /// A chunk whose bytes are on the GPU, or on their way there.
-pub struct Fetched {
+pub struct GpuTask {
     /// The chunk.
     pub chunk: Arc<Chunk>,
     /// Who gets its elements.
-    pub units: Units,
+    pub units: PendingUnits,
     /// Its bytes.
     pub payload: Payload,
     /// Its place, for errors.
@@ -63,16 +63,16 @@ pub struct Fetched {
     pub arrived: Option<Instant>,
 }
 
-impl Fetched {
+impl GpuTask {
     /// A chunk for which nobody waits yet.
     pub fn new(chunk: Arc<Chunk>, payload: Payload, at: Context) -> Self {
-        Self { chunk, units: Units::new(), payload, at, identity: None, by_gpu: false, arrived: None }
+        Self { chunk, units: PendingUnits::new(), payload, at, identity: None, by_gpu: false, arrived: None }
     }
 
     /// Its bytes are there when this event has happened.
     pub fn arrives_with(&mut self, event: &Arc<CudaEvent>) {
-        if let Payload::Landed(landed) = &mut self.payload {
-            landed.arrived = Some(event.clone());
+        if let Payload::OnDevice(on_device) = &mut self.payload {
+            on_device.arrived = Some(event.clone());
         }
     }
 
@@ -84,8 +84,8 @@ impl Fetched {
     }
 
     /// A chunk that is in its room, for a further unit.
-    pub fn held(chunk: Arc<Chunk>, unit: Unit) -> Self {
-        Self { units: smallvec![unit], ..Self::new(chunk, Payload::Held, Context::default()) }
+    pub fn cached(chunk: Arc<Chunk>, unit: PendingUnit) -> Self {
+        Self { units: smallvec![unit], ..Self::new(chunk, Payload::Cached, Context::default()) }
     }
 }
 
@@ -94,17 +94,17 @@ pub enum Payload {
     /// Nothing: the fill value is meant.
     Missing,
     /// Nothing: the decoded chunk is in its room.
-    Held,
+    Cached,
     /// Its bytes.
-    Landed(Landed),
+    OnDevice(OnDevice),
 }
 
 /// Bytes of a chunk on the GPU.
-pub struct Landed {
+pub struct OnDevice {
     /// Where they are.
     pub address: u64,
     /// What they are in, if that is not where the chunk stays.
-    pub room: Option<Arc<Room>>,
+    pub allocation: Option<Arc<Allocation>>,
     /// What is to be done with them.
     pub work: Work,
     /// When they are there; known from their departure on.
@@ -117,8 +117,8 @@ pub fn misalignment(work: &Work) -> u64 {
     (ELEMENT_ALIGNMENT - work.elements.start % ELEMENT_ALIGNMENT) % ELEMENT_ALIGNMENT
 }
 
-/// What all lanes of a reader share.
-pub struct Lanes {
+/// What all GPU workers of a reader share.
+pub struct GpuWorkerContext {
     /// The GPU.
     pub gpu: Arc<Gpu>,
     /// Its kernels.
@@ -130,20 +130,20 @@ pub struct Lanes {
     /// What is read.
     pub dataset: Arc<Dataset>,
     /// Chunks that need not be checked again.
-    pub known: Arc<Known>,
+    pub verified: Arc<VerifiedChunks>,
     /// What happens to elements; one per part of each array.
     pub conversions: Arc<[Vec<Conversion>]>,
     /// Work.
-    pub queue: Arc<Queue<Fetched>>,
+    pub queue: Arc<Queue<GpuTask>>,
     /// Who decides what the GPU takes.
     pub jobs: Arc<Jobs>,
     /// What is counted.
     pub counters: Arc<Counters>,
 }
 
-impl Lanes {
-    fn conversion(&self, fetched: &Fetched) -> &Conversion {
-        let (array, part) = fetched.chunk.place();
+impl GpuWorkerContext {
+    fn conversion(&self, task: &GpuTask) -> &Conversion {
+        let (array, part) = task.chunk.place();
         &self.conversions[array][part]
     }
 }
@@ -176,15 +176,15 @@ fn area_bytes(bytes: u64) -> u64 {
     aligned(bytes + ELEMENT_ALIGNMENT)
 }
 
-/// Arena bytes that a unit on a road needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
+/// Arena bytes that a unit on a decode path needs with up to `boxes` boxes, alone in a group. Groups need at most the sum.
 /// Without nvCOMP the bound for zstd's scratch memory stands alone.
 ///
 /// # Errors
 /// What nvCOMP says.
-pub fn unit_bytes(zstd: Option<&Zstd>, road: &Road, boxes: u64) -> Result<u64> {
+pub fn unit_bytes(zstd: Option<&Zstd>, decode_path: &DecodePath, boxes: u64) -> Result<u64> {
     let regions = boxes * size_of::<Region>() as u64 + size_of::<ConversionOnDevice>() as u64;
     let least = UNIT_BYTES + regions + ARENA_SLACK;
-    let Road::Gpu(chain) = road else { return Ok(least) };
+    let DecodePath::Gpu(chain) = decode_path else { return Ok(least) };
     let most = chain.most();
     let scratch = match most.zstd_blocks {
         0 => 0,
@@ -206,19 +206,19 @@ pub fn unit_bytes(zstd: Option<&Zstd>, road: &Road, boxes: u64) -> Result<u64> {
 #[derive(Clone, Copy, Default)]
 struct Sizes {
     areas: u64,
-    staging: u64,
+    work_list: u64,
     zstd: Frames,
 }
 
 impl Sizes {
-    fn with(mut self, fetched: &Fetched, conversion: &Conversion) -> Self {
-        if let Payload::Landed(Landed { work, .. }) = &fetched.payload {
-            self = self.with_work(work, target(fetched, conversion).is_some());
+    fn with(mut self, task: &GpuTask, conversion: &Conversion) -> Self {
+        if let Payload::OnDevice(OnDevice { work, .. }) = &task.payload {
+            self = self.with_work(work, target(task, conversion).is_some());
         }
-        self.staging += UNIT_BYTES;
-        self.staging += fetched.units.iter().map(|unit| Regions::bytes(&unit.boxes)).sum::<u64>();
+        self.work_list += UNIT_BYTES;
+        self.work_list += task.units.iter().map(|unit| Regions::bytes(&unit.boxes)).sum::<u64>();
         // The units of a chunk share it.
-        self.staging += Regions::conversion_bytes(conversion);
+        self.work_list += Regions::conversion_bytes(conversion);
         self
     }
 
@@ -230,11 +230,11 @@ impl Sizes {
         for stream in &work.streams {
             if let Decoder::Zstd(_) = stream.decoder {
                 self.zstd = self.zstd.with(stream.to.end - stream.to.start);
-                self.staging += FRAME_BYTES;
+                self.work_list += FRAME_BYTES;
             }
         }
-        self.staging += work.zstd_blocks() * BLOCK_BYTES;
-        self.staging += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
+        self.work_list += work.zstd_blocks() * BLOCK_BYTES;
+        self.work_list += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
         self
     }
 
@@ -243,43 +243,43 @@ impl Sizes {
     }
 
     fn arena_bytes(&self, scratch: u64) -> u64 {
-        self.areas + self.staging + aligned(scratch) + ARENA_SLACK
+        self.areas + self.work_list + aligned(scratch) + ARENA_SLACK
     }
 }
 
-/// One lane.
-pub struct Lane {
+/// One GPU worker.
+pub struct GpuWorker {
     /// Says whether the GPU still comes to an end with its groups.
     pub watchdog: Arc<Watchdog>,
-    lanes: Arc<Lanes>,
+    context: Arc<GpuWorkerContext>,
     /// Where the present group is worked on.
     stream: Arc<CudaStream>,
     /// On all multiprocessors, and on a part of them, if that can be had.
-    wide: Arc<CudaStream>,
-    narrow: Option<GreenStream>,
+    whole: Arc<CudaStream>,
+    partition: Option<GreenStream>,
     arena: DeviceMemory,
-    staging: Option<PinnedMemory>,
+    work_list: Option<PinnedMemory>,
     decoded: CudaEvent,
     done: CudaEvent,
 }
 
-impl Lane {
-    /// A lane with an arena of its own.
+impl GpuWorker {
+    /// A GPU worker with an arena of its own.
     ///
     /// # Errors
     /// What the driver says.
-    pub fn new(lanes: Arc<Lanes>, arena_bytes: u64) -> Result<Self> {
-        let wide = lanes.gpu.stream()?;
+    pub fn new(context: Arc<GpuWorkerContext>, arena_bytes: u64) -> Result<Self> {
+        let whole = context.gpu.stream()?;
         Ok(Self {
             watchdog: Arc::default(),
-            stream: wide.clone(),
-            wide,
-            narrow: lanes.green.as_ref().and_then(|green| green.stream(&lanes.gpu)),
-            arena: DeviceMemory::new(&lanes.gpu, arena_bytes)?,
-            staging: None,
-            decoded: lanes.gpu.event()?,
-            done: lanes.gpu.event()?,
-            lanes,
+            stream: whole.clone(),
+            whole,
+            partition: context.green.as_ref().and_then(|green| green.stream(&context.gpu)),
+            arena: DeviceMemory::new(&context.gpu, arena_bytes)?,
+            work_list: None,
+            decoded: context.gpu.event()?,
+            done: context.gpu.event()?,
+            context,
         })
     }
 
@@ -298,28 +298,28 @@ impl Lane {
         true
     }
 
-    fn array(&self, fetched: &Fetched) -> &ArrayInfo {
-        let (array, part) = fetched.chunk.place();
-        self.lanes.dataset.part(array, part)
+    fn array(&self, task: &GpuTask) -> &ArrayInfo {
+        let (array, part) = task.chunk.place();
+        self.context.dataset.part(array, part)
     }
 
     /// Takes as many waiting units as the arena holds.
-    fn take(&self) -> Option<Vec<Fetched>> {
-        let zstd = self.lanes.nvcomp.as_deref();
+    fn take(&self) -> Option<Vec<GpuTask>> {
+        let zstd = self.context.nvcomp.as_deref();
         let mut sizes = Sizes::default();
         let mut kind = None;
-        let patient = |waited| self.lanes.jobs.has_time(waited);
-        self.lanes.queue.pop_group(patient, |fetched| {
+        let patient = |waited| self.context.jobs.has_time(waited);
+        self.context.queue.pop_group(patient, |task| {
             // Chunks that only have to be copied do not wait for others to be decoded.
-            let held = matches!(fetched.payload, Payload::Held);
-            if *kind.get_or_insert(held) != held {
+            let cached = matches!(task.payload, Payload::Cached);
+            if *kind.get_or_insert(cached) != cached {
                 return false;
             }
-            let more = sizes.with(fetched, self.lanes.conversion(fetched));
+            let more = sizes.with(task, self.context.conversion(task));
             // An error of nvCOMP's comes back when the group is laid out, where it can be reported.
             let scratch = more.scratch(zstd).unwrap_or(0);
             let fits = more.arena_bytes(scratch) <= self.arena.bytes();
-            if fits || sizes.staging == 0 {
+            if fits || sizes.work_list == 0 {
                 sizes = more;
             }
             fits
@@ -327,11 +327,11 @@ impl Lane {
     }
 
     /// Waits until nothing of a group is in flight any more, where something went wrong, so that its memory may go to others.
-    fn settle(&self, group: &[Fetched]) {
+    fn settle(&self, group: &[GpuTask]) {
         // What was enqueued before the error still uses the group's memory, and what was not waited for is on its way there. If
         // even this fails, the context is broken and nothing runs any more.
-        for fetched in group {
-            if let Payload::Landed(Landed { arrived: Some(arrived), .. }) = &fetched.payload {
+        for task in group {
+            if let Payload::OnDevice(OnDevice { arrived: Some(arrived), .. }) = &task.payload {
                 let _ = arrived.synchronize();
             }
         }
@@ -339,37 +339,37 @@ impl Lane {
     }
 
     /// Decodes and gathers a group, and waits for it.
-    fn process(&mut self, group: &mut [Fetched]) -> Result<()> {
+    fn process(&mut self, group: &mut [GpuTask]) -> Result<()> {
         // The group before has come to its end, so that the streams need not wait for each other.
-        self.stream = match &self.narrow {
-            Some(narrow) if self.lanes.jobs.keeps_to_few(group.iter().any(|fetched| fetched.by_gpu)) => {
-                narrow.stream().clone()
+        self.stream = match &self.partition {
+            Some(partition) if self.context.jobs.keeps_to_few(group.iter().any(|task| task.by_gpu)) => {
+                partition.stream().clone()
             }
-            _ => self.wide.clone(),
+            _ => self.whole.clone(),
         };
         let results = self.enqueue(group)?;
         self.done.synchronize().map_err(Error::cuda("decoding a group of chunks"))?;
         // The rest of the time was gathering.
         let gathering = self.decoded.elapsed_ms(&self.done).unwrap_or(0.0);
         let decoded = Instant::now().checked_sub(Duration::from_secs_f32(gathering.max(0.0) / 1e3));
-        let by_gpu = group.iter_mut().filter(|fetched| fetched.by_gpu);
-        by_gpu.flat_map(|fetched| &mut fetched.units).for_each(|unit| unit.times.decoded = decoded);
-        let by_gpu = || group.iter().filter(|fetched| fetched.by_gpu);
-        if let Some(first) = by_gpu().filter_map(|fetched| fetched.arrived).min() {
-            let bytes = by_gpu().map(|fetched| self.array(fetched).read_chunk_bytes()).sum();
-            self.lanes.jobs.decoded_on_gpu(bytes, first);
+        let by_gpu = group.iter_mut().filter(|task| task.by_gpu);
+        by_gpu.flat_map(|task| &mut task.units).for_each(|unit| unit.times.decoded = decoded);
+        let by_gpu = || group.iter().filter(|task| task.by_gpu);
+        if let Some(first) = by_gpu().filter_map(|task| task.arrived).min() {
+            let bytes = by_gpu().map(|task| self.array(task).read_chunk_bytes()).sum();
+            self.context.jobs.decoded_on_gpu(bytes, first);
         }
         self.report(group, &results);
         Ok(())
     }
 
     /// Enqueues everything that a group needs.
-    fn enqueue(&mut self, group: &[Fetched]) -> Result<Results> {
-        let lanes = self.lanes.clone();
-        lanes.gpu.bind()?;
-        let add = |sizes: Sizes, fetched| sizes.with(fetched, lanes.conversion(fetched));
+    fn enqueue(&mut self, group: &[GpuTask]) -> Result<Results> {
+        let context = self.context.clone();
+        context.gpu.bind()?;
+        let add = |sizes: Sizes, task| sizes.with(task, context.conversion(task));
         let sizes = group.iter().fold(Sizes::default(), add);
-        let scratch_bytes = sizes.scratch(lanes.nvcomp.as_deref())?;
+        let scratch_bytes = sizes.scratch(context.nvcomp.as_deref())?;
         if sizes.arena_bytes(scratch_bytes) > self.arena.bytes() {
             return Err(Error::Budget {
                 name: "device_memory_budget",
@@ -384,49 +384,50 @@ impl Lane {
         let scratch = areas + sizes.areas;
         // At the end of the arena, so that the scratch memory has all that is left. The arena may be of any size.
         let end = self.arena.address() + self.arena.bytes();
-        let staging = aligned_down(end - sizes.staging - ARENA_SLACK / 2);
+        let work_list = aligned_down(end - sizes.work_list - ARENA_SLACK / 2);
 
         let mut plan = Plan { areas, ..Plan::default() };
-        let mut builder = Staging { bytes: vec![], device: staging };
+        let mut builder = WorkList { bytes: vec![], device: work_list };
         let statuses = builder.put(&vec![0 as StreamStatus; group.len()]);
         let mut regions = Regions::default();
         let mut staying = vec![];
         let mut last_arrival = None;
-        for (number, fetched) in group.iter().enumerate() {
-            let array = self.array(fetched);
+        for (number, task) in group.iter().enumerate() {
+            let array = self.array(task);
             let fill = Source::Fill(array.fill_element().unwrap_or_default());
-            let conversion = lanes.conversion(fetched);
-            let target = target(fetched, conversion);
-            let source = match &fetched.payload {
+            let conversion = context.conversion(task);
+            let target = target(task, conversion);
+            let source = match &task.payload {
                 Payload::Missing => fill,
-                Payload::Held => match (fetched.chunk.held(), fetched.chunk.room()) {
-                    (Some(Held::Device { swaps_bytes }), Some(room)) => {
-                        Source::Decoded { address: room.address(), swaps_bytes }
+                Payload::Cached => match (task.chunk.cached(), task.chunk.allocation()) {
+                    (Some(Cached::Device { swaps_bytes }), Some(allocation)) => {
+                        Source::Decoded { address: allocation.address(), swaps_bytes }
                     }
                     _ => fill,
                 },
-                Payload::Landed(landed) => {
+                Payload::OnDevice(on_device) => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;
-                    let known = fetched.identity.is_some_and(|identity| lanes.known.contains(identity));
+                    let verified = task.identity.is_some_and(|identity| context.verified.contains(identity));
                     // Neighbours often arrive together.
-                    let arrival = landed.arrived.as_ref().map(Arc::as_ptr);
-                    if let (Some(arrived), true) = (&landed.arrived, arrival != last_arrival) {
+                    let arrival = on_device.arrived.as_ref().map(Arc::as_ptr);
+                    if let (Some(arrived), true) = (&on_device.arrived, arrival != last_arrival) {
                         self.stream.wait(arrived).map_err(Error::cuda("waiting for a chunk to arrive"))?;
                         last_arrival = arrival;
                     }
                     let to = target.map(|target| target.address());
-                    let address = plan.chunk(number, status, landed.address, &landed.work, known, to);
-                    match (fetched.chunk.room(), target) {
+                    let address =
+                        plan.chunk(number, status, on_device.address, &on_device.work, verified, to);
+                    match (task.chunk.allocation(), target) {
                         (_, Some(Target::Output(_))) => continue,
-                        (Some(room), _) if room.address() != address => {
-                            staying.push((room.address(), address, array.read_chunk_bytes()));
+                        (Some(allocation), _) if allocation.address() != address => {
+                            staying.push((allocation.address(), address, array.read_chunk_bytes()));
                         }
                         _ => {}
                     }
-                    Source::Decoded { address, swaps_bytes: landed.work.swaps_bytes }
+                    Source::Decoded { address, swaps_bytes: on_device.work.swaps_bytes }
                 }
             };
-            for unit in &fetched.units {
+            for unit in &task.units {
                 let output = unit.batch.outputs[unit.output].address;
                 regions.add(source, &unit.boxes, conversion, output);
             }
@@ -470,9 +471,9 @@ impl Lane {
         let region_list = builder.put(regions.list());
         // Right behind the regions, whose size is a multiple of the arrays' alignment.
         builder.put(&regions.conversions());
-        self.upload(&builder.bytes, staging)?;
+        self.upload(&builder.bytes, work_list)?;
         let mut waited_for: Vec<*const crate::batch::Batch> = vec![];
-        for unit in group.iter().flat_map(|fetched| &fetched.units) {
+        for unit in group.iter().flat_map(|task| &task.units) {
             let batch = Arc::as_ptr(&unit.batch);
             if let (Some(writable), false) = (&unit.batch.writable, waited_for.contains(&batch)) {
                 self.stream.wait(writable).map_err(Error::cuda("waiting for output memory"))?;
@@ -480,16 +481,16 @@ impl Lane {
             }
         }
 
-        let kernels = &lanes.kernels;
+        let kernels = &context.kernels;
         for (kernel, (list, count)) in StreamKernel::ALL.into_iter().zip(streams) {
-            // SAFETY: the list was put into this lane's arena by the copy above; the streams lie in the arena.
+            // SAFETY: the list was put into this GPU worker's arena by the copy above; the streams lie in the arena.
             unsafe { kernels.decode(&self.stream, kernel, list, count)? };
         }
-        if let (Some(decoder), true) = (&lanes.nvcomp, frames.count > 0) {
+        if let (Some(decoder), true) = (&context.nvcomp, frames.count > 0) {
             // SAFETY: as above; nvCOMP's arrays are those that the check may change.
             unsafe { kernels.check_zstd(&self.stream, &checked)? };
             // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and staging.
-            unsafe { decoder.decompress(&self.stream, &frames, scratch..staging)? };
+            unsafe { decoder.decompress(&self.stream, &frames, scratch..work_list)? };
         }
         for (checks, shuffled, tiles) in levels {
             // SAFETY: as above; what they read was written by what precedes them on the stream.
@@ -501,12 +502,12 @@ impl Lane {
         // SAFETY: as above.
         unsafe { kernels.undo_delta(&self.stream, deltas.0, deltas.1)? };
         self.decoded.record(&self.stream).map_err(Error::cuda("recording an event"))?;
-        // SAFETY: the regions were put into this lane's arena by the copy above; their sources lie in the arena, where chunks
+        // SAFETY: the regions were put into this GPU worker's arena by the copy above; their sources lie in the arena, where chunks
         // landed or where they stay, their destinations in outputs that stay until their units are finished, which is after `process` waited.
         unsafe { kernels.gather(&self.stream, region_list, regions.list().len(), regions.tiles())? };
-        for (room, from, bytes) in staying {
+        for (allocation, from, bytes) in staying {
             // SAFETY: the decoded chunk lies in the arena, its room has its size and belongs to the chunk alone.
-            unsafe { result::memcpy_dtod_async(room, from, bytes as usize, self.stream.cu_stream()) }
+            unsafe { result::memcpy_dtod_async(allocation, from, bytes as usize, self.stream.cu_stream()) }
                 .map_err(Error::cuda("copying a chunk to where it stays"))?;
         }
 
@@ -516,20 +517,20 @@ impl Lane {
         Ok(results)
     }
 
-    /// Copies the work list to the device, through pinned memory of this lane. Keeps room behind it for what comes back.
+    /// Copies the work list to the device, through pinned memory of this GPU worker. Keeps room behind it for what comes back.
     fn upload(&mut self, bytes: &[u8], to: u64) -> Result<()> {
         let wanted = bytes.len() * 2;
-        if self.staging.as_ref().is_none_or(|staging| staging.bytes() < wanted) {
-            self.staging =
-                Some(PinnedMemory::new(&self.lanes.gpu, wanted.next_power_of_two().max(64 << 10))?);
+        if self.work_list.as_ref().is_none_or(|work_list| work_list.bytes() < wanted) {
+            self.work_list =
+                Some(PinnedMemory::new(&self.context.gpu, wanted.next_power_of_two().max(64 << 10))?);
         }
-        let Some(staging) = &self.staging else { return Ok(()) };
-        // SAFETY: the staging memory is at least that long and belongs to this lane, whose last group was waited for.
+        let Some(work_list) = &self.work_list else { return Ok(()) };
+        // SAFETY: the staging memory is at least that long and belongs to this GPU worker, whose last group was waited for.
         let staged = unsafe {
-            std::ptr::copy_nonoverlapping(bytes.as_ptr(), staging.address(), bytes.len());
-            std::slice::from_raw_parts(staging.address(), bytes.len())
+            std::ptr::copy_nonoverlapping(bytes.as_ptr(), work_list.address(), bytes.len());
+            std::slice::from_raw_parts(work_list.address(), bytes.len())
         };
-        // SAFETY: the work list fits there, as `enqueue` has checked; the staging memory stays until the lane's next group.
+        // SAFETY: the work list fits there, as `enqueue` has checked; the staging memory stays until the GPU worker's next group.
         unsafe { result::memcpy_htod_async(to, staged, self.stream.cu_stream()) }
             .map_err(Error::cuda("copying the work list to the GPU"))
     }
@@ -544,11 +545,11 @@ impl Lane {
         offset: usize,
     ) -> Result<Results> {
         let count = frames.count;
-        let Some(staging) = self.staging.as_ref() else { return Ok(Results::default()) };
+        let Some(work_list) = self.work_list.as_ref() else { return Ok(Results::default()) };
         let offset = offset.next_multiple_of(8);
         // SAFETY: `upload` made the staging memory twice as long as its contents, of which these are a part.
         let results = unsafe {
-            let sizes = staging.address().add(offset).cast::<u64>();
+            let sizes = work_list.address().add(offset).cast::<u64>();
             let frame_statuses = sizes.add(count).cast::<nvcompStatus_t>();
             let statuses = frame_statuses.add(count).cast::<StreamStatus>();
             Results { units, statuses, frames: frame_list, sizes, frame_statuses }
@@ -572,17 +573,17 @@ impl Lane {
     }
 
     /// Fails the units whose chunks were not decoded as they should, and remembers the others.
-    fn report(&self, group: &[Fetched], results: &Results) {
+    fn report(&self, group: &[GpuTask], results: &Results) {
         let mut problems: Vec<Option<String>> = vec![None; group.len()];
         for (unit, problem) in problems.iter_mut().enumerate().take(results.units) {
-            // SAFETY: there is an entry for each unit in the lane's staging memory, and the copy into it has ended.
+            // SAFETY: there is an entry for each unit in the GPU worker's staging memory, and the copy into it has ended.
             let status = unsafe { *results.statuses.add(unit) };
             *problem = (status != 0).then(|| status_text(status).into());
         }
         for (i, frame) in results.frames.iter().enumerate() {
             // SAFETY: as above, for each frame.
             let (bytes, status) = unsafe { (*results.sizes.add(i), *results.frame_statuses.add(i)) };
-            let failure = self.lanes.nvcomp.as_ref().and_then(|zstd| zstd.failure(status));
+            let failure = self.context.nvcomp.as_ref().and_then(|zstd| zstd.failure(status));
             let problem = match failure {
                 Some(failure) => format!("nvCOMP cannot decode it ({failure})"),
                 None if bytes != frame.bytes => {
@@ -593,32 +594,32 @@ impl Lane {
             problems[frame.unit].get_or_insert(problem);
         }
         let valid = group.iter().zip(&problems).filter(|(_, problem)| problem.is_none());
-        self.lanes.known.extend(valid.filter_map(|(fetched, _)| fetched.identity));
-        for (fetched, problem) in group.iter().zip(problems) {
+        self.context.verified.extend(valid.filter_map(|(task, _)| task.identity));
+        for (task, problem) in group.iter().zip(problems) {
             match problem {
-                Some(problem) => fetched.fail(Error::Damaged { at: fetched.at.clone(), problem }),
-                None => self.finish(fetched),
+                Some(problem) => task.fail(Error::Damaged { at: task.at.clone(), problem }),
+                None => self.finish(task),
             }
         }
     }
 
     /// Counts a chunk, and lets those have it who came for it meanwhile.
-    fn finish(&self, fetched: &Fetched) {
-        let held = match &fetched.payload {
-            Payload::Missing => Held::Missing,
-            Payload::Landed(landed) => {
-                if fetched.by_gpu {
-                    let green = !Arc::ptr_eq(&self.stream, &self.wide);
-                    self.lanes.counters.chunks_decoded_green.add(green.into());
-                    self.lanes.counters.decoded(self.array(fetched).read_chunk_bytes(), true);
+    fn finish(&self, task: &GpuTask) {
+        let cached = match &task.payload {
+            Payload::Missing => Cached::Missing,
+            Payload::OnDevice(on_device) => {
+                if task.by_gpu {
+                    let green = !Arc::ptr_eq(&self.stream, &self.whole);
+                    self.context.counters.chunks_decoded_sm_partition.add(green.into());
+                    self.context.counters.decoded(self.array(task).read_chunk_bytes(), true);
                 }
-                Held::Device { swaps_bytes: landed.work.swaps_bytes }
+                Cached::Device { swaps_bytes: on_device.work.swaps_bytes }
             }
-            Payload::Held => return,
+            Payload::Cached => return,
         };
-        if fetched.chunk.room().is_some() {
-            let later = fetched.chunk.ready(held).into_iter();
-            self.lanes.queue.push_front(later.map(|unit| Fetched::held(fetched.chunk.clone(), unit)));
+        if task.chunk.allocation().is_some() {
+            let later = task.chunk.ready(cached).into_iter();
+            self.context.queue.push_front(later.map(|unit| GpuTask::cached(task.chunk.clone(), unit)));
         }
     }
 }
@@ -627,7 +628,7 @@ impl Lane {
 #[derive(Clone, Copy)]
 enum Target {
     /// To where it stays.
-    Room(u64),
+    Allocation(u64),
     /// To the output of the only unit.
     Output(u64),
 }
@@ -635,21 +636,21 @@ enum Target {
 impl Target {
     fn address(self) -> u64 {
         match self {
-            Self::Room(address) | Self::Output(address) => address,
+            Self::Allocation(address) | Self::Output(address) => address,
         }
     }
 }
 
-fn target(fetched: &Fetched, conversion: &Conversion) -> Option<Target> {
-    let Payload::Landed(Landed { work, .. }) = &fetched.payload else { return None };
+fn target(task: &GpuTask, conversion: &Conversion) -> Option<Target> {
+    let Payload::OnDevice(OnDevice { work, .. }) = &task.payload else { return None };
     let in_place = work.streams.is_empty() && work.areas() == 1;
     if in_place || work.elements != (0..work.bytes) {
         return None;
     }
-    if let Some(room) = fetched.chunk.room() {
-        return Some(Target::Room(room.address()));
+    if let Some(allocation) = task.chunk.allocation() {
+        return Some(Target::Allocation(allocation.address()));
     }
-    let [unit] = &fetched.units[..] else { return None };
+    let [unit] = &task.units[..] else { return None };
     let output = unit.batch.outputs[unit.output];
     let address = whole_chunk(&unit.boxes, conversion, work.bytes, output)?;
     // Differences are added up in place, which may as well be there. Decoders need no other alignment.
@@ -657,9 +658,9 @@ fn target(fetched: &Fetched, conversion: &Conversion) -> Option<Target> {
 }
 
 /// An error of a whole group: the first batch gets it, the others its text.
-fn fail_all(group: &[Fetched], error: Error) {
+fn fail_all(group: &[GpuTask], error: Error) {
     let error = Arc::new(error);
-    group.iter().for_each(|fetched| fetched.fail(Error::Sticky(error.clone())));
+    group.iter().for_each(|task| task.fail(Error::Sticky(error.clone())));
 }
 
 /// What the kernels of a group do, in device addresses.
@@ -714,15 +715,15 @@ struct FrameOfUnit {
 }
 
 impl Plan {
-    /// Plans the work on a chunk that landed at `landed`. Returns where its elements will be: in its last area, which is at
-    /// `target` if that is given. Frames of chunks that are `known` to be valid are not checked.
+    /// Plans the work on a chunk that landed at `on_device`. Returns where its elements will be: in its last area, which is at
+    /// `target` if that is given. Frames of chunks that are `verified` to be valid are not checked.
     fn chunk(
         &mut self,
         unit: usize,
         status: u64,
-        landed: u64,
+        on_device: u64,
         work: &Work,
-        known: bool,
+        verified: bool,
         target: Option<u64>,
     ) -> u64 {
         // Bytes that are not decoded are the first area themselves.
@@ -731,9 +732,9 @@ impl Plan {
             areas_left -= 1;
             target.filter(|_| areas_left == 0).unwrap_or_else(|| plan.area(work))
         };
-        let mut area = if work.streams.is_empty() { landed } else { next_area(self) };
+        let mut area = if work.streams.is_empty() { on_device } else { next_area(self) };
         for stream in &work.streams {
-            let (from, from_bytes) = (landed + stream.from.start, stream.from.end - stream.from.start);
+            let (from, from_bytes) = (on_device + stream.from.start, stream.from.end - stream.from.start);
             let (to, to_bytes) = (area + stream.to.start, stream.to.end - stream.to.start);
             let kernel = match &stream.decoder {
                 Decoder::Stored => StreamKernel::Stored,
@@ -742,13 +743,13 @@ impl Plan {
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
                 Decoder::Zstd(blocks) => {
-                    let frames = if known { &mut self.known_frames } else { &mut self.frames };
+                    let frames = if verified { &mut self.known_frames } else { &mut self.frames };
                     frames.frames.push(FrameOfUnit { unit, bytes: to_bytes });
                     frames.encoded.push(from);
                     frames.encoded_bytes.push(from_bytes);
                     frames.decoded.push(to);
                     frames.decoded_bytes.push(to_bytes);
-                    if !known {
+                    if !verified {
                         self.checked.push(CheckedFrame {
                             from,
                             status,
@@ -833,7 +834,7 @@ fn kind(checksum: Checksum) -> u32 {
     }
 }
 
-/// Where results arrive, in the lane's staging memory: a status for each unit, a size and a status for each frame.
+/// Where results arrive, in the GPU worker's staging memory: a status for each unit, a size and a status for each frame.
 struct Results {
     units: usize,
     statuses: *const StreamStatus,
@@ -855,7 +856,7 @@ impl Default for Results {
 }
 
 /// Collects small arrays that go to the device in one copy.
-struct Staging {
+struct WorkList {
     bytes: Vec<u8>,
     device: u64,
 }
@@ -875,7 +876,7 @@ impl Plain for CheckOnDevice {}
 impl Plain for ShuffledOnDevice {}
 impl Plain for DeltaOnDevice {}
 
-impl Staging {
+impl WorkList {
     /// Adds an array; returns its address on the device.
     fn put<T: Plain>(&mut self, values: &[T]) -> u64 {
         self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
@@ -949,9 +950,9 @@ mod tests {
         let key = ChunkKey { array: 0, part: 0, number: 0 };
         let chunk = Chunk::new(key, Dims::new(), None, unit());
         let units = (0..BOXES).map(|_| unit()).collect();
-        let fetched = Fetched { units, ..Fetched::new(chunk, Payload::Missing, Context::default()) };
-        let needed = Sizes::default().with(&fetched, &conversion).arena_bytes(0);
-        assert!(needed <= unit_bytes(None, &Road::Cpu(String::new()), BOXES).unwrap());
+        let task = GpuTask { units, ..GpuTask::new(chunk, Payload::Missing, Context::default()) };
+        let needed = Sizes::default().with(&task, &conversion).arena_bytes(0);
+        assert!(needed <= unit_bytes(None, &DecodePath::Cpu(String::new()), BOXES).unwrap());
     }
 
     proptest! {
@@ -990,23 +991,23 @@ mod tests {
             }
 
             // What goes through the staging memory.
-            let mut staging = Staging { bytes: vec![], device: 0 };
+            let mut work_list = WorkList { bytes: vec![], device: 0 };
             for list in &plan.streams {
-                staging.put(list);
+                work_list.put(list);
             }
             for list in [&plan.frames.encoded; 5] {
-                staging.put(list);
+                work_list.put(list);
             }
-            staging.put(&vec![0u32; plan.frames.frames.len()]);
-            staging.put(&plan.checked);
-            staging.put(&plan.blocks);
-            staging.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.blocks.len()]);
+            work_list.put(&vec![0u32; plan.frames.frames.len()]);
+            work_list.put(&plan.checked);
+            work_list.put(&plan.blocks);
+            work_list.put(&vec![[0u8; SUMMARY_BYTES as usize]; plan.blocks.len()]);
             for level in &plan.levels {
-                staging.put(&level.checks);
-                staging.put(&level.shuffled);
+                work_list.put(&level.checks);
+                work_list.put(&level.shuffled);
             }
-            staging.put(&plan.deltas);
-            prop_assert!(staging.bytes.len() as u64 <= sizes.staging + ARENA_SLACK / 4);
+            work_list.put(&plan.deltas);
+            prop_assert!(work_list.bytes.len() as u64 <= sizes.work_list + ARENA_SLACK / 4);
         }
     }
 }

@@ -7,7 +7,7 @@ use range_alloc::RangeAllocator;
 
 /// Hands out ranges of so many bytes. On the GPU backend they are addresses of device memory; on the CPU backend they
 /// only count, and each chunk is an allocation of its own.
-pub struct Rooms {
+pub struct DevicePool {
     base: u64,
     bytes: u64,
     state: Mutex<State>,
@@ -22,12 +22,12 @@ struct State {
 }
 
 /// A range, given back when dropped.
-pub struct Room {
-    rooms: Arc<Rooms>,
+pub struct Allocation {
+    pool: Arc<DevicePool>,
     range: Range<u64>,
 }
 
-impl Rooms {
+impl DevicePool {
     /// Rooms start at multiples of this.
     const ALIGNMENT: u64 = 256;
 
@@ -46,7 +46,12 @@ impl Rooms {
 
     /// Takes a room. Waits for one as long as more than `kept` bytes are in use, since those will be given back; `None`
     /// if there is none even then, or once the rooms are closed. Calls `before_waiting` first.
-    pub fn take(self: &Arc<Self>, bytes: u64, kept: u64, before_waiting: impl FnOnce()) -> Option<Room> {
+    pub fn take(
+        self: &Arc<Self>,
+        bytes: u64,
+        kept: u64,
+        before_waiting: impl FnOnce(),
+    ) -> Option<Allocation> {
         let mut before_waiting = Some(before_waiting);
         let mut state = self.lock();
         loop {
@@ -56,7 +61,7 @@ impl Rooms {
             if let Ok(range) = state.free.allocate_range(Self::padded(bytes)) {
                 state.used += range.end - range.start;
                 state.peak = state.peak.max(state.used);
-                return Some(Room { rooms: self.clone(), range });
+                return Some(Allocation { pool: self.clone(), range });
             }
             if state.used <= kept {
                 return None;
@@ -97,10 +102,10 @@ impl Rooms {
     }
 }
 
-impl Room {
+impl Allocation {
     /// Its address.
     pub fn address(&self) -> u64 {
-        self.rooms.base + self.range.start
+        self.pool.base + self.range.start
     }
 
     /// Its size.
@@ -109,13 +114,13 @@ impl Room {
     }
 }
 
-impl Drop for Room {
+impl Drop for Allocation {
     fn drop(&mut self) {
-        let mut state = self.rooms.lock();
+        let mut state = self.pool.lock();
         state.free.free_range(self.range.clone());
         state.used -= self.range.end - self.range.start;
         drop(state);
-        self.rooms.changed.notify_all();
+        self.pool.changed.notify_all();
     }
 }
 
@@ -125,18 +130,18 @@ mod tests {
 
     #[test]
     fn who_finds_no_room_waits_only_for_what_will_be_given_back() {
-        let rooms = Rooms::new(1000, 600);
-        let kept = rooms.take(256, 0, || ()).unwrap();
-        let going = rooms.take(10, 0, || ()).unwrap();
+        let pool = DevicePool::new(1000, 600);
+        let kept = pool.take(256, 0, || ()).unwrap();
+        let going = pool.take(10, 0, || ()).unwrap();
         assert_eq!((kept.address(), going.address(), going.bytes()), (1000, 1256, 256));
-        assert!(rooms.take(256, 512, || ()).is_none());
+        assert!(pool.take(256, 512, || ()).is_none());
         let waiting = std::thread::spawn({
-            let rooms = rooms.clone();
-            move || rooms.take(256, 256, || drop(going)).map(|room| room.address())
+            let pool = pool.clone();
+            move || pool.take(256, 256, || drop(going)).map(|allocation| allocation.address())
         });
         assert_eq!(waiting.join().unwrap(), Some(1256));
-        assert_eq!(rooms.peak_bytes(), 512);
-        rooms.close();
-        assert!(rooms.take(1, 0, || ()).is_none());
+        assert_eq!(pool.peak_bytes(), 512);
+        pool.close();
+        assert!(pool.take(1, 0, || ()).is_none());
     }
 }

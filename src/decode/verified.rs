@@ -22,9 +22,9 @@ impl Identity {
 /// Checking zstd frames before nvCOMP decodes them costs a third of its speed (benches/NOTES.md), and every epoch reads
 /// the same files.
 #[derive(Debug, Default)]
-pub struct Known(Mutex<HashSet<Identity>>);
+pub struct VerifiedChunks(Mutex<HashSet<Identity>>);
 
-impl Known {
+impl VerifiedChunks {
     /// The most chunks that are remembered, some 16 bytes each; those beyond are checked every time.
     const MAX: usize = 4 << 20;
 
@@ -35,10 +35,10 @@ impl Known {
 
     /// Remembers valid chunks.
     pub fn extend(&self, chunks: impl Iterator<Item = Identity>) {
-        let mut known = self.lock();
+        let mut verified = self.lock();
         for chunk in chunks {
-            if known.len() < Self::MAX {
-                known.insert(chunk);
+            if verified.len() < Self::MAX {
+                verified.insert(chunk);
             }
         }
     }
@@ -54,16 +54,16 @@ mod tests {
 
     #[test]
     fn a_chunk_whose_file_changed_is_another() {
-        let known = Known::default();
+        let verified = VerifiedChunks::default();
         let chunk = Identity::new((0, 1), &[2, 3], 7);
-        known.extend([chunk].into_iter());
-        assert!(known.contains(Identity::new((0, 1), &[2, 3], 7)));
+        verified.extend([chunk].into_iter());
+        assert!(verified.contains(Identity::new((0, 1), &[2, 3], 7)));
         for other in [
             Identity::new((0, 1), &[2, 3], 8),
             Identity::new((1, 0), &[2, 3], 7),
             Identity::new((0, 1), &[3, 2], 7),
         ] {
-            assert!(!known.contains(other));
+            assert!(!verified.contains(other));
         }
     }
 }

@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// What is to be announced, and what was.
 #[derive(Default)]
-pub struct Ahead {
+pub struct Prefetcher {
     /// So many chunks in a row have to be found in the page cache until nothing is announced any more.
     cold: AtomicU32,
     state: Mutex<State>,
@@ -27,26 +27,26 @@ pub struct Ahead {
 struct State {
     /// Chunks that no thread has begun with, in the order in which they are needed.
     coming: VecDeque<Weak<Chunk>>,
-    /// The first so many of these were handed out by [`Ahead::scout`].
-    scouted: usize,
+    /// The first so many of these were handed out by [`Prefetcher::next_indexes`].
+    indexes_given: usize,
     /// Those that were announced, with their bytes.
-    announced: VecDeque<(Weak<Chunk>, u64)>,
+    prefetched: VecDeque<(Weak<Chunk>, u64)>,
     /// So many are being announced.
-    announcing: usize,
+    prefetching: usize,
     /// Bytes of both.
     bytes: u64,
     /// Of the largest chunk of those that were announced last.
     typical: u64,
 }
 
-impl Ahead {
+impl Prefetcher {
     /// Announced at once, which storage reads within some hundredths of a second; and the same in chunks.
     const MOST: (u64, usize) = (64 << 20, 256);
     /// What is announced together, so that neighbours can be joined, is so many bytes and chunks at most. More would keep a
     /// thread from its own chunk.
     const GROUP: (u64, usize) = (8 << 20, 32);
     /// Indexes of the shards of so many chunks behind what is announced. A quarter of it was slower (benches/NOTES.md).
-    const SCOUTED: usize = 1024;
+    const INDEXES_AHEAD: usize = 1024;
     /// A store that is not cold any more is taken for one that is until so many chunks were found in the page cache.
     const PATIENCE: u32 = 64;
 
@@ -56,7 +56,7 @@ impl Ahead {
     }
 
     /// Whether a chunk was found in the page cache that nobody had announced.
-    pub fn found(&self, cached: bool) {
+    pub fn observe(&self, cached: bool) {
         if !cached {
             self.cold.store(Self::PATIENCE, Ordering::Relaxed);
             return;
@@ -74,21 +74,21 @@ impl Ahead {
     }
 
     /// Chunks whose shards' indexes are to be announced now, each handed out once.
-    pub fn scout(&self) -> Vec<Arc<Chunk>> {
+    pub fn next_indexes(&self) -> Vec<Arc<Chunk>> {
         if !self.is_active() {
             return vec![];
         }
         let mut state = self.lock();
         state.forget_begun();
-        let from = state.scouted;
-        let until = (from + Self::GROUP.1).min(Self::SCOUTED).min(state.coming.len()).max(from);
-        state.scouted = until;
+        let from = state.indexes_given;
+        let until = (from + Self::GROUP.1).min(Self::INDEXES_AHEAD).min(state.coming.len()).max(from);
+        state.indexes_given = until;
         state.coming.range(from..until).filter_map(waiting).collect()
     }
 
-    /// Hands the next chunks to `announce`, if there are any and it is not too early. It says how many bytes it announced, if
+    /// Hands the next chunks to `prefetch`, if there are any and it is not too early. It says how many bytes it announced, if
     /// it did. They are neighbours in time: no other thread gets those between them.
-    pub fn announce(&self, mut announce: impl FnMut(&Arc<Chunk>) -> Option<u64>) {
+    pub fn prefetch(&self, mut prefetch: impl FnMut(&Arc<Chunk>) -> Option<u64>) {
         if !self.is_active() {
             return;
         }
@@ -97,14 +97,14 @@ impl Ahead {
             return;
         }
         let still = chunks.iter().filter(|chunk| !chunk.has_begun());
-        let announced: Vec<_> =
-            still.filter_map(|chunk| Some((Arc::downgrade(chunk), announce(chunk)?))).collect();
+        let prefetched: Vec<_> =
+            still.filter_map(|chunk| Some((Arc::downgrade(chunk), prefetch(chunk)?))).collect();
         let mut state = self.lock();
-        state.announcing -= chunks.len();
+        state.prefetching -= chunks.len();
         state.bytes -= reserved;
-        state.bytes += announced.iter().map(|(_, bytes)| bytes).sum::<u64>();
-        state.typical = announced.iter().map(|&(_, bytes)| bytes).max().unwrap_or(state.typical);
-        state.announced.extend(announced);
+        state.bytes += prefetched.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        state.typical = prefetched.iter().map(|&(_, bytes)| bytes).max().unwrap_or(state.typical);
+        state.prefetched.extend(prefetched);
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -116,25 +116,25 @@ impl State {
     /// The chunks to announce next, and the bytes that are reserved for them.
     fn next_group(&mut self) -> (Vec<Arc<Chunk>>, u64) {
         self.forget_begun();
-        let (most_bytes, most_chunks) = Ahead::MOST;
+        let (most_bytes, most_chunks) = Prefetcher::MOST;
         // The first one says how large they are.
-        let count = Ahead::GROUP.0.checked_div(self.typical).unwrap_or(1);
-        let count = count.clamp(1, Ahead::GROUP.1 as u64) as usize;
+        let count = Prefetcher::GROUP.0.checked_div(self.typical).unwrap_or(1);
+        let count = count.clamp(1, Prefetcher::GROUP.1 as u64) as usize;
         let before_last = (count - 1) as u64 * self.typical;
-        let announced = self.announced.len() + self.announcing;
-        if self.bytes + before_last >= most_bytes || announced + count > most_chunks {
+        let prefetched = self.prefetched.len() + self.prefetching;
+        if self.bytes + before_last >= most_bytes || prefetched + count > most_chunks {
             return (vec![], 0);
         }
         let left = std::iter::from_fn(|| self.pop());
         let chunks: Vec<_> = left.filter_map(|chunk| waiting(&chunk)).take(count).collect();
         let reserved = chunks.len() as u64 * self.typical;
         self.bytes += reserved;
-        self.announcing += chunks.len();
+        self.prefetching += chunks.len();
         (chunks, reserved)
     }
 
     fn pop(&mut self) -> Option<Weak<Chunk>> {
-        self.scouted = self.scouted.saturating_sub(1);
+        self.indexes_given = self.indexes_given.saturating_sub(1);
         self.coming.pop_front()
     }
 
@@ -143,11 +143,11 @@ impl State {
         while self.coming.front().is_some_and(|chunk| waiting(chunk).is_none()) {
             self.pop();
         }
-        while let Some((chunk, bytes)) = self.announced.front()
+        while let Some((chunk, bytes)) = self.prefetched.front()
             && waiting(chunk).is_none()
         {
             self.bytes -= bytes;
-            self.announced.pop_front();
+            self.prefetched.pop_front();
         }
     }
 }
@@ -186,9 +186,9 @@ mod tests {
     }
 
     /// Numbers of the next chunks, each announced with so many bytes.
-    fn next(ahead: &Ahead, bytes: u64) -> Vec<u128> {
+    fn next(prefetcher: &Prefetcher, bytes: u64) -> Vec<u128> {
         let mut numbers = vec![];
-        ahead.announce(|chunk| {
+        prefetcher.prefetch(|chunk| {
             numbers.push(chunk.key.number);
             Some(bytes)
         });
@@ -197,84 +197,85 @@ mod tests {
 
     #[test]
     fn chunks_are_announced_in_order_a_bounded_way_ahead() {
-        let (ahead, chunks) = (Ahead::default(), chunks(7));
-        ahead.push(chunks.iter());
-        assert!(next(&ahead, 1).is_empty(), "nothing was cold");
-        ahead.found(false);
+        let (prefetcher, chunks) = (Prefetcher::default(), chunks(7));
+        prefetcher.push(chunks.iter());
+        assert!(next(&prefetcher, 1).is_empty(), "nothing was cold");
+        prefetcher.observe(false);
         chunks[0].begin();
-        let half = Ahead::MOST.0 / 2;
-        assert_eq!((next(&ahead, half), next(&ahead, half)), (vec![1], vec![2]));
-        assert!(next(&ahead, half).is_empty());
+        let half = Prefetcher::MOST.0 / 2;
+        assert_eq!((next(&prefetcher, half), next(&prefetcher, half)), (vec![1], vec![2]));
+        assert!(next(&prefetcher, half).is_empty());
         // Somebody else is faster than the announcement.
         chunks[3].begin();
         chunks[1].begin();
-        assert_eq!(next(&ahead, half), [4]);
-        assert!(next(&ahead, half).is_empty());
+        assert_eq!(next(&prefetcher, half), [4]);
+        assert!(next(&prefetcher, half).is_empty());
         chunks[2].begin();
         chunks[4].begin();
         // In the page cache: it takes no room.
-        ahead.announce(|_| None);
-        assert_eq!(ahead.lock().bytes, 0);
-        assert_eq!((next(&ahead, half), next(&ahead, half)), (vec![6], vec![]));
+        prefetcher.prefetch(|_| None);
+        assert_eq!(prefetcher.lock().bytes, 0);
+        assert_eq!((next(&prefetcher, half), next(&prefetcher, half)), (vec![6], vec![]));
     }
 
     #[test]
     fn small_chunks_are_announced_in_groups() {
-        let (ahead, chunks) = (Ahead::default(), chunks(1000));
-        ahead.push(chunks.iter());
-        ahead.found(false);
-        let bytes = Ahead::GROUP.0 / 16;
-        assert_eq!(next(&ahead, bytes), [0]);
-        assert_eq!(next(&ahead, bytes), (1..17).collect::<Vec<_>>());
-        let announced: usize =
-            std::iter::repeat_with(|| next(&ahead, bytes).len()).take_while(|&n| n > 0).sum();
+        let (prefetcher, chunks) = (Prefetcher::default(), chunks(1000));
+        prefetcher.push(chunks.iter());
+        prefetcher.observe(false);
+        let bytes = Prefetcher::GROUP.0 / 16;
+        assert_eq!(next(&prefetcher, bytes), [0]);
+        assert_eq!(next(&prefetcher, bytes), (1..17).collect::<Vec<_>>());
+        let prefetched: usize =
+            std::iter::repeat_with(|| next(&prefetcher, bytes).len()).take_while(|&n| n > 0).sum();
         // No group that would not fit.
-        let most = (Ahead::MOST.0 / bytes) as usize;
-        assert!((most - 16..=most).contains(&(17 + announced)), "{announced}");
+        let most = (Prefetcher::MOST.0 / bytes) as usize;
+        assert!((most - 16..=most).contains(&(17 + prefetched)), "{prefetched}");
         chunks[..20].iter().for_each(|chunk| chunk.begin());
-        assert_eq!(next(&ahead, bytes).len(), 16);
+        assert_eq!(next(&prefetcher, bytes).len(), 16);
     }
 
     #[test]
     fn what_several_threads_are_announcing_counts() {
-        let (ahead, chunks) = (Ahead::default(), chunks(1000));
-        ahead.push(chunks.iter());
-        ahead.found(false);
-        assert_eq!(next(&ahead, 1), [0]);
+        let (prefetcher, chunks) = (Prefetcher::default(), chunks(1000));
+        prefetcher.push(chunks.iter());
+        prefetcher.observe(false);
+        assert_eq!(next(&prefetcher, 1), [0]);
         // Each begins before the one before it has ended.
-        fn all(ahead: &Ahead) -> usize {
+        fn all(prefetcher: &Prefetcher) -> usize {
             let (mut count, mut others) = (0, None);
-            ahead.announce(|_| {
+            prefetcher.prefetch(|_| {
                 count += 1;
-                others.get_or_insert_with(|| all(ahead));
+                others.get_or_insert_with(|| all(prefetcher));
                 Some(1)
             });
             count + others.unwrap_or(0)
         }
-        let (most, group) = (Ahead::MOST.1, Ahead::GROUP.1);
-        assert!((most - group..most).contains(&all(&ahead)));
-        assert_eq!(ahead.lock().announcing, 0);
+        let (most, group) = (Prefetcher::MOST.1, Prefetcher::GROUP.1);
+        assert!((most - group..most).contains(&all(&prefetcher)));
+        assert_eq!(prefetcher.lock().prefetching, 0);
     }
 
     #[test]
     fn each_chunk_is_scouted_once_a_bounded_way_behind_what_is_announced() {
-        let (ahead, chunks) = (Ahead::default(), chunks(4000));
-        ahead.push(chunks.iter());
-        let scouted = || {
-            let groups = std::iter::repeat_with(|| ahead.scout()).take_while(|group| !group.is_empty());
+        let (prefetcher, chunks) = (Prefetcher::default(), chunks(4000));
+        prefetcher.push(chunks.iter());
+        let indexes_given = || {
+            let groups =
+                std::iter::repeat_with(|| prefetcher.next_indexes()).take_while(|group| !group.is_empty());
             groups.flatten().map(|chunk| chunk.key.number).collect::<Vec<_>>()
         };
-        assert!(scouted().is_empty(), "nothing was cold");
-        ahead.found(false);
-        let most = Ahead::SCOUTED as u128;
-        assert_eq!(scouted(), (0..most).collect::<Vec<_>>());
-        next(&ahead, 1);
-        assert_eq!(scouted(), [most]);
+        assert!(indexes_given().is_empty(), "nothing was cold");
+        prefetcher.observe(false);
+        let most = Prefetcher::INDEXES_AHEAD as u128;
+        assert_eq!(indexes_given(), (0..most).collect::<Vec<_>>());
+        next(&prefetcher, 1);
+        assert_eq!(indexes_given(), [most]);
         // Those that are behind already are nobody's concern any more.
         chunks[..2000].iter().for_each(|chunk| chunk.begin());
-        assert_eq!(scouted(), (2000..2000 + most).collect::<Vec<_>>());
+        assert_eq!(indexes_given(), (2000..2000 + most).collect::<Vec<_>>());
         chunks.iter().for_each(|chunk| chunk.begin());
-        assert!(scouted().is_empty());
+        assert!(indexes_given().is_empty());
     }
 
     #[test]
@@ -308,27 +309,27 @@ mod tests {
 
     #[test]
     fn it_ends_when_chunk_after_chunk_is_in_the_page_cache() {
-        let ahead = Ahead::default();
-        ahead.found(true);
-        assert!(!ahead.is_active());
-        ahead.found(false);
-        (1..Ahead::PATIENCE).for_each(|_| ahead.found(true));
-        assert!(ahead.is_active());
-        ahead.found(false);
-        (1..Ahead::PATIENCE).for_each(|_| ahead.found(true));
-        assert!(ahead.is_active());
-        ahead.found(true);
-        assert!(!ahead.is_active());
+        let prefetcher = Prefetcher::default();
+        prefetcher.observe(true);
+        assert!(!prefetcher.is_active());
+        prefetcher.observe(false);
+        (1..Prefetcher::PATIENCE).for_each(|_| prefetcher.observe(true));
+        assert!(prefetcher.is_active());
+        prefetcher.observe(false);
+        (1..Prefetcher::PATIENCE).for_each(|_| prefetcher.observe(true));
+        assert!(prefetcher.is_active());
+        prefetcher.observe(true);
+        assert!(!prefetcher.is_active());
     }
 
     #[test]
     fn what_is_not_needed_any_more_is_not_kept() {
-        let ahead = Ahead::default();
+        let prefetcher = Prefetcher::default();
         for _ in 0..10 {
             let chunks = chunks(100);
-            ahead.push(chunks.iter());
+            prefetcher.push(chunks.iter());
             chunks.iter().for_each(|chunk| chunk.begin());
-            assert!(ahead.lock().coming.len() <= 100);
+            assert!(prefetcher.lock().coming.len() <= 100);
         }
     }
 }
