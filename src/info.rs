@@ -262,7 +262,7 @@ fn gpu_memory(reader: &Reader, chunks: &[Vec<u64>]) -> Result<Value> {
     let units = reader.unit_bytes(None)?;
     let (mut encoded, mut decoded, mut scratch) = (0, 0, 0);
     for ((array, part, chunks), unit) in flat(chunks).zip(units) {
-        let decode_path = &reader.decode_paths()[array][part];
+        let decode_path = &reader.part_plans()[(array, part)].decode_path;
         let chunk_bytes = reader.dataset().part(array, part).read_chunk_bytes();
         // The arena holds what the GPU decodes; what the CPU decoded lands beside it.
         let (encoded_bytes, in_arena) = match decode_path {

@@ -15,13 +15,14 @@
 
 use crate::assemble::{Conversion, OutputMemory, conversions, device};
 use crate::batch::{Batch, Progress};
-use crate::codec::{self, DecodePath, GpuChain};
+use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
 use crate::decode::chunk_cache::ChunkCache;
 use crate::decode::device_pool::DevicePool;
 use crate::decode::gpu_worker::{self, GpuWorker, GpuWorkerContext};
-use crate::decode::jobs::{Jobs, Kind};
+use crate::decode::jobs::Jobs;
 use crate::decode::nvcomp::Zstd;
+use crate::decode::part::{Kind, PartPlan, PartPlans};
 use crate::decode::planner::Planner;
 use crate::decode::prefetch::Prefetcher;
 use crate::decode::upload::{GdsStaging, Uploader, UploaderParts};
@@ -87,9 +88,7 @@ pub struct Reader {
     status: Arc<Status>,
     /// The process that opened it; threads and CUDA do not survive a fork.
     process: u32,
-    decode_paths: Vec<Vec<DecodePath>>,
-    /// One per part of each array.
-    conversions: Arc<[Vec<Conversion>]>,
+    parts: Arc<PartPlans>,
     device: Option<Device>,
     depth: u64,
     running: Option<Running>,
@@ -278,7 +277,7 @@ impl Reader {
             },
         )
         .map_err(|error| name_array(error, &dataset.arrays[reference]))?;
-        let conversions: Arc<[Vec<Conversion>]> = conversions(&dataset, arguments)?.into();
+        let conversions = conversions(&dataset, arguments)?;
         if arguments.stack {
             check_stack(&dataset, &conversions)?;
         }
@@ -294,12 +293,14 @@ impl Reader {
             }
         };
         let placing = geometry.iter().enumerate().map(place).collect();
-        let decode_path = |part| decode_path(part, &options);
-        let decode_paths = dataset
-            .arrays
-            .iter()
-            .map(|array| array.parts.iter().map(decode_path).collect())
-            .collect::<Result<_>>()?;
+        let plan = |(part, conversion): (&ArrayInfo, Conversion)| {
+            let decode_path = decode_path(part, &options)?;
+            Ok(PartPlan::new(part, decode_path, conversion, options.device.is_some()))
+        };
+        let arrays = dataset.arrays.iter().zip(conversions);
+        let plans =
+            arrays.map(|(array, conversions)| array.parts.iter().zip(conversions).map(plan).collect());
+        let parts = Arc::new(PartPlans::new(plans.collect::<Result<_>>()?));
 
         if arguments.random_shuffle && windows.len() > Order::MOST_SHUFFLED {
             let problem = format!(
@@ -366,8 +367,7 @@ impl Reader {
             seed: arguments.seed,
             stacked: arguments.stack,
             options,
-            decode_paths,
-            conversions,
+            parts,
             device: None,
             depth: 1,
             running: None,
@@ -399,7 +399,7 @@ impl Reader {
             let (array, geometry) = (&self.dataset.arrays[number], &self.geometry[number]);
             let dropped = usize::from(self.windows.drops_first && geometry.follows_samples());
             Output {
-                element: self.conversions[number][0].output(),
+                element: self.parts[(number, 0)].conversion.output(),
                 shape: geometry.sample_extents(&self.windows)[dropped..].to_vec(),
                 // Layouts are ASCII, one letter for each dimension of the array.
                 layout: array.layout.get(dropped..).unwrap_or_default().to_string(),
@@ -445,8 +445,8 @@ impl Reader {
     }
 
     /// How the chunks of each part of each array are decoded.
-    pub fn decode_paths(&self) -> &[Vec<DecodePath>] {
-        &self.decode_paths
+    pub fn part_plans(&self) -> &PartPlans {
+        &self.parts
     }
 
     /// How many batches should be submitted ahead of the one that is asked for.
@@ -817,7 +817,7 @@ impl Reader {
     /// How many read chunks of each part of each array the samples touch. Where there are more than
     /// [`Reader::MAX_COUNTED_CHUNKS`], those that several samples share count for each.
     pub(crate) fn chunks_of(&self, samples: &[u64]) -> Vec<Vec<u64>> {
-        let none: Vec<Vec<u64>> = self.decode_paths.iter().map(|parts| vec![0; parts.len()]).collect();
+        let none: Vec<Vec<u64>> = self.parts.arrays().iter().map(|parts| vec![0; parts.len()]).collect();
         let mut counts = none.clone();
         for &sample in samples {
             for (counts, geometry) in counts.iter_mut().zip(&*self.geometry) {
@@ -891,19 +891,24 @@ impl Reader {
         };
         let arrays = self.dataset.arrays.iter().zip(&*self.geometry);
         let chunks = arrays.map(of_array).fold(0, u64::saturating_add).max(1);
-        let scratch = |(array, _): (&ArrayInfo, &DecodePath)| {
+        let scratch = |(array, _): (&ArrayInfo, &PartPlan)| {
             let decoded = if self.options.device.is_none() { array.read_chunk_bytes() } else { 0 };
             scratch_bytes(array, decoded)
         };
-        let index = |(array, _): (&ArrayInfo, &DecodePath)| {
+        let index = |(array, _): (&ArrayInfo, &PartPlan)| {
             array.sharding.as_ref().map_or(0, |sharding| sharding.index_bytes)
         };
         Needs {
-            scratch_bytes: self.parts().map(scratch).max().unwrap_or(0),
+            scratch_bytes: self.planned_parts().map(scratch).max().unwrap_or(0),
             planned_bytes: chunks.saturating_mul(Needs::PLANNED_CHUNK_BYTES),
             planning_bytes: chunks.saturating_mul(Needs::PLANNING_CHUNK_BYTES),
             order_bytes: self.order_bytes,
-            index_bytes: self.parts().map(index).max().unwrap_or(0).saturating_mul(Needs::INDEX_COPIES),
+            index_bytes: self
+                .planned_parts()
+                .map(index)
+                .max()
+                .unwrap_or(0)
+                .saturating_mul(Needs::INDEX_COPIES),
         }
     }
 
@@ -920,7 +925,8 @@ impl Reader {
         let least = needed(threads.min(1));
         if least > most {
             let besides = needs.bytes(threads.min(1), depth);
-            let largest = self.parts().map(|(array, _)| array).max_by_key(|array| array.read_chunk_bytes());
+            let largest =
+                self.planned_parts().map(|(array, _)| array).max_by_key(|array| array.read_chunk_bytes());
             let largest =
                 largest.filter(|_| besides > 0).map(|array| needs.describe(array)).unwrap_or_default();
             return Err(Error::Budget {
@@ -944,14 +950,14 @@ impl Reader {
         Ok(needs)
     }
 
-    /// Every part of every array with its decode path.
-    fn parts(&self) -> impl Iterator<Item = (&ArrayInfo, &DecodePath)> {
-        self.dataset.arrays.iter().flat_map(|array| &array.parts).zip(self.decode_paths.iter().flatten())
+    /// Every part of every array with its plan.
+    fn planned_parts(&self) -> impl Iterator<Item = (&ArrayInfo, &PartPlan)> {
+        self.dataset.arrays.iter().flat_map(|array| &array.parts).zip(self.parts.iter())
     }
 
     fn open_device(&mut self, ordinal: usize) -> Result<Device> {
         let gpu = Gpu::open(ordinal)?;
-        let zstd = match self.parts().find(|(_, decode_path)| decode_path.needs_nvcomp()) {
+        let zstd = match self.planned_parts().find(|(_, plan)| plan.decode_path.needs_nvcomp()) {
             None => None,
             Some((array, _)) => Some(Arc::new(
                 Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
@@ -992,7 +998,7 @@ impl Reader {
             // copied back to it: 5.0 GB/s of zstd in place of 37.9 (H200, compatibility mode, 2026-11-22). Whether that pays where
             // it reads directly has not been measured.
             Io::Auto => {
-                let has = |kind| self.parts().any(|(_, decode_path)| self.kind(decode_path) == kind);
+                let has = |kind| self.planned_parts().any(|(_, plan)| plan.kind == kind);
                 directly && has(Kind::Plain) && !has(Kind::Either)
             }
         }
@@ -1013,7 +1019,7 @@ impl Reader {
     /// What nvCOMP says, if it is asked.
     pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
         let boxes = self.boxes_of_chunk();
-        self.parts().map(|(_, decode_path)| gpu_worker::unit_bytes(zstd, decode_path, boxes)).collect()
+        self.planned_parts().map(|(_, plan)| gpu_worker::unit_bytes(zstd, &plan.decode_path, boxes)).collect()
     }
 
     /// Shares a budget out: outputs of `depth` batches, and an arena for each GPU worker.
@@ -1023,11 +1029,13 @@ impl Reader {
     pub(crate) fn share(&mut self, budget: DeviceBudget, zstd: Option<&Zstd>) -> Result<Shares> {
         let units = self.unit_bytes(zstd)?;
         let largest_unit = units.iter().copied().max().unwrap_or(0);
-        let pinned = self.parts().map(|(array, decode_path)| largest_pinned_bytes(array, decode_path));
+        let pinned = self.planned_parts().map(|(array, plan)| largest_pinned_bytes(array, &plan.decode_path));
         let largest_pinned = pinned.max().unwrap_or(0);
         let needs = self.settle_host(largest_pinned, "the largest encoded chunk")?;
-        let uploads: Vec<u64> =
-            self.parts().map(|(array, decode_path)| largest_upload_bytes(array, decode_path)).collect();
+        let uploads: Vec<u64> = self
+            .planned_parts()
+            .map(|(array, plan)| largest_upload_bytes(array, &plan.decode_path))
+            .collect();
         let largest_upload = uploads.iter().copied().max().unwrap_or(0);
         let batch = self.batch_bytes().max(1);
         let least_depth = self.options.min_depth;
@@ -1154,10 +1162,10 @@ impl Reader {
     /// How many batches in flight are of use, if each needs so many new chunks of each part of each array.
     fn useful_depth(&self, chunks: &[Vec<u64>]) -> u64 {
         let (mut count, mut bytes) = (0u64, 0u64);
-        for (&chunks, (array, decode_path)) in chunks.iter().flatten().zip(self.parts()) {
-            if self.kind(decode_path) == Kind::Either {
+        for (&chunks, (_, plan)) in chunks.iter().flatten().zip(self.planned_parts()) {
+            if plan.kind == Kind::Either {
                 count = count.saturating_add(chunks);
-                bytes = bytes.saturating_add(chunks.saturating_mul(array.read_chunk_bytes()));
+                bytes = bytes.saturating_add(chunks.saturating_mul(plan.chunk_bytes));
             }
         }
         if count == 0 {
@@ -1206,24 +1214,15 @@ impl Reader {
         self.chunk_cache_bytes
     }
 
-    /// Who can decode the chunks on a decode path.
-    fn kind(&self, decode_path: &DecodePath) -> Kind {
-        match (decode_path, self.options.device) {
-            (DecodePath::Cpu(_), _) | (_, None) => Kind::Cpu,
-            (DecodePath::Gpu(chain), _) if chain.plain().is_some() => Kind::Plain,
-            _ => Kind::Either,
-        }
-    }
-
     /// How many threads only read.
     fn feeders(&self) -> usize {
-        let mut kinds = self.decode_paths.iter().flatten().map(|decode_path| self.kind(decode_path));
+        let mut kinds = self.parts.iter().map(|plan| plan.kind);
         if kinds.any(|kind| kind != Kind::Cpu) { self.options.io_threads } else { 0 }
     }
 
     /// How many threads decode on the CPU.
     pub(crate) fn decoders(&self) -> usize {
-        let kinds = || self.decode_paths.iter().flatten().map(|decode_path| self.kind(decode_path));
+        let kinds = || self.parts.iter().map(|plan| plan.kind);
         let by_cpu =
             |kind| kind == Kind::Cpu || (kind == Kind::Either && self.options.decode == Decode::Auto);
         if kinds().any(by_cpu) { self.options.decode_threads } else { 0 }
@@ -1231,11 +1230,11 @@ impl Reader {
 
     /// Says once per process which decode path each array takes.
     fn log_decode_paths(&self) {
-        for (array, decode_paths) in self.dataset.arrays.iter().zip(&self.decode_paths) {
+        for (array, plans) in self.dataset.arrays.iter().zip(self.parts.arrays()) {
             // Of joined stores only those whose decode path differs from that of the one before.
-            for (number, part) in array.parts.iter().enumerate() {
-                if number == 0 || decode_paths[number] != decode_paths[number - 1] {
-                    log_once(&format!("{}: {}", part.context(), decode_paths[number]));
+            for (number, (part, plan)) in array.parts.iter().zip(plans).enumerate() {
+                if number == 0 || plan.decode_path != plans[number - 1].decode_path {
+                    log_once(&format!("{}: {}", part.context(), plan.decode_path));
                 }
             }
         }
@@ -1244,16 +1243,9 @@ impl Reader {
     fn start(&self) -> Result<Running> {
         let (feeders, decoders) = (self.feeders(), self.decoders());
         let progress = Progress::new(self.status.counters.clone());
-        let kind = |(decode_path, part): (&DecodePath, &ArrayInfo)| {
-            (self.kind(decode_path), part.read_chunk_bytes())
-        };
-        let kinds = self.decode_paths.iter().zip(&self.dataset.arrays);
-        let kinds = kinds
-            .map(|(decode_paths, array)| decode_paths.iter().zip(&array.parts).map(kind).collect())
-            .collect();
         let prefetcher = Arc::<Prefetcher>::default();
         let mut running = Running {
-            jobs: Jobs::new(kinds, decoders, progress.clone(), prefetcher.clone()),
+            jobs: Jobs::new(self.parts.clone(), decoders, progress.clone(), prefetcher.clone()),
             progress,
             gpu_tasks: Arc::default(),
             planner: None,
@@ -1302,21 +1294,15 @@ impl Reader {
                 Target::GpuWorkerContext { upload_pool, most_boxes, jobs: running.jobs.clone() }
             }
         };
-        let chain = |part: &ArrayInfo| match codec::decode_path(part) {
-            DecodePath::Gpu(chain) => Some(chain),
-            DecodePath::Cpu(_) => None,
-        };
-        let chains = self.dataset.arrays.iter().map(|array| array.parts.iter().map(chain).collect());
         let fetch: Arc<dyn Fetch> = match self.device.as_ref().and_then(|device| device.cufile.clone()) {
             Some(driver) => Arc::new(Gds::new(driver, self.options.io == Io::Gds)),
             None => Arc::new(Posix),
         };
-        let index_bytes = self.parts().filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes));
+        let index_bytes =
+            self.planned_parts().filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes));
         let workers = Arc::new(WorkerContext {
             dataset: self.dataset.clone(),
-            decode_paths: self.decode_paths.clone(),
-            chains: chains.collect::<Vec<Vec<Option<GpuChain>>>>(),
-            conversions: self.conversions.clone(),
+            parts: self.parts.clone(),
             locator: Locator::new(fetch, index_bytes.max().unwrap_or(0), self.host_bytes / Self::INDEX_SHARE),
             prefetcher,
             missing_chunks: self.options.missing_chunks,
@@ -1343,12 +1329,11 @@ impl Reader {
                 pinned: running.pinned.clone(),
             });
         }
-        let chunk_bytes = |array: &Joined| array.parts.iter().map(ArrayInfo::read_chunk_bytes).collect();
         let mut plans = Planner {
             windows: self.windows.clone(),
             geometry: self.geometry.clone(),
             placing: self.placing.clone(),
-            chunk_bytes: self.dataset.arrays.iter().map(chunk_bytes).collect(),
+            parts: self.parts.clone(),
             batch_size: self.options.batch_size,
             order: self.order.clone(),
             chunk_cache: ChunkCache::new(
@@ -1380,7 +1365,7 @@ impl Reader {
 
     /// Multiprocessors for what should leave the model alone, where the GPU decodes and can be cut.
     fn green_context(&self, device: &Device) -> Option<Arc<GreenContext>> {
-        let decodes = self.parts().any(|(_, decode_path)| self.kind(decode_path) == Kind::Either);
+        let decodes = self.planned_parts().any(|(_, plan)| plan.kind == Kind::Either);
         if decodes { GreenContext::of(&device.gpu) } else { None }
     }
 
@@ -1392,7 +1377,7 @@ impl Reader {
             nvcomp: device.zstd.clone(),
             dataset: self.dataset.clone(),
             verified: Arc::default(),
-            conversions: self.conversions.clone(),
+            parts: self.parts.clone(),
             queue: running.gpu_tasks.clone(),
             jobs: running.jobs.clone(),
             counters: self.status.counters.clone(),
@@ -1933,7 +1918,7 @@ mod tests {
     fn a_gpu_that_never_answers_holds_up_neither_the_consumer_nor_the_destructor() {
         let (watchdog, progress) = (Arc::<Watchdog>::default(), Progress::new(Arc::default()));
         let mut running = Running {
-            jobs: Jobs::new(vec![], 0, progress.clone(), Arc::default()),
+            jobs: Jobs::new(Arc::new(PartPlans::new(vec![])), 0, progress.clone(), Arc::default()),
             progress,
             gpu_tasks: Arc::default(),
             planner: None,

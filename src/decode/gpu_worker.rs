@@ -20,6 +20,7 @@ use super::chunk::{Cached, Chunk};
 use super::device_pool::Allocation;
 use super::jobs::Jobs;
 use super::nvcomp::{Frames, FramesOnDevice, Zstd};
+use super::part::PartPlans;
 use super::verified::{Identity, VerifiedChunks};
 use super::watchdog::Watchdog;
 use crate::assemble::device::{ConversionOnDevice, Region, Regions, Source};
@@ -131,8 +132,8 @@ pub struct GpuWorkerContext {
     pub dataset: Arc<Dataset>,
     /// Chunks that need not be checked again.
     pub verified: Arc<VerifiedChunks>,
-    /// What happens to elements; one per part of each array.
-    pub conversions: Arc<[Vec<Conversion>]>,
+    /// How its chunks are decoded.
+    pub parts: Arc<PartPlans>,
     /// Work.
     pub queue: Arc<Queue<GpuTask>>,
     /// Who decides what the GPU takes.
@@ -143,8 +144,7 @@ pub struct GpuWorkerContext {
 
 impl GpuWorkerContext {
     fn conversion(&self, task: &GpuTask) -> &Conversion {
-        let (array, part) = task.chunk.place();
-        &self.conversions[array][part]
+        &self.parts[task.chunk.place()].conversion
     }
 }
 

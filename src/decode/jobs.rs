@@ -2,6 +2,7 @@
 //!
 //! Two kinds of threads take them: feeders, which read for the GPU, and decoders, which read and decode on the CPU.
 
+use super::part::{Kind, PartPlans};
 use super::policy::{Backlog, Policy};
 use super::prefetch::Prefetcher;
 use super::worker::Job;
@@ -11,21 +12,9 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Who can take the chunks of a part of an array.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// There is nothing to decode: they are only read, by feeders.
-    Plain,
-    /// The GPU decodes them, or the CPU: the policy says.
-    Either,
-    /// Only the CPU decodes them.
-    Cpu,
-}
-
 /// Work for both kinds of threads.
 pub struct Jobs {
-    /// Kind and decoded bytes of the chunks of each part of each array.
-    kinds: Vec<Vec<(Kind, u64)>>,
+    parts: Arc<PartPlans>,
     /// There are no decoders.
     alone: bool,
     progress: Arc<Progress>,
@@ -57,13 +46,13 @@ impl Jobs {
 
     /// No work yet.
     pub fn new(
-        kinds: Vec<Vec<(Kind, u64)>>,
+        parts: Arc<PartPlans>,
         decoders: usize,
         progress: Arc<Progress>,
         prefetcher: Arc<Prefetcher>,
     ) -> Arc<Self> {
         Arc::new(Self {
-            kinds,
+            parts,
             alone: decoders == 0,
             progress,
             prefetcher,
@@ -84,9 +73,8 @@ impl Jobs {
         self.look_at_fill(&mut state);
         let (mut for_feeders, mut for_decoders) = (0, 0);
         for job in jobs {
-            let (array, part) = job.chunk().place();
-            let (kind, bytes) = self.kinds[array][part];
-            match (kind, &job) {
+            let plan = &self.parts[job.chunk().place()];
+            match (plan.kind, &job) {
                 (Kind::Cpu, _) | (_, Job::Assemble(..)) => {
                     for_decoders += 1;
                     state.cpu.push_back(job);
@@ -98,7 +86,7 @@ impl Jobs {
                 (Kind::Either, _) => {
                     for_feeders += usize::from(self.alone || state.policy.gpu_helps());
                     for_decoders += usize::from(state.policy.cpu_helps());
-                    state.either.push(job, bytes);
+                    state.either.push(job, plan.chunk_bytes);
                 }
             }
         }
@@ -134,7 +122,7 @@ impl Jobs {
     pub fn decoder_done(&self, decoded: Option<(usize, usize)>, since: Instant) {
         let (seconds, now) = (since.elapsed().as_secs_f64(), self.now());
         match decoded {
-            Some((array, part)) => self.lock().policy.cpu_ends(self.kinds[array][part].1, seconds, now),
+            Some(place) => self.lock().policy.cpu_ends(self.parts[place].chunk_bytes, seconds, now),
             None => self.lock().policy.cpu_gives_up(),
         }
     }
@@ -258,13 +246,14 @@ mod tests {
     use super::*;
     use crate::batch::Batch;
     use crate::decode::chunk::Chunk;
+    use crate::decode::part::tests::plans;
     use crate::plan::{Boxes, ChunkKey, Dims};
 
     /// Jobs of three arrays, one of each kind, and a batch with a unit for each of so many chunks.
     fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
         let progress = Progress::new(Arc::default());
-        let kinds = [Kind::Plain, Kind::Either, Kind::Cpu].map(|kind| vec![(kind, 100)]).to_vec();
-        let jobs = Jobs::new(kinds, decoders, progress.clone(), Arc::default());
+        let parts = plans(&[Kind::Plain, Kind::Either, Kind::Cpu], 100);
+        let jobs = Jobs::new(Arc::new(parts), decoders, progress.clone(), Arc::default());
         let batch = Batch::new(0, vec![], vec![], None, progress);
         let chunk = |(number, &array): (usize, &usize)| {
             let key = ChunkKey { array, part: 0, number: number as u128 };
@@ -300,7 +289,7 @@ mod tests {
     #[test]
     fn feeders_that_sleep_are_woken_when_the_gpu_begins_to_help() {
         let progress = Progress::new(Arc::default());
-        let jobs = Jobs::new(vec![vec![(Kind::Either, 100)]], 1, progress.clone(), Arc::default());
+        let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
         let batches: Vec<_> =
             (0..8).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
         let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, Boxes::new())).collect();

@@ -7,6 +7,7 @@ pub mod device_pool;
 pub mod gpu_worker;
 pub mod jobs;
 pub mod nvcomp;
+pub mod part;
 pub mod planner;
 mod policy;
 pub mod prefetch;

@@ -6,6 +6,7 @@ use super::chunk_cache::ChunkCache;
 use super::device_pool::DevicePool;
 use super::gpu_worker::GpuTask;
 use super::jobs::Jobs;
+use super::part::PartPlans;
 use super::worker::Job;
 use crate::batch::Batch;
 use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
@@ -23,8 +24,8 @@ pub struct Planner {
     pub geometry: Arc<[ArrayGeometry]>,
     /// Where they go.
     pub placing: Arc<[OutputGeometry]>,
-    /// Size of a decoded read chunk of each part of each array.
-    pub chunk_bytes: Vec<Vec<u64>>,
+    /// How their chunks are decoded.
+    pub parts: Arc<PartPlans>,
     /// Samples of a batch.
     pub batch_size: u64,
     /// To look ahead in.
@@ -58,7 +59,8 @@ impl Planner {
         let mut used = vec![];
         let now = epochs.last().copied().unwrap_or_default();
         for ChunkTask { output, chunk: key, read_chunk, boxes } in tasks {
-            let (bytes, epochs) = (self.chunk_bytes[key.array][key.part], self.epochs(key.array, &epochs));
+            let (bytes, epochs) =
+                (self.parts[(key.array, key.part)].chunk_bytes, self.epochs(key.array, &epochs));
             if self.chunk_cache.is_enabled() {
                 used.extend(epochs.iter().map(|&epoch| (key, epoch, bytes)));
             }
@@ -109,7 +111,7 @@ impl Planner {
             touched_chunks(&self.windows, &self.geometry, drawn.sample, |key| {
                 let epoch =
                     if self.geometry[key.array].follows_samples() && !self.caches { drawn.epoch } else { 0 };
-                self.chunk_cache.note(key, epoch, self.chunk_bytes[key.array][key.part]);
+                self.chunk_cache.note(key, epoch, self.parts[(key.array, key.part)].chunk_bytes);
             });
         }
         self.chunk_cache.noted();

@@ -5,6 +5,7 @@ use super::chunk::{Cached, Chunk};
 use super::device_pool::{Allocation, DevicePool};
 use super::gpu_worker::{self, GpuTask, OnDevice, Payload};
 use super::jobs::Jobs;
+use super::part::PartPlans;
 use super::prefetch::{self, Prefetcher};
 use super::upload::{OnComplete, Uploader};
 use super::verified::Identity;
@@ -34,12 +35,8 @@ use smallvec::SmallVec;
 pub struct WorkerContext {
     /// What is read.
     pub dataset: Arc<Dataset>,
-    /// One per part of each array. On the CPU backend every chain is decoded by zarrs.
-    pub decode_paths: Vec<Vec<DecodePath>>,
-    /// The chains that the CPU decodes directly; one per part of each array.
-    pub chains: Vec<Vec<Option<GpuChain>>>,
-    /// What happens to elements; one per part of each array.
-    pub conversions: Arc<[Vec<Conversion>]>,
+    /// How its chunks are decoded.
+    pub parts: Arc<PartPlans>,
     /// Finds chunks.
     pub locator: Locator,
     /// What will be read.
@@ -210,7 +207,7 @@ impl WorkerContext {
     }
 
     fn conversion(&self, chunk: &Chunk) -> &Conversion {
-        &self.conversions[chunk.key.array][chunk.key.part]
+        &self.parts[chunk.place()].conversion
     }
 
     fn locate(&self, chunk: &Chunk) -> Result<(Option<Place>, Context)> {
@@ -395,7 +392,7 @@ impl WorkerContext {
     ) -> Result<Instant> {
         let array = self.array(chunk);
         let bytes = range.end - range.start;
-        let chain = self.chains[chunk.key.array][chunk.key.part].as_ref();
+        let chain = self.parts[chunk.place()].direct_chain.as_ref();
         if array.codec.is_plain() {
             check_plain_size(bytes, array.read_chunk_bytes(), at)?;
         }
@@ -494,7 +491,7 @@ impl ChunkUpload<'_> {
             })?;
             return Ok(false);
         };
-        let decode_path = &self.workers.decode_paths[self.chunk.key.array][self.chunk.key.part];
+        let decode_path = &self.workers.parts[self.chunk.place()].decode_path;
         if let (DecodePath::Gpu(chain), false) = (decode_path, decodes)
             && range.end - range.start <= chain.encoded_bound()
         {
@@ -706,7 +703,7 @@ impl ChunkUpload<'_> {
         if let (Some(allocation), true, 1) = (self.chunk.allocation(), all, work.areas()) {
             return Ok(Some((Destination::Cache, allocation.address())));
         }
-        let allocation = self.allocation(upload_pool_bytes(work.bytes), sender)?;
+        let allocation = self.allocation(upload_bytes(work.bytes), sender)?;
         Ok(allocation.map(|allocation| {
             let address = allocation.address() + gpu_worker::misalignment(work);
             (Destination::UploadPool(allocation), address)
@@ -867,7 +864,7 @@ fn check_plain_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
 }
 
 /// Room for bytes whose elements may have to be aligned.
-fn upload_pool_bytes(bytes: u64) -> u64 {
+fn upload_bytes(bytes: u64) -> u64 {
     bytes + gpu_worker::ELEMENT_ALIGNMENT
 }
 
@@ -904,9 +901,9 @@ pub fn largest_pinned_bytes(array: &ArrayInfo, decode_path: &DecodePath) -> u64 
 
 /// Device memory that a chunk needs until a GPU worker is done with it, if it is not where it belongs: for budgets.
 pub fn largest_upload_bytes(array: &ArrayInfo, decode_path: &DecodePath) -> u64 {
-    let elements = upload_pool_bytes(array.read_chunk_bytes());
+    let elements = upload_bytes(array.read_chunk_bytes());
     DevicePool::padded(match decode_path {
-        DecodePath::Gpu(chain) => elements.max(upload_pool_bytes(chain.encoded_bound())),
+        DecodePath::Gpu(chain) => elements.max(upload_bytes(chain.encoded_bound())),
         DecodePath::Cpu(_) => elements,
     })
 }

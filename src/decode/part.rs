@@ -1,0 +1,96 @@
+//! What is decided once about the read chunks of an array, before any of them is read.
+
+use crate::assemble::Conversion;
+use crate::codec::{self, DecodePath, GpuChain};
+use crate::dataset::ArrayInfo;
+
+use std::ops::Index;
+
+/// Who can take the read chunks of a part of an array.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// There is nothing to decode: they are only read, by feeders.
+    Plain,
+    /// The GPU decodes them, or the CPU: the policy says.
+    Either,
+    /// Only the CPU decodes them.
+    Cpu,
+}
+
+/// How the read chunks of one part of an array are decoded. An array has one part for each store that is joined.
+#[derive(Debug)]
+pub struct PartPlan {
+    /// Where they are decoded, and with what. On the CPU backend every chain is decoded by the CPU.
+    pub decode_path: DecodePath,
+    /// The chain, if the CPU decodes it without zarrs.
+    pub direct_chain: Option<GpuChain>,
+    /// Who can take them.
+    pub kind: Kind,
+    /// What happens to their elements.
+    pub conversion: Conversion,
+    /// Bytes of a decoded one.
+    pub chunk_bytes: u64,
+}
+
+impl PartPlan {
+    /// The plan for an array whose chunks take this decode path, on the GPU backend or not.
+    pub fn new(array: &ArrayInfo, decode_path: DecodePath, conversion: Conversion, on_gpu: bool) -> Self {
+        let kind = match &decode_path {
+            DecodePath::Cpu(_) => Kind::Cpu,
+            DecodePath::Gpu(_) if !on_gpu => Kind::Cpu,
+            DecodePath::Gpu(chain) if chain.plain().is_some() => Kind::Plain,
+            DecodePath::Gpu(_) => Kind::Either,
+        };
+        let direct_chain = match codec::decode_path(array) {
+            DecodePath::Gpu(chain) => Some(chain),
+            DecodePath::Cpu(_) => None,
+        };
+        Self { decode_path, direct_chain, kind, conversion, chunk_bytes: array.read_chunk_bytes() }
+    }
+}
+
+/// The plans of all parts of all arrays; the index is array and part.
+#[derive(Debug)]
+pub struct PartPlans(Vec<Vec<PartPlan>>);
+
+impl PartPlans {
+    /// Plans by array, then by part.
+    pub fn new(plans: Vec<Vec<PartPlan>>) -> Self {
+        Self(plans)
+    }
+
+    /// The plans of the parts of each array.
+    pub fn arrays(&self) -> &[Vec<PartPlan>] {
+        &self.0
+    }
+
+    /// The plans of all parts, array by array.
+    pub fn iter(&self) -> impl Iterator<Item = &PartPlan> {
+        self.0.iter().flatten()
+    }
+}
+
+impl Index<(usize, usize)> for PartPlans {
+    type Output = PartPlan;
+
+    fn index(&self, (array, part): (usize, usize)) -> &PartPlan {
+        &self.0[array][part]
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::dataset::{ElementType, StoredType};
+
+    /// Arrays of one part each, of these kinds and chunks of so many bytes.
+    pub(crate) fn plans(kinds: &[Kind], chunk_bytes: u64) -> PartPlans {
+        let plan = |&kind: &Kind| {
+            let read = StoredType::Element(ElementType::Float32);
+            let conversion = Conversion::new(read, None, None, None, None).unwrap();
+            let decode_path = DecodePath::Cpu(String::new());
+            vec![PartPlan { decode_path, direct_chain: None, kind, conversion, chunk_bytes }]
+        };
+        PartPlans(kinds.iter().map(plan).collect())
+    }
+}
