@@ -325,12 +325,11 @@ impl Stored {
                 cell[d] = number % grid[d];
                 number /= grid[d];
             }
-            let file = array.folder.stamp(&array.chunk_key(&cell));
             asked += 1;
-            // What stands in the way of a file is said when it is read.
-            if let Ok(Some(file)) = file {
+            // What stands in the way of a chunk is said when it is read.
+            if let Ok(Some(chunk_bytes)) = array.stored_chunk_bytes(&cell) {
                 present += 1;
-                bytes += file.len();
+                bytes += chunk_bytes;
             }
         }
         let scaled = |found: u64| match asked {

@@ -14,7 +14,7 @@ mod paths;
 mod stored;
 
 use crate::error::{Context, Error, Result};
-use crate::store::{Folder, Stamp};
+use crate::store::{self, Store, Version};
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
@@ -52,8 +52,8 @@ pub struct ArrayInfo {
     pub store: String,
     /// Path of the array inside the store without leading slash; empty when the store is the array.
     pub name: String,
-    /// Folder that store keys are relative to.
-    pub folder: Arc<Folder>,
+    /// Where the objects of the store are.
+    pub objects: Arc<dyn Store>,
     /// Extents.
     pub shape: Vec<u64>,
     /// Name of the data type, the same in both Zarr versions: as in v3 metadata, `datetime64[ns]` for points in time.
@@ -93,17 +93,19 @@ pub struct ArrayInfo {
 /// some megabytes.
 const MOST_METADATA_BYTES: u64 = 64 << 20;
 
-/// The file that an array's metadata were read from, and what it was like.
+/// The file that metadata were read from, and its version.
+#[derive(Clone)]
 struct MetadataFile {
     key: String,
-    stamp: Mutex<Stamp>,
+    /// That of the file when it last had these bytes.
+    version: Arc<Mutex<Version>>,
     /// Of its bytes.
     digest: u64,
 }
 
 impl MetadataFile {
-    fn new(key: String, stamp: Stamp, bytes: &[u8]) -> Self {
-        Self { key, stamp: Mutex::new(stamp), digest: digest(bytes) }
+    fn new(key: String, version: Version, bytes: &[u8]) -> Self {
+        Self { key, version: Arc::new(Mutex::new(version)), digest: digest(bytes) }
     }
 }
 
@@ -165,6 +167,16 @@ impl ArrayInfo {
         Context { chunk: Some(chunk.to_vec()), key: Some(self.chunk_key(chunk)), ..self.context() }
     }
 
+    /// Bytes of the object that a chunk is. `None` if it is missing.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn stored_chunk_bytes(&self, chunk: &[u64]) -> Result<Option<u64>> {
+        let found = store::head(&*self.objects, &self.chunk_key(chunk));
+        let failed = |source| Error::Io { at: self.chunk_context(chunk), source };
+        Ok(found.map_err(failed)?.map(|head| head.object_bytes))
+    }
+
     /// The store key of a chunk.
     pub fn chunk_key(&self, chunk: &[u64]) -> String {
         self.array.chunk_key(chunk).as_str().to_string()
@@ -175,15 +187,16 @@ impl ArrayInfo {
     /// # Errors
     /// Says that its metadata are gone or others.
     pub fn check_present(&self) -> Result<()> {
-        let MetadataFile { key, stamp, digest: known } = &self.metadata_file;
+        let MetadataFile { key, version, digest: known } = &self.metadata_file;
         let at = || Context { key: Some(key.clone()), ..self.context() };
         let failed = |source| Error::Io { at: at(), source };
-        let problem = match self.folder.stamp(key).map_err(failed)? {
-            Some(found) if found == *stamp.lock().unwrap_or_else(PoisonError::into_inner) => return Ok(()),
+        let version = || version.lock().unwrap_or_else(PoisonError::into_inner);
+        let problem = match store::head(&*self.objects, key).map_err(failed)? {
+            Some(found) if found.version == *version() => return Ok(()),
             // Written again with the same bytes, or copied back.
-            Some(_) => match self.folder.read(key, MOST_METADATA_BYTES).map_err(failed)? {
+            Some(_) => match store::read_whole(&*self.objects, key, MOST_METADATA_BYTES).map_err(failed)? {
                 Some((bytes, found)) if digest(&bytes) == *known => {
-                    *stamp.lock().unwrap_or_else(PoisonError::into_inner) = found;
+                    *version() = found;
                     return Ok(());
                 }
                 Some(_) => {

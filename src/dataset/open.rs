@@ -7,12 +7,11 @@ use super::{
     StoredType, fields, json,
 };
 use crate::error::{Context, Error, Result};
-use crate::store::Folder;
+use crate::store::{self, Store};
 
-use std::collections::HashSet;
-use std::io::{self, ErrorKind};
+use std::collections::{BTreeMap, HashSet};
+use std::io;
 use std::num::NonZeroU64;
-use std::path::Path;
 use std::sync::Arc;
 
 use serde_json::{Value, from_value};
@@ -28,29 +27,45 @@ use zarrs::plugin::ExtensionName;
 /// A store that was opened.
 pub(super) struct OpenStore<'a> {
     path: &'a str,
-    folder: Arc<Folder>,
+    store: Arc<dyn Store>,
+    /// The metadata of many nodes in one file, of stores where each file costs a request. In a folder the files of the nodes
+    /// themselves are read, which are never behind them.
+    consolidated: Option<Consolidated>,
 }
 
-#[derive(PartialEq, Eq)]
-enum NodeKind {
-    Array,
+/// Consolidated metadata.
+struct Consolidated {
+    /// The file that they were read from.
+    file: MetadataFile,
+    /// The metadata files that it stands for, by key.
+    files: BTreeMap<String, Value>,
+}
+
+/// What is at a place in the hierarchy.
+enum Node {
+    /// An array: its metadata, of which the attributes are a part in both versions, and the file that they were read from.
+    Array(Value, MetadataFile),
     Group,
+}
+
+impl Consolidated {
+    /// Names of the arrays, sorted.
+    fn arrays(&self) -> Vec<String> {
+        let array = |(key, metadata): (&String, &Value)| {
+            let (name, file) = key.rsplit_once('/').unwrap_or(("", key));
+            let is_array = file == ".zarray" || (file == "zarr.json" && metadata["node_type"] == "array");
+            (is_array && !name.is_empty()).then(|| name.to_string())
+        };
+        self.files.iter().filter_map(array).collect()
+    }
 }
 
 impl<'a> OpenStore<'a> {
     pub fn new(path: &'a str, follow_links: bool) -> Result<Self> {
-        let unreadable = |source| Error::Unreadable { path: path.into(), source };
-        let root = Path::new(path);
-        match root.metadata() {
-            Ok(found) if found.is_dir() => {}
-            Ok(_) => return Err(Error::StoreIsFile { path: path.into() }),
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(Error::StoreNotFound { path: path.into() });
-            }
-            Err(error) => return Err(unreadable(error)),
+        let mut store = Self { path, store: store::open(path, follow_links)?, consolidated: None };
+        if store.store.folder().is_none() {
+            store.consolidated = store.read_consolidated()?;
         }
-        let folder = Arc::new(Folder::new(root, follow_links).map_err(unreadable)?);
-        let store = Self { path, folder };
         for file in ["zarr.json", ".zarray", ".zgroup"] {
             if store.has("", file)? {
                 return Ok(store);
@@ -59,28 +74,49 @@ impl<'a> OpenStore<'a> {
         Err(Error::NotZarr { path: path.into() })
     }
 
+    /// The consolidated metadata of the root: in its `zarr.json` (format 3), or in `.zmetadata` (format 2).
+    fn read_consolidated(&self) -> Result<Option<Consolidated>> {
+        if let Some((root, file)) = self.get("", "zarr.json")? {
+            let nodes = root.pointer("/consolidated_metadata/metadata").and_then(Value::as_object);
+            return Ok(nodes.map(|nodes| {
+                let mut files: BTreeMap<_, _> =
+                    nodes.iter().map(|(name, node)| (key(name, "zarr.json"), node.clone())).collect();
+                files.insert("zarr.json".into(), root.clone());
+                Consolidated { file, files }
+            }));
+        }
+        let Some((root, file)) = self.get("", ".zmetadata")? else { return Ok(None) };
+        let files = root.get("metadata").and_then(Value::as_object);
+        let copied = |files: &serde_json::Map<String, Value>| {
+            files.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
+        };
+        Ok(files.map(|files| Consolidated { file, files: copied(files) }))
+    }
+
     /// The arrays of those names, or the array that the store itself is if there are none.
     pub fn arrays(&self, names: &[String]) -> Result<Vec<ArrayInfo>> {
-        match (self.node_kind("")?, names) {
-            (Some(NodeKind::Array), []) => Ok(vec![self.array("")?]),
-            (Some(NodeKind::Array), names) => {
+        match (self.node("")?, names) {
+            (Some(Node::Array(metadata, file)), []) => Ok(vec![self.array("", metadata, file)?]),
+            (Some(Node::Array(..)), names) => {
                 Err(Error::ArrayIsNotGroup { path: self.path.into(), asked: names.to_vec() })
             }
             (_, []) => {
                 Err(Error::GroupWithoutArrays { path: self.path.into(), present: self.present_arrays() })
             }
-            (_, names) => names.iter().map(|name| self.array(name.trim_matches('/'))).collect(),
+            (_, names) => names.iter().map(|name| self.named_array(name.trim_matches('/'))).collect(),
         }
     }
 
     /// Names of the arrays that are there, or one empty name if the store is an array itself.
     pub fn names(&self) -> Result<Vec<String>> {
-        let node = self.node_kind("");
-        if matches!(node, Ok(Some(NodeKind::Array))) {
+        let node = self.node("");
+        if matches!(node, Ok(Some(Node::Array(..)))) {
             return Ok(vec![String::new()]);
         }
         let unreadable = |source| Error::Unreadable { path: self.path.into(), source };
-        self.folder.folders("").map_err(unreadable)?;
+        if self.consolidated.is_none() {
+            store::list(&*self.store, "").map_err(unreadable)?;
+        }
         match self.present_arrays() {
             names if names.is_empty() => {
                 node?;
@@ -93,7 +129,10 @@ impl<'a> OpenStore<'a> {
 
     /// What the metadata of an array declare.
     pub fn declared(&self, name: &str) -> Declared {
-        self.metadata(name.trim_matches('/')).map_or_else(|_| Declared::default(), |(m, _)| Declared::new(&m))
+        match self.node(name.trim_matches('/')) {
+            Ok(Some(Node::Array(metadata, _))) => Declared::new(&metadata),
+            _ => Declared::default(),
+        }
     }
 
     fn unreadable(&self, key: &str) -> impl FnOnce(io::Error) -> Error {
@@ -103,17 +142,26 @@ impl<'a> OpenStore<'a> {
 
     fn has(&self, name: &str, file: &str) -> Result<bool> {
         let key = key(name, file);
-        Ok(self.folder.stamp(&key).map_err(self.unreadable(&key))?.is_some())
+        if self.consolidated.as_ref().is_some_and(|consolidated| consolidated.files.contains_key(&key)) {
+            return Ok(true);
+        }
+        Ok(store::head(&*self.store, &key).map_err(self.unreadable(&key))?.is_some())
     }
 
-    /// A metadata file, and what it said.
+    /// What a metadata file says, and the file that it was read from.
     fn get(&self, name: &str, file: &str) -> Result<Option<(Value, MetadataFile)>> {
         let key = key(name, file);
-        let found = self.folder.read(&key, MOST_METADATA_BYTES).map_err(self.unreadable(&key))?;
-        let Some((bytes, stamp)) = found else { return Ok(None) };
+        if let Some(Consolidated { file, files }) = &self.consolidated
+            && let Some(value) = files.get(&key)
+        {
+            return Ok(Some((value.clone(), file.clone())));
+        }
+        let found =
+            store::read_whole(&*self.store, &key, MOST_METADATA_BYTES).map_err(self.unreadable(&key))?;
+        let Some((bytes, version)) = found else { return Ok(None) };
         let value = json::parse(&bytes)
             .map_err(|error| self.unusable(name, &key, format!("it is no JSON ({error})").into()))?;
-        Ok(Some((value, MetadataFile::new(key, stamp, &bytes))))
+        Ok(Some((value, MetadataFile::new(key, version, &bytes))))
     }
 
     fn unusable(&self, name: &str, key: &str, source: Source) -> Error {
@@ -128,43 +176,51 @@ impl<'a> OpenStore<'a> {
     }
 
     /// What is at `name`, or `None` if nothing is.
-    fn node_kind(&self, name: &str) -> Result<Option<NodeKind>> {
+    fn node(&self, name: &str) -> Result<Option<Node>> {
         if let Some((metadata, file)) = self.get(name, "zarr.json")? {
             if let Some(problem) = fields::node_problem(&metadata) {
                 return Err(self.unusable(name, &file.key, problem.into()));
             }
             let is_array = metadata["node_type"] == "array";
-            return Ok(Some(if is_array { NodeKind::Array } else { NodeKind::Group }));
+            return Ok(Some(if is_array { Node::Array(metadata, file) } else { Node::Group }));
         }
-        Ok(match (self.has(name, ".zarray")?, self.has(name, ".zgroup")?) {
-            (true, _) => Some(NodeKind::Array),
-            (false, true) => Some(NodeKind::Group),
-            (false, false) => None,
-        })
+        let Some((mut metadata, file)) = self.get(name, ".zarray")? else {
+            return Ok(self.has(name, ".zgroup")?.then_some(Node::Group));
+        };
+        if !is_v2(&metadata) {
+            let problem = fields::problem(&metadata, true).unwrap_or_default();
+            return Err(self.unusable(name, &file.key, problem.into()));
+        }
+        if let (Some((attributes, _)), Some(metadata)) =
+            (self.get(name, ".zattrs")?, metadata.as_object_mut())
+        {
+            metadata.insert("attributes".into(), attributes);
+        }
+        Ok(Some(Node::Array(metadata, file)))
     }
 
     /// Every array below the root, whether it can be read or not, sorted; none where the store cannot be listed. What cannot
     /// be looked at is taken for an array, so that it is said why.
     fn present_arrays(&self) -> Vec<String> {
+        if let Some(consolidated) = &self.consolidated {
+            return consolidated.arrays();
+        }
         let mut names = vec![];
         let mut seen = HashSet::new();
         let mut groups = vec![String::new()];
         while let Some(group) = groups.pop() {
-            let (folders, identity) = match self.folder.folders(&group) {
-                Ok(found) => found,
-                Err(_) => {
-                    names.extend(Some(group).filter(|group| !group.is_empty()));
-                    continue;
-                }
+            let Ok(listing) = store::list(&*self.store, &group) else {
+                names.extend(Some(group).filter(|group| !group.is_empty()));
+                continue;
             };
             // A link to a folder above would be followed without end.
-            if !seen.insert(identity) {
+            if listing.identity.is_some_and(|identity| !seen.insert(identity)) {
                 continue;
             }
-            for folder in folders {
-                let name = key(&group, &folder);
-                match self.node_kind(&name) {
-                    Ok(Some(NodeKind::Array)) | Err(_) => names.push(name),
+            for below in listing.names {
+                let name = key(&group, &below);
+                match self.node(&name) {
+                    Ok(Some(Node::Array(..))) | Err(_) => names.push(name),
                     Ok(_) => groups.push(name),
                 }
             }
@@ -173,13 +229,18 @@ impl<'a> OpenStore<'a> {
         names
     }
 
-    fn array(&self, name: &str) -> Result<ArrayInfo> {
-        let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
-        match self.node_kind(name)? {
-            Some(NodeKind::Array) => {}
-            _ => return Err(Error::ArrayNotFound { at, present: self.present_arrays() }),
+    fn named_array(&self, name: &str) -> Result<ArrayInfo> {
+        match self.node(name)? {
+            Some(Node::Array(metadata, file)) => self.array(name, metadata, file),
+            _ => {
+                let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
+                Err(Error::ArrayNotFound { at, present: self.present_arrays() })
+            }
         }
-        let (mut metadata, file) = self.metadata(name)?;
+    }
+
+    fn array(&self, name: &str, mut metadata: Value, file: MetadataFile) -> Result<ArrayInfo> {
+        let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
         let version_2 = is_v2(&metadata);
         let problem = fields::problem(&metadata, version_2);
         // What is wrong with a field says more than zarrs does.
@@ -262,7 +323,7 @@ impl<'a> OpenStore<'a> {
         Ok(ArrayInfo {
             store: self.path.into(),
             name: name.into(),
-            folder: self.folder.clone(),
+            objects: self.store.clone(),
             metadata_file: file,
             data_type: type_name,
             element: logical.widened(),
@@ -281,26 +342,6 @@ impl<'a> OpenStore<'a> {
             codec,
             array,
         })
-    }
-
-    /// The metadata of an array, and the file that they are in; attributes are part of them in both versions.
-    fn metadata(&self, name: &str) -> Result<(Value, MetadataFile)> {
-        if let Some(found) = self.get(name, "zarr.json")? {
-            return Ok(found);
-        }
-        let (mut metadata, file) = self.get(name, ".zarray")?.ok_or_else(|| {
-            self.unusable(name, &key(name, "zarr.json"), "they were there a moment ago and have gone".into())
-        })?;
-        if !is_v2(&metadata) {
-            let problem = fields::problem(&metadata, true).unwrap_or_default();
-            return Err(self.unusable(name, &file.key, problem.into()));
-        }
-        if let (Some((attributes, _)), Some(metadata)) =
-            (self.get(name, ".zattrs")?, metadata.as_object_mut())
-        {
-            metadata.insert("attributes".into(), attributes);
-        }
-        Ok((metadata, file))
     }
 
     fn zarrs_array(&self, name: &str, metadata: &Value) -> Result<Array<NoStore>, Source> {

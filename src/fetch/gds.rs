@@ -6,25 +6,21 @@ use super::{Blob, Fetch};
 use crate::error::log_once;
 use crate::store::Folder;
 
-use std::collections::{HashMap, VecDeque};
 use std::fs::File;
 use std::io;
+use std::num::NonZeroUsize;
 use std::os::fd::AsRawFd;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lru::LruCache;
 
 /// Opens files for cuFile and keeps the most recent ones, because making a file known to it takes long.
 pub struct Gds {
     driver: Arc<Driver>,
     /// A file that cuFile cannot read is an error, in place of being read otherwise.
     strict: bool,
-    files: Mutex<Files>,
-}
-
-#[derive(Default)]
-struct Files {
-    known: HashMap<PathBuf, Arc<GdsFile>>,
-    oldest_first: VecDeque<PathBuf>,
+    files: Mutex<LruCache<PathBuf, Arc<GdsFile>>>,
 }
 
 struct GdsFile {
@@ -35,14 +31,14 @@ struct GdsFile {
 
 impl Gds {
     /// Open files that are kept; the usual limit on open files is 1024.
-    const OPEN_FILES: usize = 256;
+    const OPEN_FILES: NonZeroUsize = NonZeroUsize::new(256).unwrap();
 
     /// Over cuFile's driver.
     pub fn new(driver: Arc<Driver>, strict: bool) -> Self {
-        Self { driver, strict, files: Mutex::default() }
+        Self { driver, strict, files: Mutex::new(LruCache::new(Self::OPEN_FILES)) }
     }
 
-    fn files(&self) -> std::sync::MutexGuard<'_, Files> {
+    fn files(&self) -> MutexGuard<'_, LruCache<PathBuf, Arc<GdsFile>>> {
         self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -50,7 +46,7 @@ impl Gds {
 impl Fetch for Gds {
     fn open(&self, folder: &Folder, key: &str) -> io::Result<Option<Arc<dyn Blob>>> {
         let path = folder.path().join(key);
-        let known = self.files().known.get(&path).cloned();
+        let known = self.files().get(&path).cloned();
         if let Some(known) = known
             && folder.stamp(key)? == Some(known.file.stamp())
         {
@@ -72,16 +68,9 @@ impl Fetch for Gds {
             }
         };
         let file = Arc::new(GdsFile { handle, file });
-        let mut files = self.files();
-        if files.known.insert(path.clone(), file.clone()).is_none() {
-            files.oldest_first.push_back(path);
-        }
-        let gone = match files.oldest_first.len() > Self::OPEN_FILES {
-            true => files.oldest_first.pop_front().and_then(|oldest| files.known.remove(&oldest)),
-            false => None,
-        };
-        drop(files);
-        drop(gone);
+        // Closing a file takes long, too.
+        let evicted = self.files().push(path, file.clone());
+        drop(evicted);
         Ok(Some(file))
     }
 }

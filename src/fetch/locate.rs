@@ -1,36 +1,36 @@
-//! Finds a read chunk's bytes: the whole file of a chunk, or the range that the shard index gives.
+//! Finds the bytes of read chunks in files of this machine: the whole file of a chunk, or the range that the shard index gives.
 
+use super::resolve::{Address, InShard, decode_index, resolve, too_small};
 use super::{Blob, Fetch};
 use crate::dataset::{ArrayInfo, Sharding};
 use crate::error::{Context, Error, Result};
 use crate::memory;
 use crate::plan::shard_index::ShardIndex;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::HashSet;
+use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use lru::LruCache;
 use once_cell::sync::OnceCell;
-use zarrs::array::{ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
 
 /// Where a read chunk's encoded bytes are.
 pub enum Located {
     /// Nowhere: the chunk has no key, or no entry in its shard index.
     Missing,
-    /// A range of a file.
+    /// A range of an object.
     At {
-        /// The file.
+        /// The object.
         blob: Arc<dyn Blob>,
         /// The range.
         range: Range<u64>,
     },
 }
 
-/// Finds read chunks; keeps the most recently opened sharded chunks with their indexes.
+/// Finds read chunks; keeps the sharded chunks that were used last open, with their indexes.
 pub struct Locator {
     fetch: Arc<dyn Fetch>,
-    /// Sharded chunks that are kept.
-    most_open: usize,
     shards: Mutex<OpenShards>,
 }
 
@@ -42,24 +42,22 @@ struct OpenShard {
     index: ShardIndex,
 }
 
-#[derive(Default)]
 struct OpenShards {
-    known: HashMap<ShardKey, Arc<OnceCell<Shard>>>,
-    oldest_first: VecDeque<ShardKey>,
-    /// Those whose indexes were announced and that nobody has opened since.
+    opened: LruCache<ShardKey, Arc<OnceCell<Shard>>>,
+    /// Sharded chunks whose indexes were prefetched and that no thread has opened since.
     prefetched: HashSet<ShardKey>,
 }
 
 /// Array and part of the dataset, and coordinates in the part's chunk grid.
-type ShardKey = ((usize, usize), Vec<u64>);
+pub type ShardKey = ((usize, usize), Vec<u64>);
 
 impl OpenShards {
-    /// Whether a shard's index is to be announced, which is noted.
-    fn notes_index(&mut self, key: ShardKey) -> bool {
-        if self.known.contains_key(&key) {
+    /// Whether the index of a sharded chunk is to be prefetched, which is noted.
+    fn note_prefetch(&mut self, key: ShardKey) -> bool {
+        if self.opened.contains(&key) {
             return false;
         }
-        // Some are never opened, as when an epoch is left. Announcing one twice costs little.
+        // Some are never opened, as when an epoch is left. Prefetching an index twice costs little.
         if self.prefetched.len() == Locator::PREFETCHED_INDEXES {
             self.prefetched.clear();
         }
@@ -71,14 +69,20 @@ impl Locator {
     /// Open sharded chunks that are kept, each with a file handle. Batches touch neighbouring chunks, so that a
     /// few dozen suffice; the usual limit on open files is 1024.
     const OPEN_SHARDS: usize = 128;
-    /// Sharded chunks that are remembered from their announcement until they are opened, about as many as are
-    /// announced ahead.
+    /// Sharded chunks that are remembered from the prefetch of their index until they are opened, about as many as are
+    /// prefetched ahead.
     const PREFETCHED_INDEXES: usize = 1024;
 
     /// A locator over a backend, which keeps as many indexes of at most `index_bytes` bytes as have room in `bytes` bytes.
     pub fn new(fetch: Arc<dyn Fetch>, index_bytes: u64, bytes: u64) -> Self {
-        let most_open = (bytes / index_bytes.max(1)).clamp(1, Self::OPEN_SHARDS as u64) as usize;
-        Self { fetch, most_open, shards: Mutex::default() }
+        let opened = LruCache::new(Self::kept_indexes(index_bytes, bytes));
+        Self { fetch, shards: Mutex::new(OpenShards { opened, prefetched: HashSet::new() }) }
+    }
+
+    /// How many indexes of at most `index_bytes` bytes are kept in `bytes` bytes.
+    pub fn kept_indexes(index_bytes: u64, bytes: u64) -> NonZeroUsize {
+        let most = (bytes / index_bytes.max(1)).clamp(1, Self::OPEN_SHARDS as u64) as usize;
+        NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN)
     }
 
     /// Finds the read chunk at `cell` of the read-chunk grid of `array`, which is that array and part of the dataset.
@@ -92,115 +96,82 @@ impl Locator {
         array: &ArrayInfo,
         cell: &[u64],
     ) -> Result<(Located, Context)> {
-        let Some(sharding) = &array.sharding else {
-            let mut at = array.chunk_context(cell);
-            return Ok(match self.open(array, &at)? {
-                None => (Located::Missing, at),
+        let address = resolve(array, cell);
+        let (Some(sharding), Some(in_shard)) = (&array.sharding, &address.in_shard) else {
+            return Ok(match self.open(array, &address)? {
+                None => (Located::Missing, address.at),
                 Some(blob) => {
                     let range = 0..blob.len();
-                    at.byte_range = Some(range.clone());
-                    (Located::At { blob, range }, at)
+                    (Located::At { blob, range: range.clone() }, address.with_range(range))
                 }
             });
         };
-        let grid = &sharding.inner_grid;
-        let chunk = sharding.chunk_of(cell);
-        let inner: Vec<u64> = cell.iter().zip(grid).map(|(cell, n)| cell % n).collect();
-        let at = array.chunk_context(&chunk);
-        let shard = self.shard(number, &chunk);
-        let shard = shard.get_or_try_init(|| self.open_shard(array, sharding, &at))?;
-        let inner_number = inner.iter().zip(grid).fold(0, |number, (i, n)| number * n + i);
-        let mut at = Context { inner_chunk: Some(inner), ..at };
-        let found = shard.as_ref().and_then(|shard| Some((shard, shard.index.range(inner_number)?)));
+        let shard = self.shard(number, in_shard);
+        let shard = shard.get_or_try_init(|| self.open_shard(array, sharding, &address))?;
+        let found = shard.as_ref().and_then(|shard| Some((shard, shard.index.range(in_shard.number)?)));
         Ok(match found {
-            None => (Located::Missing, at),
+            None => (Located::Missing, address.at),
             Some((shard, range)) => {
-                at.byte_range = Some(range.clone());
-                (Located::At { blob: shard.blob.clone(), range }, at)
+                let blob = shard.blob.clone();
+                (Located::At { blob, range: range.clone() }, address.with_range(range))
             }
         })
     }
 
-    /// Announces the index that will say where this read chunk is, if it is in a shard that nobody has opened.
+    /// Prefetches the index that will say where this read chunk is, if it is in a sharded chunk that no thread has opened.
     pub fn prefetch_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
         let Some(sharding) = &array.sharding else { return };
-        let chunk = sharding.chunk_of(cell);
-        if !self.lock().notes_index((number, chunk.clone())) {
+        let address = resolve(array, cell);
+        let Some(in_shard) = &address.in_shard else { return };
+        if !self.lock().note_prefetch((number, in_shard.shard.clone())) {
             return;
         }
-        // What is wrong is said when it is opened.
-        if let Ok(Some(blob)) = self.open(array, &array.chunk_context(&chunk))
+        // What is wrong is said when the sharded chunk is opened.
+        if let Ok(Some(blob)) = self.open(array, &address)
             && let Some(range) = sharding.index_range(blob.len())
         {
             blob.will_need(range);
         }
     }
 
-    fn open(&self, array: &ArrayInfo, at: &Context) -> Result<Option<Arc<dyn Blob>>> {
-        let key = at.key.as_deref().unwrap_or_default();
-        self.fetch.open(&array.folder, key).map_err(|source| Error::Io { at: at.clone(), source })
+    fn open(&self, array: &ArrayInfo, address: &Address) -> Result<Option<Arc<dyn Blob>>> {
+        let Some(folder) = array.objects.folder() else {
+            let message = format!("{} is in no folder, and was not fetched before", address.at);
+            return Err(Error::Panic { place: "a worker".into(), message });
+        };
+        let opened = self.fetch.open(folder, address.key());
+        opened.map_err(|source| Error::Io { at: address.of_object(), source })
     }
 
-    /// The place of a sharded chunk among the open ones; its first user opens it while the others wait.
-    fn shard(&self, array: (usize, usize), chunk: &[u64]) -> Arc<OnceCell<Shard>> {
-        let key = (array, chunk.to_vec());
+    /// The entry of a sharded chunk among the open ones; the thread that gets it first opens the chunk while the others wait.
+    fn shard(&self, array: (usize, usize), in_shard: &InShard) -> Arc<OnceCell<Shard>> {
+        let key = (array, in_shard.shard.clone());
         let mut shards = self.lock();
-        if let Some(known) = shards.known.get(&key) {
-            return known.clone();
+        if let Some(opened) = shards.opened.get(&key) {
+            return opened.clone();
         }
-        if shards.oldest_first.len() == self.most_open
-            && let Some(oldest) = shards.oldest_first.pop_front()
-        {
-            shards.known.remove(&oldest);
-        }
-        // The next epoch announces it again, if it is not open by then.
+        // The next epoch prefetches the index again, if the chunk is not open by then.
         shards.prefetched.remove(&key);
-        shards.oldest_first.push_back(key.clone());
-        shards.known.entry(key).or_default().clone()
+        shards.opened.get_or_insert(key, Arc::default).clone()
     }
 
     fn lock(&self) -> MutexGuard<'_, OpenShards> {
         self.shards.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn open_shard(&self, array: &ArrayInfo, sharding: &Sharding, at: &Context) -> Result<Shard> {
-        let Some(blob) = self.open(array, at)? else { return Ok(None) };
-        let size = sharding.index_bytes;
+    fn open_shard(&self, array: &ArrayInfo, sharding: &Sharding, address: &Address) -> Result<Shard> {
+        let Some(blob) = self.open(array, address)? else { return Ok(None) };
+        let at = address.of_object();
         let Some(range) = sharding.index_range(blob.len()) else {
-            let problem = format!("needs {size} bytes, but the file has {}", blob.len());
-            return Err(Error::ShardIndex { at: at.clone(), problem });
+            return Err(Error::ShardIndex { at, problem: too_small(sharding, blob.len()) });
         };
-        let at = Context { byte_range: Some(range.clone()), ..at.clone() };
-        let mut encoded =
-            memory::zeroed(size).map_err(|refused| Error::Memory { at: at.clone(), bytes: refused.bytes })?;
+        let at = Context { byte_range: Some(range.clone()), ..at };
+        let mut encoded = memory::zeroed(sharding.index_bytes)
+            .map_err(|refused| Error::Memory { at: at.clone(), bytes: refused.bytes })?;
         blob.read_at(range.start, &mut encoded).map_err(|source| Error::Io { at: at.clone(), source })?;
-        let index = decode_index(sharding, encoded, blob.len())
-            .map_err(|problem| Error::ShardIndex { at, problem })?;
+        let index = decode_index(sharding, encoded, blob.len(), &at)?;
         Ok(Some(OpenShard { blob, index }))
     }
-}
-
-fn decode_index(sharding: &Sharding, encoded: Vec<u8>, file_bytes: u64) -> Result<ShardIndex, String> {
-    let refused = |error: &dyn std::fmt::Display| format!("cannot be decoded ({error})");
-    let mut shape: Vec<_> =
-        sharding.inner_grid.iter().filter_map(|&n| std::num::NonZeroU64::new(n)).collect();
-    shape.extend(std::num::NonZeroU64::new(2));
-    let decoded = sharding
-        .index_codecs
-        .decode(
-            encoded.into(),
-            &shape,
-            &data_type::uint64(),
-            &FillValue::from(u64::MAX),
-            &CodecOptions::default(),
-        )
-        .map_err(|e| refused(&e))?
-        .into_fixed()
-        .map_err(|e| refused(&e))?;
-    let mut entries = vec![];
-    memory::reserve(&mut entries, decoded.len() as u64 / 8)?;
-    entries.extend(decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)));
-    ShardIndex::new(entries, sharding.inner_chunks(), file_bytes)
 }
 
 #[cfg(test)]
@@ -213,7 +184,7 @@ mod tests {
 
     type Ranges = Vec<(String, Range<u64>)>;
 
-    /// Files of 1000 zeros, apart from one that is missing, and what was announced of which.
+    /// Files of 1000 zeros, apart from one that is missing, and what was prefetched of which.
     #[derive(Clone, Default)]
     struct Zeros(Arc<Mutex<Ranges>>);
 
@@ -263,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_of_each_shard_that_nobody_has_opened_is_announced_once() {
+    fn the_index_of_each_shard_that_nobody_has_opened_is_prefetched_once() {
         let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
@@ -286,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn each_epoch_announces_the_indexes_of_the_shards_that_are_not_open_any_more() {
+    fn each_epoch_prefetches_the_indexes_of_the_shards_that_are_not_open_any_more() {
         let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();

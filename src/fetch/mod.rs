@@ -4,6 +4,7 @@ pub mod cufile;
 mod gds;
 mod locate;
 mod posix;
+mod resolve;
 
 pub use gds::Gds;
 pub use locate::{Located, Locator};

@@ -5,16 +5,23 @@
 //!
 //! Only what is not there counts as missing. A symbolic link that leads nowhere is there: the disk behind it may not be mounted.
 
+use super::{Body, Extent, Head, Listing, Store, Version};
+
 use std::ffi::CString;
 use std::fmt;
 use std::fs::{File, FileType, Metadata, OpenOptions};
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind};
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use futures::{FutureExt, StreamExt, future, stream};
 
 /// The folder of a store, of which keys are paths.
 #[derive(Debug)]
@@ -58,6 +65,27 @@ pub enum Obstacle {
     },
     /// Somebody writes to the file.
     Written,
+    /// An object that is not the one any more that was read before.
+    Changed,
+    /// Bytes that an object does not have.
+    OutOfRange {
+        /// The bytes that were asked for.
+        range: Range<u64>,
+        /// Length of the object.
+        object_bytes: u64,
+    },
+    /// A store that stopped sending before all bytes had come.
+    CutShort {
+        /// The bytes that it announced.
+        expected_bytes: u64,
+        /// The bytes that came.
+        received_bytes: u64,
+    },
+    /// A store that sent more bytes than it had announced.
+    Overlong {
+        /// The bytes that it announced.
+        expected_bytes: u64,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -81,6 +109,22 @@ impl fmt::Display for Obstacle {
             ),
             Self::Written => f.write_str(
                 "the file was written to while it was read; read it when its writer has finished, or write another file and rename it",
+            ),
+            Self::Changed => f.write_str(
+                "the object changed while it was read; build the pipeline again when its writer has finished",
+            ),
+            Self::OutOfRange { range, object_bytes } => write!(
+                f,
+                "bytes {}..{} end past its {object_bytes} bytes; the object is cut short, write it again",
+                range.start, range.end
+            ),
+            Self::CutShort { expected_bytes, received_bytes } => write!(
+                f,
+                "only {received_bytes} of {expected_bytes} bytes came before the connection ended; check the network, and read again"
+            ),
+            Self::Overlong { expected_bytes } => write!(
+                f,
+                "more than the {expected_bytes} bytes came that were announced; check the server, or a proxy before it"
             ),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
@@ -259,28 +303,33 @@ impl Folder {
         Err(Obstacle::Written.into())
     }
 
-    /// All bytes of the file that a key names, and its stamp. `None` if there is none.
-    ///
-    /// # Errors
-    /// What stands in the way of a regular file, or that there are more than `most_bytes`.
-    pub fn read(&self, key: &str, most_bytes: u64) -> io::Result<Option<(Vec<u8>, Stamp)>> {
+    /// Reads a part of the file that a key names. `None` if there is none.
+    fn answer(&self, key: &str, extent: &Extent, expected: Option<&Version>) -> io::Result<Option<Body>> {
         let Some((file, stamp)) = self.open(key)? else { return Ok(None) };
-        if stamp.len > most_bytes {
-            return Err(Obstacle::TooLarge { bytes: stamp.len, most_bytes }.into());
+        let head = Head { object_bytes: stamp.len, version: Version::File(stamp) };
+        if expected.is_some_and(|expected| *expected != head.version) {
+            return Err(Obstacle::Changed.into());
         }
-        let mut bytes = vec![];
-        (&file).take(stamp.len).read_to_end(&mut bytes)?;
-        if Stamp::of(&file.metadata()?)? != stamp {
-            return Err(Obstacle::Written.into());
-        }
-        Ok(Some((bytes, stamp)))
+        let range = extent.range_in(stamp.len)?;
+        // Read when the stream is asked, so that a file of any size can be asked for its length.
+        let part = range.clone();
+        let read = move || {
+            let mut bytes = crate::memory::zeroed(part.end - part.start).map_err(io::Error::other)?;
+            let read = file.read_exact_at(&mut bytes, part.start);
+            // A file that was cut short meanwhile ends too early.
+            if !stamp.holds(&file.metadata()?)? {
+                return Err(Obstacle::Written.into());
+            }
+            read.map(|()| Bytes::from(bytes))
+        };
+        Ok(Some(Body { head, range, stream: stream::once(future::lazy(move |_| read())).boxed() }))
     }
 
     /// Names of the folders in a folder, in no order, and what tells that folder from others.
     ///
     /// # Errors
     /// What stands in the way of the folder.
-    pub fn folders(&self, key: &str) -> io::Result<(Vec<String>, (u64, u64))> {
+    fn folders(&self, key: &str) -> io::Result<Listing> {
         let path = self.path.join(key);
         if self.confines.is_some() {
             self.check_inside(Path::new(key), &path.canonicalize()?)?;
@@ -295,7 +344,7 @@ impl Folder {
                 names.push(name);
             }
         }
-        Ok((names, (found.dev(), found.ino())))
+        Ok(Listing { names, identity: Some((found.dev(), found.ino())) })
     }
 
     /// Checks that what is not there is missing: that no link on the way to it leads nowhere, or out of the folder.
@@ -335,6 +384,31 @@ impl Folder {
         }
         let target = link.read_link().unwrap_or_else(|_| real.into());
         Err(Obstacle::LinkLeaves { link, target }.into())
+    }
+}
+
+impl Store for Folder {
+    fn folder(&self) -> Option<&Folder> {
+        Some(self)
+    }
+
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        extent: Extent,
+        expected: Option<&'a Version>,
+    ) -> BoxFuture<'a, io::Result<Option<Body>>> {
+        future::ready(self.answer(key, &extent, expected)).boxed()
+    }
+
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Option<Head>>> {
+        let found = self.stamp(key);
+        let head = |stamp: Stamp| Head { object_bytes: stamp.len, version: Version::File(stamp) };
+        future::ready(found.map(|stamp| stamp.map(head))).boxed()
+    }
+
+    fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
+        future::ready(self.folders(key)).boxed()
     }
 }
 
@@ -380,6 +454,7 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::read_whole;
 
     use std::os::unix::fs::symlink;
 
@@ -417,16 +492,18 @@ mod tests {
             ("a/c/4", "FIFO"),
             ("a/c", "a folder"),
         ] {
-            for text in
-                [obstacle(folder.open(key)), obstacle(folder.read(key, 9)), obstacle(folder.stamp(key))]
-            {
+            for text in [
+                obstacle(folder.open(key)),
+                obstacle(read_whole(&folder, key, 9)),
+                obstacle(folder.stamp(key)),
+            ] {
                 assert!(text.contains(what), "{key}: {text}");
             }
         }
         // What takes the place of a file that was looked at is not waited for.
         assert!(Stamp::of(&open(&path("a/c/1")).unwrap().metadata().unwrap()).is_err());
-        assert_eq!(folder.read("a/c/0", 5).unwrap().unwrap().0, b"chunk");
-        assert!(obstacle(folder.read("a/c/0", 4)).contains("5 bytes"));
+        assert_eq!(read_whole(&folder, "a/c/0", 5).unwrap().unwrap().0, b"chunk");
+        assert!(obstacle(read_whole(&folder, "a/c/0", 4)).contains("5 bytes"));
     }
 
     #[test]
@@ -480,7 +557,7 @@ mod tests {
         symlink(&outside, path("d")).unwrap();
         symlink("../../../store-too", path("a/c/3")).unwrap();
         for key in ["a/c/0", "a/c/1", "a/c/2", "b/c/0"] {
-            assert_eq!(confined.read(key, 9).unwrap().unwrap().0, b"chunk", "{key}");
+            assert_eq!(read_whole(&confined, key, 9).unwrap().unwrap().0, b"chunk", "{key}");
         }
         assert!(confined.open("a/c/9").unwrap().is_none());
         for (key, target) in [("d/0", "outside"), ("d/9", "outside"), ("a/c/3", "../../../store-too")] {
@@ -489,7 +566,7 @@ mod tests {
             free.open(key).unwrap();
         }
         assert!(confined.folders("d").is_err());
-        assert_eq!(confined.folders("b").unwrap().0, ["c"]);
+        assert_eq!(confined.folders("b").unwrap().names, ["c"]);
     }
 
     #[test]

@@ -1,0 +1,164 @@
+//! From a read chunk to the object that holds it, and to the bytes of that object. Nothing is read here: a shard index that is needed for
+//! it is given.
+
+use crate::dataset::{ArrayInfo, Sharding};
+use crate::error::{Context, Error, Result};
+use crate::memory;
+use crate::plan::shard_index::ShardIndex;
+use crate::store::Extent;
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+
+use zarrs::array::{ArrayToBytesCodecTraits, CodecOptions, FillValue, data_type};
+
+/// The object that holds a read chunk.
+#[derive(Clone, Debug)]
+pub struct Address {
+    /// The chunk, for errors, with the key of the object.
+    pub at: Context,
+    /// Where in a sharded chunk the read chunk is; `None` if the object is the read chunk.
+    pub in_shard: Option<InShard>,
+}
+
+/// The place of an inner chunk in its sharded chunk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InShard {
+    /// Coordinates of the sharded chunk in the array's chunk grid.
+    pub shard: Vec<u64>,
+    /// Number of the inner chunk in the shard index, row by row.
+    pub number: u64,
+}
+
+/// The object that holds the read chunk at `cell` of the array's grid of read chunks.
+pub fn resolve(array: &ArrayInfo, cell: &[u64]) -> Address {
+    let Some(sharding) = &array.sharding else {
+        return Address { at: array.chunk_context(cell), in_shard: None };
+    };
+    let (shard, inner, number) = split_cell(cell, &sharding.inner_grid);
+    let at = Context { inner_chunk: Some(inner), ..array.chunk_context(&shard) };
+    Address { at, in_shard: Some(InShard { shard, number }) }
+}
+
+/// A cell of the grid of inner chunks as the sharded chunk that it is in, its coordinates there, and its number there. The cell may have
+/// a last dimension for the parts of complex numbers, which the grid has not.
+fn split_cell(cell: &[u64], inner_grid: &[u64]) -> (Vec<u64>, Vec<u64>, u64) {
+    let cells = || cell.iter().zip(inner_grid);
+    let inner: Vec<u64> = cells().map(|(cell, n)| cell % n).collect();
+    let number = inner.iter().zip(inner_grid).fold(0, |number, (i, n)| number * n + i);
+    (cells().map(|(cell, n)| cell / n).collect(), inner, number)
+}
+
+impl Address {
+    /// Key of the object.
+    pub fn key(&self) -> &str {
+        self.at.key.as_deref().unwrap_or_default()
+    }
+
+    /// The sharded chunk as the place of an error, without the inner chunk.
+    pub fn of_object(&self) -> Context {
+        Context { inner_chunk: None, ..self.at.clone() }
+    }
+
+    /// The address with the bytes of the read chunk.
+    pub fn with_range(self, range: Range<u64>) -> Context {
+        Context { byte_range: Some(range), ..self.at }
+    }
+}
+
+impl Sharding {
+    /// What is asked for to read the index without knowing the length of the object.
+    pub fn index_extent(&self) -> Extent {
+        match self.index_at_start {
+            true => Extent::Range(0..self.index_bytes),
+            false => Extent::Suffix(self.index_bytes),
+        }
+    }
+}
+
+/// Decodes the index of a sharded chunk at `at`, whose object has `object_bytes` bytes.
+///
+/// # Errors
+/// An index that cannot be right.
+pub fn decode_index(
+    sharding: &Sharding,
+    encoded: Vec<u8>,
+    object_bytes: u64,
+    at: &Context,
+) -> Result<ShardIndex> {
+    let refused = |problem| Error::ShardIndex { at: at.clone(), problem };
+    if (encoded.len() as u64) < sharding.index_bytes {
+        return Err(refused(too_small(sharding, object_bytes)));
+    }
+    decoded_index(sharding, encoded, object_bytes).map_err(refused)
+}
+
+/// What is wrong with an object that is too small for its index.
+pub fn too_small(sharding: &Sharding, object_bytes: u64) -> String {
+    format!("needs {} bytes, but the file has {object_bytes}", sharding.index_bytes)
+}
+
+fn decoded_index(sharding: &Sharding, encoded: Vec<u8>, object_bytes: u64) -> Result<ShardIndex, String> {
+    let refused = |error: &dyn std::fmt::Display| format!("cannot be decoded ({error})");
+    let mut shape: Vec<_> = sharding.inner_grid.iter().filter_map(|&n| NonZeroU64::new(n)).collect();
+    shape.extend(NonZeroU64::new(2));
+    let decoded = sharding
+        .index_codecs
+        .decode(
+            encoded.into(),
+            &shape,
+            &data_type::uint64(),
+            &FillValue::from(u64::MAX),
+            &CodecOptions::default(),
+        )
+        .map_err(|e| refused(&e))?
+        .into_fixed()
+        .map_err(|e| refused(&e))?;
+    let mut entries = vec![];
+    memory::reserve(&mut entries, decoded.len() as u64 / 8)?;
+    entries.extend(decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)));
+    ShardIndex::new(entries, sharding.inner_chunks(), object_bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn every_inner_chunk_has_a_number_of_its_own_in_its_shard(
+            grid in prop::collection::vec(1u64..5, 1..4),
+            shards in prop::collection::vec(1u64..4, 3),
+            parts in any::<bool>(),
+        ) {
+            let mut numbers = std::collections::HashMap::<Vec<u64>, Vec<u64>>::new();
+            let extents: Vec<u64> = grid.iter().zip(&shards).map(|(n, shards)| n * shards).collect();
+            let mut cell = vec![0; grid.len()];
+            'cells: loop {
+                let mut asked = cell.clone();
+                asked.extend(parts.then_some(0));
+                let (shard, inner, number) = split_cell(&asked, &grid);
+                for d in 0..grid.len() {
+                    prop_assert_eq!(shard[d] * grid[d] + inner[d], cell[d]);
+                }
+                numbers.entry(shard).or_default().push(number);
+                // The next cell, row by row.
+                for d in (0..cell.len()).rev() {
+                    cell[d] += 1;
+                    if cell[d] < extents[d] {
+                        continue 'cells;
+                    }
+                    cell[d] = 0;
+                }
+                break;
+            }
+            let all: Vec<u64> = (0..grid.iter().product()).collect();
+            prop_assert_eq!(numbers.len() as u64, shards[..grid.len()].iter().product::<u64>());
+            for mut found in numbers.into_values() {
+                found.sort_unstable();
+                prop_assert_eq!(&found, &all);
+            }
+        }
+    }
+}
