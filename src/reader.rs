@@ -23,7 +23,7 @@ use crate::decode::gpu_worker::{self, GpuWorker, GpuWorkerContext};
 use crate::decode::jobs::Jobs;
 use crate::decode::nvcomp::Zstd;
 use crate::decode::part::{Kind, PartPlan, PartPlans};
-use crate::decode::planner::Planner;
+use crate::decode::planner::{self, Planner};
 use crate::decode::prefetch::Prefetcher;
 use crate::decode::upload::{GdsStaging, Uploader, UploaderParts};
 use crate::decode::watchdog::{self, Watchdog};
@@ -33,7 +33,8 @@ use crate::decode::worker::{
 use crate::decode::{Queue, gpu_worker::GpuTask};
 use crate::error::{Error, GpuWork, Result, log_once};
 use crate::fetch::cufile::{Driver, Memory};
-use crate::fetch::{Fetch, Gds, Locator, Posix};
+use crate::fetch::scheduler::Limits;
+use crate::fetch::{self, Fetch, Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, Gpu, GreenContext, Kernels, PinnedPool};
 use crate::options::{Arguments, Decode, DeviceBudget, Io, Options, argument};
 use crate::plan::{ArrayGeometry, OutputGeometry, PartGeometry, count_chunks, touched_chunks};
@@ -221,6 +222,8 @@ impl Reader {
     const LANDED_AHEAD: u64 = 2;
     /// One part in so many of the host budget may be plans of batches in flight,
     const PLAN_SHARE: u64 = 4;
+    /// one in so many chunks that were fetched and wait to be decoded,
+    const FETCH_SHARE: u64 = 4;
     /// one in so many indexes of shards that stay open,
     const INDEX_SHARE: u64 = 8;
     /// and one in so many notes of which chunks later batches need.
@@ -1345,6 +1348,7 @@ impl Reader {
             caches: self.options.cache_bytes > 0,
             cache_pool,
             jobs: running.jobs.clone(),
+            remote: self.remote(&running)?,
             gpu_tasks: self.device.is_some().then(|| running.gpu_tasks.clone()),
             counters: self.status.counters.clone(),
         };
@@ -1361,6 +1365,31 @@ impl Reader {
         })?;
         running.planner = Some(planner);
         Ok(running)
+    }
+
+    /// Fetches the chunks of stores that are not folders of this machine, if there are any.
+    fn remote(&self, running: &Running) -> Result<Option<planner::Remote>> {
+        let arrays = self.dataset.arrays.iter().enumerate();
+        let parts = arrays.flat_map(|(number, array)| (0..array.parts.len()).map(move |part| (number, part)));
+        let is_remote =
+            |&(array, part): &(usize, usize)| self.dataset.part(array, part).objects.folder().is_none();
+        let parts: HashSet<_> = parts.filter(is_remote).collect();
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let limits = Limits {
+            threads: Options::NETWORK_THREADS,
+            requests: Options::REQUESTS_IN_FLIGHT,
+            bytes: self.host_bytes / Self::FETCH_SHARE,
+        };
+        let index_bytes =
+            self.planned_parts().filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes));
+        let kept = Locator::kept_indexes(index_bytes.max().unwrap_or(0), self.host_bytes / Self::INDEX_SHARE);
+        let most_bytes = self.options.most_host_memory_bytes;
+        let fetcher =
+            fetch::Remote::new(self.dataset.clone(), limits, kept, most_bytes, running.jobs.clone());
+        let fetcher = fetcher.map_err(|source| Error::Thread { source })?;
+        Ok(Some(planner::Remote { fetcher, parts }))
     }
 
     /// Multiprocessors for what should leave the model alone, where the GPU decodes and can be cut.

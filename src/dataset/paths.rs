@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::options::argument;
+use crate::store;
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
@@ -55,7 +56,7 @@ fn check_local(path: &str) -> Result<()> {
     // Chains such as `zip::s3://` have several.
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c));
-    if !is_scheme || Path::new(path).exists() {
+    if !is_scheme || store::is_published(path) || Path::new(path).exists() {
         return Ok(());
     }
     Err(argument(

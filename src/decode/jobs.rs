@@ -2,11 +2,14 @@
 //!
 //! Two kinds of threads take them: feeders, which read for the GPU, and decoders, which read and decode on the CPU.
 
+use super::chunk::Chunk;
 use super::part::{Kind, PartPlans};
 use super::policy::{Backlog, Policy};
 use super::prefetch::Prefetcher;
 use super::worker::Job;
 use crate::batch::Progress;
+use crate::error::{Context, Result};
+use crate::fetch::{Arrive, Located};
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -241,11 +244,22 @@ impl Jobs {
     }
 }
 
+impl Arrive<Arc<Chunk>> for Jobs {
+    fn arrived(&self, chunk: Arc<Chunk>, found: Result<(Located, Context)>) {
+        match found {
+            Ok(place) => {
+                chunk.keep_place(place);
+                self.push(vec![Job::Read(chunk)]);
+            }
+            Err(error) => chunk.fail(error),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::batch::Batch;
-    use crate::decode::chunk::Chunk;
     use crate::decode::part::tests::plans;
     use crate::plan::{Boxes, ChunkKey, Dims};
 

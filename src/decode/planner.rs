@@ -9,12 +9,28 @@ use super::jobs::Jobs;
 use super::part::PartPlans;
 use super::worker::Job;
 use crate::batch::Batch;
+use crate::fetch;
 use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
 use crate::sampler::{Order, Windows};
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
 
+use std::collections::HashSet;
 use std::sync::Arc;
+
+/// The parts of arrays that are not in files of this machine, and who fetches their chunks.
+pub struct Remote {
+    /// Fetches chunks, which then come to the jobs.
+    pub fetcher: Arc<fetch::Remote<Arc<Chunk>>>,
+    /// By array and part.
+    pub parts: HashSet<(usize, usize)>,
+}
+
+impl Remote {
+    fn has(&self, part: (usize, usize)) -> bool {
+        self.parts.contains(&part)
+    }
+}
 
 /// Plans batches one after the other.
 pub struct Planner {
@@ -38,6 +54,8 @@ pub struct Planner {
     pub cache_pool: Arc<DevicePool>,
     /// Where work goes.
     pub jobs: Arc<Jobs>,
+    /// Where chunks go first that are not in files of this machine.
+    pub remote: Option<Remote>,
     /// GPU backend: where units go whose chunks are on the GPU already.
     pub gpu_tasks: Option<Arc<Queue<GpuTask>>>,
     /// What is counted.
@@ -119,6 +137,14 @@ impl Planner {
 
     /// Sends work on its way.
     fn push(&self, jobs: &mut Vec<Job>) {
+        if let Some(remote) = &self.remote {
+            for job in jobs.extract_if(.., |job| job.read().is_some_and(|chunk| remote.has(chunk.place()))) {
+                if let Job::Read(chunk) = job {
+                    let (place, cell) = (chunk.place(), chunk.read_chunk.clone());
+                    remote.fetcher.fetch(chunk, place, &cell);
+                }
+            }
+        }
         let Some(gpu_tasks) = &self.gpu_tasks else {
             self.jobs.push(std::mem::take(jobs));
             return;

@@ -4,11 +4,14 @@ pub mod cufile;
 mod gds;
 mod locate;
 mod posix;
+mod remote;
 mod resolve;
+pub mod scheduler;
 
 pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
+pub use remote::{Arrive, Remote};
 
 use crate::store::Folder;
 

@@ -86,6 +86,13 @@ pub enum Obstacle {
         /// The bytes that it announced.
         expected_bytes: u64,
     },
+    /// A chunk that is longer than its codecs can make it.
+    LongerThanEncoded {
+        /// Its bytes.
+        bytes: u64,
+        /// The most that the codecs make.
+        most_bytes: u64,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -125,6 +132,10 @@ impl fmt::Display for Obstacle {
             Self::Overlong { expected_bytes } => write!(
                 f,
                 "more than the {expected_bytes} bytes came that were announced; check the server, or a proxy before it"
+            ),
+            Self::LongerThanEncoded { bytes, most_bytes } => write!(
+                f,
+                "it has {bytes} bytes, but the codecs of the array make at most {most_bytes} of a chunk; the object is damaged, write it again"
             ),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,

@@ -8,7 +8,7 @@ mod uri;
 
 pub use local::{Folder, Obstacle, Stamp};
 pub use memory::MemoryStore;
-pub use uri::open;
+pub use uri::{is_published, open};
 
 use std::fmt;
 use std::io;

@@ -7,6 +7,11 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
+/// Whether a URL names a store that was published in this process.
+pub fn is_published(url: &str) -> bool {
+    MemoryStore::published(url).is_some()
+}
+
 /// Opens the store at a path of this machine, or a published one at `memory://NAME`. With `follow_links` symbolic links may lead out of
 /// a folder.
 ///

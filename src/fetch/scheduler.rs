@@ -1,0 +1,228 @@
+//! Requests to stores that are not files of this machine: hundreds in flight on a few threads.
+//!
+//! ```text
+//! request() --> queue --> admission: memory, then a request slot, in the order of the queue --> one of the network threads --> delivered()
+//! ```
+//!
+//! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. Requests are admitted in the order
+//! in which they were made, so that the oldest batch always gets what it needs first.
+
+use crate::memory;
+use crate::store::{Extent, Head, Obstacle, Store, Version};
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use tokio::runtime;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Request {
+    /// Of which store.
+    pub store: Arc<dyn Store>,
+    /// Key of the object.
+    pub key: String,
+    /// Which of its bytes.
+    pub extent: Extent,
+    /// The version that the object has to have, if an earlier answer told it.
+    pub version: Option<Version>,
+    /// Bytes of the answer, as far as that is known: memory is reserved for them.
+    pub expected_bytes: u64,
+    /// The most bytes that the answer can have.
+    pub most_bytes: u64,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub struct Received {
+    /// The bytes that were asked for.
+    pub bytes: Vec<u8>,
+    /// Where they are in the object.
+    pub range: Range<u64>,
+    /// The object.
+    pub head: Head,
+    /// Given back with the bytes.
+    _memory: OwnedSemaphorePermit,
+}
+
+/// Gets the answers, on a network thread: it must not wait.
+pub trait Deliver<T>: Send + Sync {
+    /// The answer to the request that was made with `ticket`; `None` if the object is absent.
+    fn delivered(&self, ticket: T, answer: io::Result<Option<Received>>);
+}
+
+/// Limits of a scheduler.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Threads that poll requests.
+    pub threads: usize,
+    /// Requests in flight at once.
+    pub requests: usize,
+    /// Bytes of answers that are in flight or were delivered and not dropped yet.
+    pub bytes: u64,
+}
+
+/// Sends requests, each with a ticket that comes back with the answer. Dropping it drops the requests that are not answered yet.
+pub struct Scheduler<T> {
+    queue: mpsc::UnboundedSender<(Request, T)>,
+    threads: Vec<(mpsc::UnboundedSender<Message<T>>, JoinHandle<()>)>,
+    in_flight: Arc<InFlight>,
+}
+
+/// How many requests are in flight.
+#[derive(Debug, Default)]
+struct InFlight {
+    now: AtomicUsize,
+    most: AtomicUsize,
+}
+
+/// What a network thread is told.
+enum Message<T> {
+    Send(Admitted<T>),
+    Stop,
+}
+
+/// A request that may be sent now.
+struct Admitted<T> {
+    request: Request,
+    ticket: T,
+    memory: OwnedSemaphorePermit,
+    slot: OwnedSemaphorePermit,
+}
+
+/// Memory is counted in units of this many bytes, because a semaphore counts in 32 bits.
+const UNIT_BYTES: u64 = 4096;
+
+fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
+}
+
+impl<T: Send + 'static> Scheduler<T> {
+    /// Starts the network threads.
+    ///
+    /// # Errors
+    /// Threads that cannot be had.
+    pub fn new(limits: Limits, deliver: Arc<dyn Deliver<T>>) -> io::Result<Self> {
+        let in_flight = Arc::<InFlight>::default();
+        let mut threads = vec![];
+        let (queue, requests) = mpsc::unbounded_channel();
+        let mut admission = Some(requests);
+        let mut senders = vec![];
+        let mut receivers = vec![];
+        for _ in 0..limits.threads.max(1) {
+            let (sender, receiver) = mpsc::unbounded_channel();
+            senders.push(sender);
+            receivers.push(receiver);
+        }
+        for (sender, receiver) in senders.clone().into_iter().zip(receivers) {
+            let runtime = runtime::Builder::new_current_thread().enable_time().build()?;
+            let admitted = Network { receiver, deliver: deliver.clone(), in_flight: in_flight.clone() };
+            // The first thread admits requests, too.
+            let admission = admission.take().map(|requests| admit(requests, senders.clone(), limits));
+            let work = move || {
+                runtime.block_on(async move {
+                    if let Some(admission) = admission {
+                        tokio::spawn(admission);
+                    }
+                    admitted.run().await;
+                });
+            };
+            threads.push((sender, std::thread::Builder::new().name("zarr net".into()).spawn(work)?));
+        }
+        Ok(Self { queue, threads, in_flight })
+    }
+
+    /// Queues a request behind all others.
+    pub fn request(&self, request: Request, ticket: T) {
+        // Without its threads the reader has stopped, and nobody waits for the answer.
+        let _ = self.queue.send((request, ticket));
+    }
+
+    /// The most requests that were in flight at once.
+    pub fn most_in_flight(&self) -> usize {
+        self.in_flight.most.load(Ordering::Relaxed)
+    }
+}
+
+/// Reserves memory and a slot for one request after the other, and hands it to the next thread.
+async fn admit<T>(
+    mut requests: mpsc::UnboundedReceiver<(Request, T)>,
+    threads: Vec<mpsc::UnboundedSender<Message<T>>>,
+    limits: Limits,
+) {
+    let all_units = units(limits.bytes).max(1);
+    let memory = Arc::new(Semaphore::new(all_units as usize));
+    let slots = Arc::new(Semaphore::new(limits.requests.max(1)));
+    let mut threads = threads.iter().cycle();
+    while let Some((request, ticket)) = requests.recv().await {
+        // An answer that is larger than all memory is waited for alone.
+        let wanted = units(request.expected_bytes).clamp(1, all_units);
+        let (Ok(memory), Ok(slot)) =
+            (memory.clone().acquire_many_owned(wanted).await, slots.clone().acquire_owned().await)
+        else {
+            return;
+        };
+        let admitted = Admitted { request, ticket, memory, slot };
+        if threads.next().is_none_or(|thread| thread.send(Message::Send(admitted)).is_err()) {
+            return;
+        }
+    }
+}
+
+/// What a network thread has.
+struct Network<T> {
+    receiver: mpsc::UnboundedReceiver<Message<T>>,
+    deliver: Arc<dyn Deliver<T>>,
+    in_flight: Arc<InFlight>,
+}
+
+impl<T: Send + 'static> Network<T> {
+    /// Polls requests until the scheduler is dropped.
+    async fn run(mut self) {
+        while let Some(Message::Send(admitted)) = self.receiver.recv().await {
+            let Admitted { request, ticket, memory, slot } = admitted;
+            let (deliver, in_flight) = (self.deliver.clone(), self.in_flight.clone());
+            tokio::spawn(async move {
+                let now = in_flight.now.fetch_add(1, Ordering::Relaxed) + 1;
+                in_flight.most.fetch_max(now, Ordering::Relaxed);
+                let answer = receive(&request, memory).await;
+                in_flight.now.fetch_sub(1, Ordering::Relaxed);
+                drop(slot);
+                deliver.delivered(ticket, answer);
+            });
+        }
+    }
+}
+
+/// Sends a request and waits for all of its bytes.
+async fn receive(request: &Request, memory: OwnedSemaphorePermit) -> io::Result<Option<Received>> {
+    let Request { store, key, extent, version, most_bytes, .. } = request;
+    let Some(body) = store.get(key, extent.clone(), version.as_ref()).await? else { return Ok(None) };
+    let range = body.range.clone();
+    let length = range.end - range.start;
+    if length > *most_bytes {
+        return Err(Obstacle::LongerThanEncoded { bytes: length, most_bytes: *most_bytes }.into());
+    }
+    let mut bytes = vec![];
+    memory::reserve(&mut bytes, length).map_err(io::Error::other)?;
+    let head = body.read_to(&mut bytes).await?;
+    Ok(Some(Received { bytes, range, head, _memory: memory }))
+}
+
+impl<T> Drop for Scheduler<T> {
+    fn drop(&mut self) {
+        for (thread, _) in &self.threads {
+            let _ = thread.send(Message::Stop);
+        }
+        let current = std::thread::current().id();
+        // One of its own threads can be what drops it, with the last answer.
+        for (_, handle) in self.threads.drain(..).filter(|(_, handle)| handle.thread().id() != current) {
+            // Its runtime drops the requests that it still polls. A panic in one of them was told to whoever waits for its ticket.
+            let _ = handle.join();
+        }
+    }
+}

@@ -1,0 +1,529 @@
+//! What every store has to do, asked of each of them, and what becomes of a store that is slow or fails.
+
+mod common;
+
+use common::{FakeStore, Fault};
+
+use std::collections::HashMap;
+use std::io;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
+use std::time::{Duration, Instant};
+
+use futures::executor::block_on;
+use zarr_dali::fetch::scheduler::{Deliver, Limits, Received, Request, Scheduler};
+use zarr_dali::options::Arguments;
+use zarr_dali::reader::Reader;
+use zarr_dali::store::{Extent, Folder, MemoryStore, Store, Version, head, list, read_whole};
+
+/// Held by tests that start network threads, and alone by the one that counts them.
+static OTHERS: RwLock<()> = RwLock::new(());
+
+/// A store, and how objects get into it and out of it.
+trait Backend {
+    fn store(&self) -> &dyn Store;
+    fn put(&self, key: &str, bytes: &[u8]);
+    fn remove(&self, key: &str);
+}
+
+struct OnDisk(tempfile::TempDir, Folder);
+
+impl Backend for OnDisk {
+    fn store(&self) -> &dyn Store {
+        &self.1
+    }
+    fn put(&self, key: &str, bytes: &[u8]) {
+        let path = self.0.path().join(key);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        // Another file each time, as writers of stores do it.
+        let other = path.with_extension("new");
+        std::fs::write(&other, bytes).unwrap();
+        std::fs::rename(other, path).unwrap();
+    }
+    fn remove(&self, key: &str) {
+        std::fs::remove_file(self.0.path().join(key)).unwrap();
+    }
+}
+
+impl Backend for MemoryStore {
+    fn store(&self) -> &dyn Store {
+        self
+    }
+    fn put(&self, key: &str, bytes: &[u8]) {
+        self.put(key, bytes.to_vec());
+    }
+    fn remove(&self, key: &str) {
+        self.remove(key);
+    }
+}
+
+impl Backend for FakeStore {
+    fn store(&self) -> &dyn Store {
+        self
+    }
+    fn put(&self, key: &str, bytes: &[u8]) {
+        self.objects.put(key, bytes.to_vec());
+    }
+    fn remove(&self, key: &str) {
+        self.objects.remove(key);
+    }
+}
+
+fn backends() -> Vec<Box<dyn Backend>> {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Folder::new(folder.path(), true).unwrap();
+    let fake = FakeStore { latency: Duration::from_millis(1), ..FakeStore::default() };
+    vec![Box::new(OnDisk(folder, store)), Box::new(MemoryStore::default()), Box::new(fake)]
+}
+
+/// The bytes of a part of an object, where they are in it, and its version.
+type Answer = Option<(Vec<u8>, std::ops::Range<u64>, u64, Version)>;
+
+fn get(store: &dyn Store, key: &str, extent: Extent, expected: Option<&Version>) -> io::Result<Answer> {
+    block_on(async {
+        let Some(body) = store.get(key, extent, expected).await? else { return Ok(None) };
+        let range = body.range.clone();
+        let mut bytes = vec![];
+        let head = body.read_to(&mut bytes).await?;
+        Ok(Some((bytes, range, head.object_bytes, head.version)))
+    })
+}
+
+#[test]
+fn an_object_is_read_in_whole_and_in_part() {
+    for backend in backends() {
+        let store = backend.store();
+        let object: Vec<u8> = (0..5000u32).map(|i| (i % 251) as u8).collect();
+        backend.put("a/c/0/1", &object);
+        backend.put("a/empty", b"");
+        for (extent, range) in [
+            (Extent::Whole, 0..5000),
+            (Extent::Range(0..5000), 0..5000),
+            (Extent::Range(17..4001), 17..4001),
+            (Extent::Range(5000..5000), 5000..5000),
+            (Extent::Suffix(16), 4984..5000),
+            (Extent::Suffix(0), 5000..5000),
+            (Extent::Suffix(9999), 0..5000),
+        ] {
+            let (bytes, found, whole, _) = get(store, "a/c/0/1", extent.clone(), None).unwrap().unwrap();
+            assert_eq!((&found, whole), (&range, 5000), "{store:?} {extent:?}");
+            assert_eq!(bytes, object[range.start as usize..range.end as usize], "{store:?} {extent:?}");
+        }
+        for past in [Extent::Range(1..5001), Extent::Range(6000..6001)] {
+            let text = get(store, "a/c/0/1", past, None).unwrap_err().to_string();
+            assert!(text.contains("5000 bytes"), "{store:?}: {text}");
+        }
+        for extent in [Extent::Whole, Extent::Range(0..0), Extent::Suffix(7)] {
+            assert_eq!(get(store, "a/empty", extent, None).unwrap().unwrap().1, 0..0, "{store:?}");
+        }
+    }
+}
+
+#[test]
+fn only_what_is_absent_is_missing() {
+    for backend in backends() {
+        let store = backend.store();
+        backend.put("a/zarr.json", b"{}");
+        for key in ["a/c/0", "b/c/0", "nothing"] {
+            assert!(get(store, key, Extent::Whole, None).unwrap().is_none(), "{store:?}");
+            assert!(get(store, key, Extent::Suffix(3), None).unwrap().is_none(), "{store:?}");
+            assert!(head(store, key).unwrap().is_none() && read_whole(store, key, 9).unwrap().is_none());
+        }
+        backend.remove("a/zarr.json");
+        assert!(head(store, "a/zarr.json").unwrap().is_none(), "{store:?}");
+    }
+}
+
+#[test]
+fn an_object_that_was_replaced_has_another_version() {
+    for backend in backends() {
+        let store = backend.store();
+        backend.put("zarr.json", b"before");
+        let (_, version) = read_whole(store, "zarr.json", 6).unwrap().unwrap();
+        let again = head(store, "zarr.json").unwrap().unwrap();
+        assert_eq!((&again.version, again.object_bytes), (&version, 6), "{store:?}");
+        assert!(get(store, "zarr.json", Extent::Range(1..3), Some(&version)).unwrap().is_some(), "{store:?}");
+        backend.put("zarr.json", b"behind");
+        assert_ne!(head(store, "zarr.json").unwrap().unwrap().version, version, "{store:?}");
+        let text = get(store, "zarr.json", Extent::Range(1..3), Some(&version)).unwrap_err().to_string();
+        assert!(text.contains("changed while it was read"), "{store:?}: {text}");
+    }
+}
+
+#[test]
+fn what_is_too_large_for_metadata_is_not_read() {
+    for backend in backends() {
+        backend.put("zarr.json", &[b' '; 100]);
+        let text = read_whole(backend.store(), "zarr.json", 99).unwrap_err().to_string();
+        assert!(text.contains("100 bytes") && text.contains("99"), "{text}");
+        assert!(read_whole(backend.store(), "zarr.json", 100).unwrap().is_some());
+    }
+}
+
+#[test]
+fn a_listing_names_what_is_directly_below() {
+    for backend in backends() {
+        for key in ["zarr.json", "b/zarr.json", "a/zarr.json", "a/x/zarr.json", "a/x/c/0", "ab/zarr.json"] {
+            backend.put(key, b"{}");
+        }
+        let names = |key: &str| {
+            let mut names = list(backend.store(), key).unwrap().names;
+            names.sort();
+            names
+        };
+        assert_eq!(names(""), ["a", "ab", "b"]);
+        assert_eq!(names("a"), ["x"]);
+        assert_eq!(names("a/x"), ["c"]);
+    }
+}
+
+/// Answers by the number of their request.
+#[derive(Default)]
+struct Answers(Mutex<HashMap<usize, io::Result<Option<Received>>>>, Mutex<Option<mpsc::Sender<usize>>>);
+
+impl Deliver<usize> for Answers {
+    fn delivered(&self, ticket: usize, answer: io::Result<Option<Received>>) {
+        self.0.lock().unwrap().insert(ticket, answer);
+        if let Some(sender) = &*self.1.lock().unwrap() {
+            let _ = sender.send(ticket);
+        }
+    }
+}
+
+fn whole(store: &Arc<dyn Store>, key: &str, bytes: u64) -> Request {
+    Request {
+        store: store.clone(),
+        key: key.into(),
+        extent: Extent::Whole,
+        version: None,
+        expected_bytes: bytes,
+        most_bytes: bytes,
+    }
+}
+
+/// Threads of this process with that name.
+fn threads(name: &str) -> usize {
+    let tasks = Path::new("/proc/self/task").read_dir().unwrap();
+    tasks
+        .filter(|task| {
+            let comm = task.as_ref().unwrap().path().join("comm");
+            std::fs::read_to_string(comm).is_ok_and(|comm| comm.trim() == name)
+        })
+        .count()
+}
+
+#[test]
+fn hundreds_of_requests_are_in_flight_on_few_threads() {
+    const REQUESTS: usize = 256;
+    let _alone = OTHERS.write().unwrap_or_else(PoisonError::into_inner);
+    let fake = FakeStore { latency: Duration::from_millis(500), ..FakeStore::default() };
+    (0..2 * REQUESTS).for_each(|i| fake.objects.put(&format!("c/{i}"), vec![i as u8; 3000]));
+    let store: Arc<dyn Store> = Arc::new(fake);
+    let (sender, finished) = mpsc::channel();
+    let answers = Arc::new(Answers(Mutex::default(), Mutex::new(Some(sender))));
+    let limits = Limits { threads: 4, requests: REQUESTS, bytes: 1 << 30 };
+    let scheduler = Scheduler::new(limits, answers.clone()).unwrap();
+    let since = Instant::now();
+    (0..2 * REQUESTS).for_each(|i| scheduler.request(whole(&store, &format!("c/{i}"), 3000), i));
+    assert!((1..=4).contains(&threads("zarr net")));
+    (0..2 * REQUESTS).for_each(|_| _ = finished.recv_timeout(Duration::from_secs(60)).unwrap());
+    // One after the other they would take 256 s.
+    assert!(since.elapsed() < Duration::from_secs(30));
+    assert_eq!(scheduler.most_in_flight(), REQUESTS);
+    for (i, answer) in answers.0.lock().unwrap().drain() {
+        assert_eq!(answer.unwrap().unwrap().bytes, vec![i as u8; 3000]);
+    }
+}
+
+#[test]
+fn memory_is_reserved_before_a_request_is_sent_and_in_the_order_of_the_requests() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = Arc::new(FakeStore::default());
+    (0..10).for_each(|i| fake.objects.put(&format!("c/{i}"), vec![i as u8; 1 << 20]));
+    let store: Arc<dyn Store> = fake.clone();
+    let (sender, finished) = mpsc::channel();
+    let answers = Arc::new(Answers(Mutex::default(), Mutex::new(Some(sender))));
+    let limits = Limits { threads: 2, requests: 64, bytes: 3 << 20 };
+    let scheduler = Scheduler::new(limits, answers.clone()).unwrap();
+    (0..10).for_each(|i| scheduler.request(whole(&store, &format!("c/{i}"), 1 << 20), i));
+    let next = || finished.recv_timeout(Duration::from_secs(30)).unwrap();
+    let mut first: Vec<usize> = (0..3).map(|_| next()).collect();
+    first.sort_unstable();
+    assert_eq!(first, [0, 1, 2]);
+    assert!(finished.recv_timeout(Duration::from_millis(200)).is_err());
+    assert_eq!(fake.requests(), 3);
+    // Each answer that is dropped makes room for the next request.
+    for expected in 3..10 {
+        answers.0.lock().unwrap().remove(&(expected - 3));
+        assert_eq!(finished.recv_timeout(Duration::from_secs(30)).unwrap(), expected);
+    }
+    // One that needs more than all memory is read when nothing else has any.
+    fake.objects.put("c/10", vec![7; 5 << 20]);
+    answers.0.lock().unwrap().clear();
+    scheduler.request(whole(&store, "c/10", 5 << 20), 10);
+    assert_eq!(finished.recv_timeout(Duration::from_secs(30)).unwrap(), 10);
+}
+
+#[test]
+fn a_fault_is_an_error_and_never_a_missing_object() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    for (fault, text) in [
+        (Fault::Denied, "permission denied"),
+        (Fault::Unavailable, "503"),
+        (Fault::CutShort, "of 3000 bytes came"),
+        (Fault::Overlong, "more than the 3000 bytes"),
+    ] {
+        let fake = FakeStore { fault: Some((2, fault)), ..FakeStore::default() };
+        (0..8).for_each(|i| fake.objects.put(&format!("c/{i}"), vec![1; 3000]));
+        let store: Arc<dyn Store> = Arc::new(fake);
+        let (sender, finished) = mpsc::channel();
+        let answers = Arc::new(Answers(Mutex::default(), Mutex::new(Some(sender))));
+        let limits = Limits { threads: 1, requests: 8, bytes: 1 << 30 };
+        let scheduler = Scheduler::new(limits, answers.clone()).unwrap();
+        (0..8).for_each(|i| scheduler.request(whole(&store, &format!("c/{i}"), 3000), i));
+        // Longer than the codecs can make it.
+        scheduler.request(whole(&store, "c/0", 2999), 8);
+        (0..9).for_each(|_| _ = finished.recv_timeout(Duration::from_secs(30)).unwrap());
+        let mut answers = answers.0.lock().unwrap();
+        let too_long = answers.remove(&8).unwrap().unwrap_err().to_string();
+        assert!(too_long.contains("at most 2999"), "{too_long}");
+        let failed: Vec<String> =
+            answers.values().filter_map(|answer| Some(answer.as_ref().err()?.to_string())).collect();
+        assert_eq!(failed.len(), 4);
+        assert!(failed.iter().all(|found| found.contains(text)), "{failed:?}");
+        assert!(answers.values().flatten().all(Option::is_some));
+    }
+}
+
+#[test]
+fn dropping_the_scheduler_ends_what_is_in_flight() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = FakeStore { latency: Duration::from_secs(3600), ..FakeStore::default() };
+    fake.objects.put("c/0", vec![1; 10]);
+    let store: Arc<dyn Store> = Arc::new(fake);
+    let answers = Arc::new(Answers::default());
+    let limits = Limits { threads: 2, requests: 4, bytes: 4096 };
+    let scheduler = Scheduler::new(limits, answers.clone()).unwrap();
+    // More than may be in flight.
+    (0..100).for_each(|i| scheduler.request(whole(&store, "c/0", 10), i));
+    let since = Instant::now();
+    drop(scheduler);
+    assert!(since.elapsed() < Duration::from_secs(10));
+    assert!(answers.0.lock().unwrap().is_empty());
+}
+
+/// Metadata of a float32 array of 40 x 6, with chunks of 2 x 6 or, sharded, inner chunks of 1 x 3 in shards of 4 x 6.
+fn metadata(sharded: bool) -> String {
+    let (chunk, codecs) = match sharded {
+        false => ("[2, 6]", r#"[{"name": "bytes", "configuration": {"endian": "little"}}]"#),
+        true => (
+            "[4, 6]",
+            r#"[{"name": "sharding_indexed", "configuration": {"chunk_shape": [1, 3],
+                "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}]"#,
+        ),
+    };
+    format!(
+        r#"{{"zarr_format": 3, "node_type": "array", "shape": [40, 6], "data_type": "float32", "fill_value": -1,
+            "chunk_grid": {{"name": "regular", "configuration": {{"chunk_shape": {chunk}}}}},
+            "chunk_key_encoding": {{"name": "default"}}, "codecs": {codecs}}}"#
+    )
+}
+
+/// Fills a store with an array whose elements are their own numbers; every fifth chunk is left out. Returns the values.
+fn fill(objects: &MemoryStore, name: &str, sharded: bool) -> Vec<f32> {
+    let mut values: Vec<f32> = (0..240).map(|i| i as f32).collect();
+    let key = |key: String| if name.is_empty() { key } else { format!("{name}/{key}") };
+    objects.put(&key("zarr.json".into()), metadata(sharded));
+    if !sharded {
+        for chunk in 0..20 {
+            let elements = &mut values[12 * chunk..12 * (chunk + 1)];
+            if chunk % 5 == 4 {
+                elements.fill(-1.0);
+            } else {
+                let bytes: Vec<u8> = elements.iter().flat_map(|value| value.to_le_bytes()).collect();
+                objects.put(&key(format!("c/{chunk}/0")), bytes);
+            }
+        }
+        return values;
+    }
+    for shard in 0..10usize {
+        if shard % 5 == 4 {
+            values[24 * shard..24 * (shard + 1)].fill(-1.0);
+            continue;
+        }
+        let (mut bytes, mut index) = (vec![], vec![]);
+        for inner in 0..8 {
+            let start = 24 * shard + 6 * (inner / 2) + 3 * (inner % 2);
+            if inner == 3 {
+                values[start..start + 3].fill(-1.0);
+                index.extend([u64::MAX; 2]);
+                continue;
+            }
+            index.extend([bytes.len() as u64, 12]);
+            bytes.extend(values[start..start + 3].iter().flat_map(|value| value.to_le_bytes()));
+        }
+        let index: Vec<u8> = index.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+        bytes.extend(&index);
+        bytes.extend(crc32c::crc32c(&index).to_le_bytes());
+        objects.put(&key(format!("c/{shard}/0")), bytes);
+    }
+    values
+}
+
+/// Reads all samples, windows of two rows, in batches of four; fails with the first error.
+fn read_all(url: &str, arrays: &[&str]) -> zarr_dali::error::Result<Vec<f32>> {
+    let mut arguments = Arguments::new(url);
+    arguments.arrays = arrays.iter().map(|&name| name.into()).collect();
+    (arguments.batch_size, arguments.window, arguments.stride) = (4, Some(vec![2]), Some(vec![2]));
+    let mut reader = Reader::open(&arguments)?;
+    let mut read = vec![];
+    for _ in 0..5 {
+        let mut batch = vec![0f32; 4 * 12 * arrays.len().max(1)];
+        let addresses: Vec<usize> = batch.chunks_mut(48).map(|output| output.as_mut_ptr() as usize).collect();
+        // SAFETY: the memory is large enough and stays until the batch is complete, or the reader is dropped.
+        unsafe { reader.submit(&addresses)? };
+        let done = reader.next_batch();
+        if done.is_err() {
+            drop(reader);
+            done?;
+            unreachable!();
+        }
+        read.extend(batch);
+    }
+    Ok(read)
+}
+
+fn publish(name: &str, fake: FakeStore) -> Arc<FakeStore> {
+    let fake = Arc::new(fake);
+    MemoryStore::publish(name, fake.clone());
+    fake
+}
+
+#[test]
+fn a_reader_reads_a_slow_store() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    for sharded in [false, true] {
+        let fake = FakeStore { latency: Duration::from_millis(5), ..FakeStore::default() };
+        let expected = fill(&fake.objects, "", sharded);
+        let name = format!("slow-{sharded}");
+        let fake = publish(&name, fake);
+        assert_eq!(read_all(&format!("memory://{name}"), &[]).unwrap(), expected);
+        // Each index once, and each inner chunk that is there.
+        let requests = if sharded { 10 + 8 * 7 } else { 20 };
+        assert_eq!(fake.requests(), requests);
+    }
+}
+
+#[test]
+fn faults_of_a_store_reach_the_consumer_with_the_chunk_they_are_about() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    for sharded in [false, true] {
+        for (fault, text) in [(Fault::Denied, "permission denied"), (Fault::CutShort, "bytes came before")] {
+            let fake = FakeStore { fault: Some((7, fault)), ..FakeStore::default() };
+            fill(&fake.objects, "", sharded);
+            let name = format!("faulty-{sharded}-{fault:?}");
+            publish(&name, fake);
+            let error = read_all(&format!("memory://{name}"), &[]).unwrap_err().to_string();
+            assert!(error.contains(text) && error.contains("chunk ["), "{error}");
+        }
+    }
+}
+
+#[test]
+fn a_damaged_index_and_an_object_that_changes_are_errors() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = FakeStore::default();
+    fill(&fake.objects, "", true);
+    fake.objects.put("c/2/0", vec![7; 400]);
+    publish("damaged-index", fake);
+    let error = read_all("memory://damaged-index", &[]).unwrap_err().to_string();
+    assert!(error.contains("index") && error.contains("[2, 0]"), "{error}");
+
+    let fake = FakeStore::default();
+    fill(&fake.objects, "", true);
+    fake.objects.put("c/1/0", vec![7; 40]);
+    publish("short-index", fake);
+    let error = read_all("memory://short-index", &[]).unwrap_err().to_string();
+    assert!(error.contains("needs 132 bytes, but the file has 40"), "{error}");
+}
+
+#[test]
+fn consolidated_metadata_save_requests() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = FakeStore::default();
+    let expected = fill(&fake.objects, "x", false);
+    fill(&fake.objects, "y", true);
+    fake.objects.put(
+        "zarr.json",
+        format!(
+            r#"{{"zarr_format": 3, "node_type": "group", "consolidated_metadata": {{"kind": "inline", "metadata":
+                {{"x": {}, "y": {}}}}}}}"#,
+            metadata(false),
+            metadata(true)
+        ),
+    );
+    // They are not asked for.
+    fake.objects.remove("x/zarr.json");
+    fake.objects.remove("y/zarr.json");
+    publish("consolidated", fake);
+    let read = read_all("memory://consolidated", &["x"]).unwrap();
+    assert_eq!(read, expected);
+    let error = read_all("memory://consolidated", &["z"]).unwrap_err().to_string();
+    assert!(error.contains(r#""x", "y""#), "{error}");
+}
+
+#[test]
+fn consolidated_metadata_of_format_2_save_requests() {
+    let fake = FakeStore::default();
+    let chunk: Vec<u8> = (0..240).flat_map(|i| (i as f32).to_le_bytes()).collect();
+    fake.objects.put("g/x/0.0", chunk);
+    fake.objects.put(
+        ".zmetadata",
+        r#"{"zarr_consolidated_format": 1, "metadata": {".zgroup": {"zarr_format": 2}, ".zattrs": {}, "g/.zgroup": {"zarr_format": 2},
+            "g/x/.zattrs": {"units": "K"}, "g/x/.zarray": {"zarr_format": 2, "shape": [40, 6], "chunks": [40, 6], "dtype": "<f4",
+            "order": "C", "fill_value": 0, "compressor": null, "filters": null}}}"#,
+    );
+    publish("consolidated-2", fake);
+    assert_eq!(read_all("memory://consolidated-2", &["g/x"]).unwrap()[..3], [0., 1., 2.]);
+    let error = read_all("memory://consolidated-2", &[]).unwrap_err().to_string();
+    assert!(error.contains(r#""g/x""#), "{error}");
+}
+
+#[test]
+fn a_store_that_went_away_is_not_read_as_fill_values() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = FakeStore::default();
+    fill(&fake.objects, "", false);
+    let fake = publish("gone", fake);
+    let mut arguments = Arguments::new("memory://gone");
+    (arguments.batch_size, arguments.window) = (4, Some(vec![2]));
+    let mut reader = Reader::open(&arguments).unwrap();
+    (0..20).for_each(|chunk| fake.objects.remove(&format!("c/{chunk}/0")));
+    fake.objects.remove("zarr.json");
+    let mut batch = vec![0f32; 4 * 12];
+    // SAFETY: the memory stays until the reader is dropped.
+    unsafe { reader.submit(&[batch.as_mut_ptr() as usize]).unwrap() };
+    let error = reader.next_batch().unwrap_err().to_string();
+    drop(reader);
+    assert!(error.contains("went away"), "{error}");
+}
+
+#[test]
+fn a_reader_that_is_dropped_while_requests_are_in_flight_ends() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = FakeStore { latency: Duration::from_millis(200), ..FakeStore::default() };
+    fill(&fake.objects, "", true);
+    publish("dropped", fake);
+    let mut arguments = Arguments::new("memory://dropped");
+    (arguments.batch_size, arguments.window) = (4, Some(vec![2]));
+    let since = Instant::now();
+    for _ in 0..3 {
+        let mut reader = Reader::open(&arguments).unwrap();
+        let mut batch = vec![0f32; 4 * 12];
+        // SAFETY: the memory stays until the reader is dropped.
+        unsafe { reader.submit(&[batch.as_mut_ptr() as usize]).unwrap() };
+        drop(reader);
+    }
+    assert!(since.elapsed() < Duration::from_secs(10));
+}
