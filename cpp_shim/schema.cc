@@ -257,6 +257,15 @@ By default they are followed wherever they lead, as zarr-python does. Give False
 strangers: a link that leads out of the folder `path` is an error then, which names it; links inside
 the folder are fine, and the folder may be a link itself.)code",
                     true)
+    .AddOptionalArg("storage_options",
+                    R"code(Credentials, endpoints and other options of stores at URLs, as a JSON object.
+
+The names are obstore's (those of the Rust crate ``object_store``) or fsspec's: ``{"anon": true}`` for
+public data, ``{"key": ..., "secret": ..., "endpoint_url": ...}`` for S3 and what speaks it, and so on; the
+page "Remote stores" lists them. What is not given comes from the environment that the cloud's own tools
+use. Options for one bucket or host only are an object under its URL, such as
+``{"s3://bucket": {"anon": true}}``.)code",
+                    "")
     .AddOptionalArg("decode",
                     R"code(Where chunks are decoded: ``"auto"``, ``"gpu"`` or ``"cpu"``.
 

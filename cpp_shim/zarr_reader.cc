@@ -72,6 +72,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   spec.TryGetRepeatedArgument(arrays, "arrays");
   for (const auto& array : arrays) args.arrays.emplace_back(array);
   args.follow_links = spec.GetArgument<bool>("follow_links");
+  args.storage_options = spec.GetArgument<std::string>("storage_options");
   args.stack = spec.GetArgument<bool>("stack");
   args.mask_and_scale = spec.GetArgument<bool>("mask_and_scale");
   dali::DALIDataType dtype;

@@ -31,6 +31,7 @@ mod ffi {
         paths: Vec<String>,
         arrays: Vec<String>,
         follow_links: bool,
+        storage_options: String,
         stack: bool,
         mask_and_scale: bool,
         /// DALI's name of the type; empty: not given.
@@ -186,6 +187,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             paths: args.paths.clone(),
             arrays: args.arrays.clone(),
             follow_links: args.follow_links,
+            storage_options: args.storage_options.clone(),
             stack: args.stack,
             mask_and_scale: args.mask_and_scale,
             dtype: Some(args.dtype.clone()).filter(|dtype| !dtype.is_empty()),

@@ -9,11 +9,14 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
 use crate::reader::{Reader, decode_path};
+use crate::store::Session;
 
 use serde_json::{Value, from_str, from_value, json};
 
 /// Chunk files of an array whose sizes are asked for; of more a sample.
 const MAX_SIZED_CHUNKS: u64 = 4096;
+/// The same of a store in which each costs a request.
+const MAX_SIZED_REMOTE_CHUNKS: u64 = 16;
 /// Samples of a reader that stand for all.
 const MAX_COUNTED_SAMPLES: u64 = 64;
 
@@ -43,6 +46,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             value,
             arrays,
             follow_links,
+            storage_options,
             stack,
             mask_and_scale,
             dtype,
@@ -92,7 +96,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     let names = if named {
         arguments.arrays.clone()
     } else {
-        Dataset::names(&arguments.paths, arguments.follow_links)?
+        Dataset::names(&arguments.paths, &arguments.access()?)?
     };
     let free = || Gpu::open(options.device.unwrap_or_default())?.free_bytes();
     let budget = options.device.map(|_| options.device_budget(free));
@@ -107,7 +111,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
                 *values = vec![values[number]];
             }
         }
-        let declared = Dataset::declared(&arguments.paths, name, arguments.follow_links)?;
+        let declared = Dataset::declared(&arguments.paths, name, &arguments.access()?)?;
         let mut description = json!({
             "name": name,
             "zarr_format": declared.zarr_format,
@@ -143,7 +147,7 @@ struct Describer {
 impl Describer {
     /// Adds what is known of an array once it is open.
     fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
-        let dataset = Dataset::open(&asked.paths, &asked.arrays, asked.follow_links)?;
+        let dataset = Dataset::open(&asked.paths, &asked.arrays, &asked.access()?)?;
         let array = &dataset.arrays[0];
         let decode_paths =
             array.parts.iter().map(|part| decode_path(part, &self.options)).collect::<Result<Vec<_>>>()?;
@@ -317,7 +321,9 @@ impl Stored {
         let extents = array.shape[..rank].iter().zip(&array.chunk_shape);
         let grid: Vec<u64> = extents.map(|(shape, chunk)| shape.div_ceil(*chunk)).collect();
         let chunks = grid.iter().fold(1u64, |all, &n| all.saturating_mul(n));
-        let most = (MAX_SIZED_CHUNKS / parts as u64).max(1);
+        let most = if array.objects.folder().is_some() { MAX_SIZED_CHUNKS } else { MAX_SIZED_REMOTE_CHUNKS };
+        let most = (most / parts as u64).max(1);
+        let Ok(session) = Session::new(&array.objects) else { return Self::default() };
         let (mut asked, mut present, mut bytes) = (0u64, 0u64, 0u64);
         for mut number in spread(chunks, most) {
             let mut cell = vec![0; rank];
@@ -327,7 +333,7 @@ impl Stored {
             }
             asked += 1;
             // What stands in the way of a chunk is said when it is read.
-            if let Ok(Some(chunk_bytes)) = array.stored_chunk_bytes(&cell) {
+            if let Ok(Some(chunk_bytes)) = array.stored_chunk_bytes(&session, &cell) {
                 present += 1;
                 bytes += chunk_bytes;
             }

@@ -1,6 +1,7 @@
 //! Every tunable: its meaning, unit, default and range; filled from the operator's arguments.
 
 use crate::error::{Error, Result};
+use crate::store::{Access, StorageOptions};
 
 /// What a missing chunk means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,8 @@ pub struct Arguments {
     pub arrays: Vec<String>,
     /// Whether symbolic links may lead out of a store's folder.
     pub follow_links: bool,
+    /// How to access stores that are no folders: a JSON object, or empty.
+    pub storage_options: String,
     /// One output in which the arrays are stacked on a new axis, instead of one each.
     pub stack: bool,
     /// Decode by the CF attributes.
@@ -110,12 +113,22 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// How the stores are accessed.
+    ///
+    /// # Errors
+    /// `storage_options` that are no JSON object.
+    pub fn access(&self) -> Result<Access> {
+        let storage_options = StorageOptions::parse(&self.storage_options)?;
+        Ok(Access { follow_links: self.follow_links, storage_options })
+    }
+
     /// The operator's defaults for the array at `path`, in batches of one sample on the CPU backend.
     pub fn new(path: &str) -> Self {
         Self {
             paths: vec![path.into()],
             arrays: vec![],
             follow_links: true,
+            storage_options: String::new(),
             stack: false,
             mask_and_scale: false,
             dtype: None,

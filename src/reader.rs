@@ -254,7 +254,7 @@ impl Reader {
     pub(crate) fn without_memory(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         codec::register();
-        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, arguments.follow_links)?);
+        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, &arguments.access()?)?);
         if let Some(scalar) = dataset.arrays.iter().find(|array| array.shape.is_empty()) {
             let at = scalar.context();
             let problem =

@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use zarr_dali::codec::work::{Checksum, Decoder, Expected, Pass, Work};
 use zarr_dali::codec::{DecodePath, GpuChain, Prepared, decode_on_cpu, decode_path, register};
 use zarr_dali::dataset::{ArrayInfo, Dataset};
+use zarr_dali::store::Access;
 use zarrs::array::codec::{
     Adler32Codec, BloscCodec, BloscCompressionLevel, BloscCompressor, BloscShuffleMode, Crc32cCodec,
     Fletcher32Codec, GzipCodec, ShuffleCodec, ZlibCodec, ZstdCodec,
@@ -41,7 +42,7 @@ fn write(
     options.set_store_empty_chunks(true);
     array.store_chunk_opt(&[0], ArrayBytes::new_flen(bytes.to_vec()), &options).unwrap();
     let encoded = std::fs::read(folder.join("c/0")).unwrap();
-    let array = Dataset::open(&[folder.to_str().unwrap().to_string()], &[], true)
+    let array = Dataset::open(&[folder.to_str().unwrap().to_string()], &[], &Access::to_folders(true))
         .unwrap()
         .arrays
         .remove(0)

@@ -14,7 +14,7 @@ use futures::executor::block_on;
 use zarr_dali::fetch::scheduler::{Deliver, Limits, Received, Request, Scheduler};
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
-use zarr_dali::store::{Extent, Folder, MemoryStore, Store, Version, head, list, read_whole};
+use zarr_dali::store::{self, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
 
 /// Held by tests that start network threads, and alone by the one that counts them.
 static OTHERS: RwLock<()> = RwLock::new(());
@@ -87,6 +87,18 @@ fn get(store: &dyn Store, key: &str, extent: Extent, expected: Option<&Version>)
         let head = body.read_to(&mut bytes).await?;
         Ok(Some((bytes, range, head.object_bytes, head.version)))
     })
+}
+
+fn read_whole(store: &dyn Store, key: &str, most_bytes: u64) -> io::Result<Option<(Vec<u8>, Version)>> {
+    block_on(store::read_whole(store, key, most_bytes))
+}
+
+fn head(store: &dyn Store, key: &str) -> io::Result<Option<Head>> {
+    block_on(store.head(key))
+}
+
+fn list(store: &dyn Store, key: &str) -> io::Result<Listing> {
+    block_on(store.list(key))
 }
 
 #[test]

@@ -10,6 +10,7 @@ use zarr_dali::dataset::{ByteFormat, Dataset, ElementType, StoredType};
 use zarr_dali::error::Kind;
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
+use zarr_dali::store::Access;
 use zarrs::array::codec::{GzipCodec, ShardingCodecBuilder, TransposeCodec, ZstdCodec};
 use zarrs::array::{
     ArrayBuilder, ArrayBytes, ArraySubset, BytesToBytesCodecTraits, DataType, FillValue, data_type,
@@ -244,7 +245,8 @@ fn scaled_chunks_are_decoded_as_they_are_stored() {
         "filters": [scale], "compressor": null,
     });
     write_by_hand(folder.path(), &metadata, &[("0.0", &[0, 1, 0, 2, 0, 3, 0, 4, 0, 5, 1, 0])]);
-    let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[], true).unwrap();
+    let dataset =
+        Dataset::open(&[folder.path().to_str().unwrap().into()], &[], &Access::to_folders(true)).unwrap();
     let array = dataset.part(0, 0);
     assert_eq!(
         (array.element, array.stored),
@@ -270,7 +272,8 @@ fn every_numeric_type_opens() {
         let array =
             ArrayBuilder::new(vec![4, 3], vec![2, 3], data_type.clone(), fill).build(store, "/").unwrap();
         array.store_metadata().unwrap();
-        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[], true).unwrap();
+        let dataset =
+            Dataset::open(&[folder.path().to_str().unwrap().into()], &[], &Access::to_folders(true)).unwrap();
         let array = dataset.part(0, 0);
         let found = (array.stored, array.components);
         assert_eq!(found, expected, "{data_type:?}");

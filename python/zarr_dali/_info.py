@@ -246,7 +246,8 @@ def info(
     return Info(
         path=tuple(asked["path"]),
         device=device,
-        arguments=given,
+        # Without what may be secret.
+        arguments={name: value for name, value in given.items() if name != "storage_options"},
         arrays=reports,
         together=together,
         problem=problem,
@@ -259,6 +260,8 @@ def _plain(name: str, value: Any) -> Any:
     if name in ("window", "stride", "mean", "std"):
         value = value.tolist() if hasattr(value, "tolist") else value
         return list(value) if isinstance(value, (list, tuple)) else [value]
+    if name == "storage_options" and not isinstance(value, str):
+        return json.dumps(dict(value))
     if name == "dtype":  # a name, or a type of DALI or NumPy, which has one
         return str(getattr(value, "name", value)).lower()
     return value

@@ -108,7 +108,7 @@ class Loader:
             prefetch: Batches that are kept ready besides those that the reader has in flight.
             **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack`,
                 `mask_and_scale`, `mean`, `std`, `dtype`, `return_index`, `decode`, `follow_links`, memory
-                budgets and others.
+                budgets and others; `storage_options` as a dictionary.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -124,7 +124,7 @@ class Loader:
         self.rank, self.world_size = _rank_and_size(rank, world_size)
 
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
-        arguments = {name: _plain(value) for name, value in reader_arguments.items()}
+        arguments = _with_text_options({name: _plain(value) for name, value in reader_arguments.items()})
         if select is not None:
             arguments = _with_selection(path, arrays, select, arguments)
         else:
@@ -478,6 +478,14 @@ def _plain(value: Any) -> Any:
     import torch
 
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
+
+
+def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The operator takes `storage_options` as JSON."""
+    options = arguments.get("storage_options")
+    if isinstance(options, Mapping):
+        arguments["storage_options"] = json.dumps(dict(options))
+    return arguments
 
 
 def _output_names(arrays: list[str], arguments: Mapping[str, Any], names: Sequence[str] | None) -> list[str]:

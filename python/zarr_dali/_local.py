@@ -30,9 +30,14 @@ def check_url(argument: str, path: str | os.PathLike[str]) -> None:
     scheme = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path))
     if scheme and not os.path.exists(path):
         raise ValueError(
-            f'{argument}: "{path}" is a URL, and stores are read from local folders only, not yet from '
-            "object stores; copy the store to a local disk, or mount the object store as a folder"
+            f'{argument}: "{_without_secrets(path)}" is a URL, which readers and info take, but this does not yet; '
+            "copy the store to a local disk, or mount the object store as a folder"
         )
+
+
+def _without_secrets(url: str | os.PathLike[str]) -> str:
+    """A URL without a user's name and password, and without its query, in which signatures are."""
+    return re.sub(r"://[^/@]*@", "://", os.fspath(url).split("?")[0])
 
 
 def check_file(root: Path, key: str, follow_links: bool, array: str = "") -> None:

@@ -14,7 +14,7 @@ mod paths;
 mod stored;
 
 use crate::error::{Context, Error, Result};
-use crate::store::{self, Store, Version};
+use crate::store::{Access, Session, Store, Version};
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::num::NonZeroU64;
@@ -171,8 +171,8 @@ impl ArrayInfo {
     ///
     /// # Errors
     /// What the store says.
-    pub fn stored_chunk_bytes(&self, chunk: &[u64]) -> Result<Option<u64>> {
-        let found = store::head(&*self.objects, &self.chunk_key(chunk));
+    pub fn stored_chunk_bytes(&self, session: &Session, chunk: &[u64]) -> Result<Option<u64>> {
+        let found = session.head(&self.chunk_key(chunk));
         let failed = |source| Error::Io { at: self.chunk_context(chunk), source };
         Ok(found.map_err(failed)?.map(|head| head.object_bytes))
     }
@@ -191,10 +191,11 @@ impl ArrayInfo {
         let at = || Context { key: Some(key.clone()), ..self.context() };
         let failed = |source| Error::Io { at: at(), source };
         let version = || version.lock().unwrap_or_else(PoisonError::into_inner);
-        let problem = match store::head(&*self.objects, key).map_err(failed)? {
+        let session = Session::new(&self.objects).map_err(failed)?;
+        let problem = match session.head(key).map_err(failed)? {
             Some(found) if found.version == *version() => return Ok(()),
             // Written again with the same bytes, or copied back.
-            Some(_) => match store::read_whole(&*self.objects, key, MOST_METADATA_BYTES).map_err(failed)? {
+            Some(_) => match session.read_whole(key, MOST_METADATA_BYTES).map_err(failed)? {
                 Some((bytes, found)) if digest(&bytes) == *known => {
                     *version() = found;
                     return Ok(());
@@ -254,18 +255,17 @@ impl ArrayInfo {
 
 impl Dataset {
     /// Opens the arrays named `names` in the stores that `paths` mean, or the arrays that the stores themselves are
-    /// if there are no names. Several stores are joined along the first dimension. Links lead out of a store's folder only
-    /// with `follow_links`.
+    /// if there are no names. Several stores are joined along the first dimension.
     ///
     /// # Errors
     /// Says what is at a path instead, which arrays there are, what about an array cannot be read, or which stores do
     /// not fit together.
-    pub fn open(paths: &[String], names: &[String], follow_links: bool) -> Result<Self> {
+    pub fn open(paths: &[String], names: &[String], access: &Access) -> Result<Self> {
         let stores = paths::expand(paths)?;
         let mut axes = None;
         let mut parts: Vec<Vec<ArrayInfo>> = vec![];
         for store in &stores {
-            let arrays = open::OpenStore::new(store, follow_links)?.arrays(names)?;
+            let arrays = open::OpenStore::new(store, access)?.arrays(names)?;
             if axes.is_none() {
                 axes = Some(follow::follow(&arrays)?);
             }
@@ -280,9 +280,9 @@ impl Dataset {
     ///
     /// # Errors
     /// Says what is at a path instead, or that there is no array.
-    pub fn names(paths: &[String], follow_links: bool) -> Result<Vec<String>> {
+    pub fn names(paths: &[String], access: &Access) -> Result<Vec<String>> {
         let stores = paths::expand(paths)?;
-        let names = stores.iter().map(|store| open::OpenStore::new(store, follow_links)?.names());
+        let names = stores.iter().map(|store| open::OpenStore::new(store, access)?.names());
         Ok(names.collect::<Result<Vec<_>>>()?.swap_remove(0))
     }
 
@@ -291,9 +291,9 @@ impl Dataset {
     ///
     /// # Errors
     /// Paths at which there is no store.
-    pub fn declared(paths: &[String], name: &str, follow_links: bool) -> Result<Declared> {
+    pub fn declared(paths: &[String], name: &str, access: &Access) -> Result<Declared> {
         let stores = paths::expand(paths)?;
-        Ok(open::OpenStore::new(&stores[0], follow_links)?.declared(name))
+        Ok(open::OpenStore::new(&stores[0], access)?.declared(name))
     }
 
     /// One part of an array.

@@ -7,7 +7,7 @@ use super::{
     StoredType, fields, json,
 };
 use crate::error::{Context, Error, Result};
-use crate::store::{self, Store};
+use crate::store::{self, Access, Session, Store};
 
 use std::collections::{BTreeMap, HashSet};
 use std::io;
@@ -28,6 +28,8 @@ use zarrs::plugin::ExtensionName;
 pub(super) struct OpenStore<'a> {
     path: &'a str,
     store: Arc<dyn Store>,
+    /// Asks for metadata.
+    session: Session,
     /// The metadata of many nodes in one file, of stores where each file costs a request. In a folder the files of the nodes
     /// themselves are read, which are never behind them.
     consolidated: Option<Consolidated>,
@@ -61,8 +63,11 @@ impl Consolidated {
 }
 
 impl<'a> OpenStore<'a> {
-    pub fn new(path: &'a str, follow_links: bool) -> Result<Self> {
-        let mut store = Self { path, store: store::open(path, follow_links)?, consolidated: None };
+    pub fn new(path: &'a str, access: &Access) -> Result<Self> {
+        let store = store::open(path, access)?;
+        let unreadable = |source| Error::Unreadable { path: store::without_secrets(path), source };
+        let session = Session::new(&store).map_err(unreadable)?;
+        let mut store = Self { path, store, session, consolidated: None };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;
         }
@@ -115,7 +120,7 @@ impl<'a> OpenStore<'a> {
         }
         let unreadable = |source| Error::Unreadable { path: self.path.into(), source };
         if self.consolidated.is_none() {
-            store::list(&*self.store, "").map_err(unreadable)?;
+            self.session.list("").map_err(unreadable)?;
         }
         match self.present_arrays() {
             names if names.is_empty() => {
@@ -145,7 +150,11 @@ impl<'a> OpenStore<'a> {
         if self.consolidated.as_ref().is_some_and(|consolidated| consolidated.files.contains_key(&key)) {
             return Ok(true);
         }
-        Ok(store::head(&*self.store, &key).map_err(self.unreadable(&key))?.is_some())
+        if self.store.folder().is_none() {
+            // A server may refuse to tell the length of what it lets read.
+            return Ok(self.get(name, file)?.is_some());
+        }
+        Ok(self.session.head(&key).map_err(self.unreadable(&key))?.is_some())
     }
 
     /// What a metadata file says, and the file that it was read from.
@@ -156,8 +165,7 @@ impl<'a> OpenStore<'a> {
         {
             return Ok(Some((value.clone(), file.clone())));
         }
-        let found =
-            store::read_whole(&*self.store, &key, MOST_METADATA_BYTES).map_err(self.unreadable(&key))?;
+        let found = self.session.read_whole(&key, MOST_METADATA_BYTES).map_err(self.unreadable(&key))?;
         let Some((bytes, version)) = found else { return Ok(None) };
         let value = json::parse(&bytes)
             .map_err(|error| self.unusable(name, &key, format!("it is no JSON ({error})").into()))?;
@@ -209,7 +217,7 @@ impl<'a> OpenStore<'a> {
         let mut seen = HashSet::new();
         let mut groups = vec![String::new()];
         while let Some(group) = groups.pop() {
-            let Ok(listing) = store::list(&*self.store, &group) else {
+            let Ok(listing) = self.session.list(&group) else {
                 names.extend(Some(group).filter(|group| !group.is_empty()));
                 continue;
             };

@@ -17,7 +17,13 @@ pub fn expand(paths: &[String]) -> Result<Vec<String>> {
     let mut stores = vec![];
     for path in paths {
         check_local(path)?;
-        if !is_pattern(path) || Path::new(path).exists() {
+        if store::is_url(path) && path.contains('*') {
+            let problem = format!(
+                "\"{path}\" is a pattern, and only folders of this machine are looked through; list the stores"
+            );
+            return Err(argument("path", problem));
+        }
+        if !is_pattern(path) || store::is_url(path) || Path::new(path).exists() {
             stores.push(path.clone());
             continue;
         }
@@ -56,7 +62,7 @@ fn check_local(path: &str) -> Result<()> {
     // Chains such as `zip::s3://` have several.
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c));
-    if !is_scheme || store::is_published(path) || Path::new(path).exists() {
+    if !is_scheme || store::is_url(path) || Path::new(path).exists() {
         return Ok(());
     }
     Err(argument(

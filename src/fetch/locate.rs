@@ -178,7 +178,7 @@ impl Locator {
 mod tests {
     use super::*;
     use crate::dataset::Dataset;
-    use crate::store::Folder;
+    use crate::store::{Access, Folder};
 
     use std::io;
 
@@ -224,7 +224,8 @@ mod tests {
                 "chunk_shape": [1, 4], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
                 "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]}}]}"#;
         std::fs::write(folder.path().join("zarr.json"), metadata).unwrap();
-        let dataset = Dataset::open(&[folder.path().to_str().unwrap().into()], &[], true).unwrap();
+        let dataset =
+            Dataset::open(&[folder.path().to_str().unwrap().into()], &[], &Access::to_folders(true)).unwrap();
         (dataset, folder)
     }
 

@@ -10,6 +10,7 @@
 use crate::memory;
 use crate::store::{Extent, Head, Obstacle, Store, Version};
 
+use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
@@ -119,7 +120,7 @@ impl<T: Send + 'static> Scheduler<T> {
             receivers.push(receiver);
         }
         for (sender, receiver) in senders.clone().into_iter().zip(receivers) {
-            let runtime = runtime::Builder::new_current_thread().enable_time().build()?;
+            let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
             let admitted = Network { receiver, deliver: deliver.clone(), in_flight: in_flight.clone() };
             // The first thread admits requests, too.
             let admission = admission.take().map(|requests| admit(requests, senders.clone(), limits));
@@ -183,9 +184,17 @@ struct Network<T> {
 impl<T: Send + 'static> Network<T> {
     /// Polls requests until the scheduler is dropped.
     async fn run(mut self) {
+        let mut clients = Clients::default();
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
-            let Admitted { request, ticket, memory, slot } = admitted;
+            let Admitted { mut request, ticket, memory, slot } = admitted;
             let (deliver, in_flight) = (self.deliver.clone(), self.in_flight.clone());
+            match clients.of(&request.store) {
+                Ok(client) => request.store = client,
+                Err(error) => {
+                    deliver.delivered(ticket, Err(error));
+                    continue;
+                }
+            }
             tokio::spawn(async move {
                 let now = in_flight.now.fetch_add(1, Ordering::Relaxed) + 1;
                 in_flight.most.fetch_max(now, Ordering::Relaxed);
@@ -195,6 +204,23 @@ impl<T: Send + 'static> Network<T> {
                 deliver.delivered(ticket, answer);
             });
         }
+    }
+}
+
+/// The clients of one thread: a connection is best polled by the thread that uses it. Each with the store that it was made from, which
+/// keeps the address of that store its own.
+#[derive(Default)]
+struct Clients(HashMap<*const (), (Arc<dyn Store>, Arc<dyn Store>)>);
+
+impl Clients {
+    fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<dyn Store>> {
+        let address = Arc::as_ptr(store).cast::<()>();
+        if let Some((_, client)) = self.0.get(&address) {
+            return Ok(client.clone());
+        }
+        let client = store.connect()?.unwrap_or_else(|| store.clone());
+        self.0.insert(address, (store.clone(), client.clone()));
+        Ok(client)
     }
 }
 

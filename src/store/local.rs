@@ -465,7 +465,6 @@ fn open(path: &Path) -> io::Result<File> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::read_whole;
 
     use std::os::unix::fs::symlink;
 
@@ -476,6 +475,10 @@ mod tests {
         std::fs::write(root.join("a/c/0"), "chunk").unwrap();
         let folder = Folder::new(&root, true).unwrap();
         (parent, folder)
+    }
+
+    fn read_whole(folder: &Folder, key: &str, most_bytes: u64) -> io::Result<Option<(Vec<u8>, Version)>> {
+        futures::executor::block_on(crate::store::read_whole(folder, key, most_bytes))
     }
 
     fn obstacle(result: io::Result<impl Sized>) -> String {
@@ -621,7 +624,10 @@ mod tests {
                 }
             });
             // On a busy machine the writer may pause.
-            let refused = (0..100).find_map(|_| folder.open("a/c/0").err());
+            let since = std::time::Instant::now();
+            let mut attempts = std::iter::repeat_with(|| folder.open("a/c/0").err());
+            let mut attempts = attempts.by_ref().take_while(|_| since.elapsed() < Duration::from_secs(60));
+            let refused = attempts.find_map(|refused| refused);
             stop.store(true, Ordering::Relaxed);
             assert!(refused.is_some_and(|error| error.to_string().contains("written to")));
         });

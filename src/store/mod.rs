@@ -2,13 +2,19 @@
 //!
 //! *Missing* is only what a store says is absent. No other error is ever taken for it, because a missing chunk reads as the fill value.
 
+mod access;
+mod cloud;
 mod local;
 mod memory;
+mod session;
 mod uri;
 
+pub use access::{Access, StorageOptions, without_secrets};
+pub use cloud::CloudStore;
 pub use local::{Folder, Obstacle, Stamp};
 pub use memory::MemoryStore;
-pub use uri::{is_published, open};
+pub use session::Session;
+pub use uri::{is_url, open};
 
 use std::fmt;
 use std::io;
@@ -27,6 +33,11 @@ pub enum Version {
     File(Stamp),
     /// What an object store calls the entity tag.
     ETag(Arc<str>),
+    /// When an object was written, in nanoseconds since 1970, of servers that have no entity tags.
+    Modified {
+        /// The time.
+        at_ns: i64,
+    },
     /// Objects under this key never change.
     Immutable,
 }
@@ -117,6 +128,14 @@ pub struct Listing {
 ///
 /// Requests are futures that any runtime can poll. Those of [`Folder`] and [`MemoryStore`] are ready at the first poll.
 pub trait Store: fmt::Debug + Send + Sync {
+    /// The same store with connections of its own, for a thread that polls requests; `None` if it has none.
+    ///
+    /// # Errors
+    /// A client that cannot be made.
+    fn connect(&self) -> io::Result<Option<Arc<dyn Store>>> {
+        Ok(None)
+    }
+
     /// The files that keys are, if this is a folder of this machine: threads that decode then read for themselves.
     fn folder(&self) -> Option<&Folder> {
         None
@@ -146,38 +165,24 @@ pub trait Store: fmt::Debug + Send + Sync {
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>>;
 }
 
-/// All bytes of a small object, such as a metadata file, and its version; waits on the calling thread. `None` if it is absent.
+/// All bytes of a small object, such as a metadata file, and its version. `None` if it is absent.
 ///
 /// # Errors
 /// What the store says, or [`Obstacle::TooLarge`] for more than `most_bytes`.
-pub fn read_whole(store: &dyn Store, key: &str, most_bytes: u64) -> io::Result<Option<(Vec<u8>, Version)>> {
-    futures::executor::block_on(async {
-        let Some(body) = store.get(key, Extent::Whole, None).await? else { return Ok(None) };
-        let bytes = body.head.object_bytes;
-        if bytes > most_bytes {
-            return Err(Obstacle::TooLarge { bytes, most_bytes }.into());
-        }
-        let mut read = vec![];
-        crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
-        let head = body.read_to(&mut read).await?;
-        Ok(Some((read, head.version)))
-    })
-}
-
-/// [`Store::head`], waiting on the calling thread.
-///
-/// # Errors
-/// What the store says.
-pub fn head(store: &dyn Store, key: &str) -> io::Result<Option<Head>> {
-    futures::executor::block_on(store.head(key))
-}
-
-/// [`Store::list`], waiting on the calling thread.
-///
-/// # Errors
-/// What the store says.
-pub fn list(store: &dyn Store, key: &str) -> io::Result<Listing> {
-    futures::executor::block_on(store.list(key))
+pub async fn read_whole(
+    store: &dyn Store,
+    key: &str,
+    most_bytes: u64,
+) -> io::Result<Option<(Vec<u8>, Version)>> {
+    let Some(body) = store.get(key, Extent::Whole, None).await? else { return Ok(None) };
+    let bytes = body.head.object_bytes;
+    if bytes > most_bytes {
+        return Err(Obstacle::TooLarge { bytes, most_bytes }.into());
+    }
+    let mut read = vec![];
+    crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
+    let head = body.read_to(&mut read).await?;
+    Ok(Some((read, head.version)))
 }
 
 #[cfg(test)]

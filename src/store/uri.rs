@@ -1,25 +1,28 @@
 //! From what a user calls a store to the store.
 
-use super::{Folder, MemoryStore, Store};
+use super::cloud::is_cloud;
+use super::{Access, CloudStore, Folder, MemoryStore, Store};
 use crate::error::{Error, Result};
 
 use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Whether a URL names a store that was published in this process.
-pub fn is_published(url: &str) -> bool {
-    MemoryStore::published(url).is_some()
+/// Whether this names a store that is no folder of this machine. A folder that exists is always one.
+pub fn is_url(path: &str) -> bool {
+    (is_cloud(path) && !Path::new(path).exists()) || MemoryStore::published(path).is_some()
 }
 
-/// Opens the store at a path of this machine, or a published one at `memory://NAME`. With `follow_links` symbolic links may lead out of
-/// a folder.
+/// Opens the store at a path of this machine, at a URL, or a published one at `memory://NAME`.
 ///
 /// # Errors
 /// Says what is at the path instead of a folder, or why it cannot be looked at.
-pub fn open(path: &str, follow_links: bool) -> Result<Arc<dyn Store>> {
+pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     if let Some(store) = MemoryStore::published(path) {
         return Ok(store);
+    }
+    if is_url(path) {
+        return Ok(Arc::new(CloudStore::new(path, access.storage_options.of(path))?));
     }
     let unreadable = |source| Error::Unreadable { path: path.into(), source };
     let root = Path::new(path);
@@ -31,5 +34,5 @@ pub fn open(path: &str, follow_links: bool) -> Result<Arc<dyn Store>> {
         }
         Err(error) => return Err(unreadable(error)),
     }
-    Ok(Arc::new(Folder::new(root, follow_links).map_err(unreadable)?))
+    Ok(Arc::new(Folder::new(root, access.follow_links).map_err(unreadable)?))
 }

@@ -1,0 +1,170 @@
+//! How stores are accessed: what the user says of links, credentials and endpoints.
+
+use crate::error::Result;
+use crate::options::argument;
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde_json::Value;
+
+/// How the stores of a reader are accessed.
+#[derive(Clone, Debug)]
+pub struct Access {
+    /// Whether symbolic links may lead out of a store's folder.
+    pub follow_links: bool,
+    /// Credentials, endpoints and whatever else clients of stores take.
+    pub storage_options: StorageOptions,
+}
+
+impl Access {
+    /// Access to folders, with links or without.
+    pub fn to_folders(follow_links: bool) -> Self {
+        Self { follow_links, storage_options: StorageOptions::default() }
+    }
+}
+
+/// `storage_options`: options by name, and options for the stores below a URL. Values may be secrets, so that only names are ever shown.
+#[derive(Clone, Default)]
+pub struct StorageOptions {
+    all: Options,
+    by_prefix: BTreeMap<String, Options>,
+}
+
+/// Options of one client by name.
+pub type Options = BTreeMap<String, Value>;
+
+impl fmt::Debug for StorageOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names = |options: &Options| options.keys().cloned().collect::<Vec<_>>();
+        let by_prefix =
+            self.by_prefix.iter().map(|(prefix, options)| (without_secrets(prefix), names(options)));
+        f.debug_struct("StorageOptions")
+            .field("all", &names(&self.all))
+            .field("by_prefix", &by_prefix.collect::<Vec<_>>())
+            .finish()
+    }
+}
+
+impl StorageOptions {
+    /// Reads the JSON object that the argument is; an empty text has no options.
+    ///
+    /// # Errors
+    /// Texts that are no such object.
+    pub fn parse(text: &str) -> Result<Self> {
+        let refused = |problem: &str| argument("storage_options", problem.into());
+        if text.is_empty() {
+            return Ok(Self::default());
+        }
+        // What the parser says could quote a secret.
+        let Ok(Value::Object(entries)) = serde_json::from_str(text) else {
+            return Err(refused("is no JSON object of options, such as {\"anon\": true}"));
+        };
+        let mut options = Self::default();
+        for (name, value) in entries {
+            if !name.contains("://") {
+                options.all.insert(name, value);
+                continue;
+            }
+            let Value::Object(of_prefix) = value else {
+                let prefix = without_secrets(&name);
+                return Err(refused(&format!("has no options for \"{prefix}\": give it an object of them")));
+            };
+            options.by_prefix.insert(name, of_prefix.into_iter().collect());
+        }
+        Ok(options)
+    }
+
+    /// The options for a store: those for all, and those for the longest prefix of its URL that there are any for.
+    pub fn of(&self, url: &str) -> Options {
+        let mut options = self.all.clone();
+        let longest = self.by_prefix.iter().filter(|(prefix, _)| is_prefix(prefix, url));
+        if let Some((_, of_prefix)) = longest.max_by_key(|(prefix, _)| prefix.len()) {
+            options.extend(of_prefix.clone());
+        }
+        options
+    }
+}
+
+/// Whether a URL is at or below another. Credentials for one host or bucket are not for one whose name begins alike.
+fn is_prefix(prefix: &str, url: &str) -> bool {
+    url.strip_prefix(prefix)
+        .is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with(['/', '?']))
+}
+
+/// A URL as it may be shown: without a user's name and password, and without the query, in which signatures are.
+pub fn without_secrets(url: &str) -> String {
+    let Some((scheme, rest)) = url.split_once("://") else { return url.into() };
+    let rest = rest.split(['?', '#']).next().unwrap_or_default();
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    // In `abfss://container@account...` the part before the `@` is no secret.
+    let authority = match (scheme, authority.rsplit_once('@')) {
+        ("http" | "https", Some((_, host))) => host,
+        _ => authority,
+    };
+    format!("{scheme}://{authority}{path}")
+}
+
+/// A text in which URLs have no secrets any more.
+pub fn redact(text: &str) -> String {
+    let mut shown = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find("://") {
+        let scheme = rest[..at].rfind(|c: char| !c.is_ascii_alphanumeric()).map_or(0, |before| before + 1);
+        // The scheme is ASCII, and what is before it ends at a character.
+        let scheme = (scheme..=at).find(|&i| rest.is_char_boundary(i)).unwrap_or(at);
+        let end = rest[at + 3..].find(|c: char| c.is_whitespace() || "\"'()<>,".contains(c));
+        let end = end.map_or(rest.len(), |end| at + 3 + end);
+        shown.push_str(&rest[..scheme]);
+        shown.push_str(&without_secrets(&rest[scheme..end]));
+        rest = &rest[end..];
+    }
+    shown + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn options_of_a_prefix_are_for_what_is_below_it() {
+        let text =
+            r#"{"anon": false, "s3://one": {"key": "k"}, "s3://one/deep/": {"key": "d", "anon": true}}"#;
+        let options = StorageOptions::parse(text).unwrap();
+        let of = |url: &str| serde_json::to_value(options.of(url)).unwrap();
+        assert_eq!(of("s3://one/a"), json!({"anon": false, "key": "k"}));
+        assert_eq!(of("s3://one"), json!({"anon": false, "key": "k"}));
+        assert_eq!(of("s3://one/deep/a"), json!({"anon": true, "key": "d"}));
+        // Another bucket, and another host.
+        assert_eq!(of("s3://one-more/a"), json!({"anon": false}));
+        assert_eq!(of("https://one/a"), json!({"anon": false}));
+        assert!(StorageOptions::parse("").unwrap().of("s3://x").is_empty());
+    }
+
+    #[test]
+    fn what_is_no_object_is_refused_without_being_quoted() {
+        for text in ["[1]", "{\"secret\": s3cr3t", "\"s3cr3t\"", r#"{"s3://one": "s3cr3t"}"#] {
+            let error = StorageOptions::parse(text).unwrap_err().to_string();
+            assert!(error.contains("storage_options") && !error.contains("s3cr3t"), "{error}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let options =
+            StorageOptions::parse(r#"{"secret": "s3cr3t", "https://u:s3cr3t@h/?t=s3cr3t": {"a": "s3cr3t"}}"#);
+        assert!(!format!("{:?}", options.unwrap()).contains("s3cr3t"));
+        for (text, shown) in [
+            ("https://user:pass@host/a/b?sig=1#x", "https://host/a/b"),
+            ("s3://bucket/a b", "s3://bucket/a b"),
+            ("abfss://c@account.dfs.core.windows.net/a?sv=2", "abfss://c@account.dfs.core.windows.net/a"),
+            ("/local/path?x", "/local/path?x"),
+        ] {
+            assert_eq!(without_secrets(text), shown);
+        }
+        let text = "error for (https://h/a?sig=1), \"s3://b/c?d\" and ä://x?y: 403";
+        assert_eq!(redact(text), "error for (https://h/a), \"s3://b/c\" and ä://x 403");
+        assert_eq!(redact("no URL: at all"), "no URL: at all");
+    }
+}

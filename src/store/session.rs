@@ -1,0 +1,62 @@
+//! Requests of a thread that waits for their answers, such as the one that opens a store.
+
+use super::{Head, Listing, Store, Version, read_whole};
+
+use std::io;
+use std::sync::Arc;
+
+use tokio::runtime::{self, Runtime};
+
+/// A store with connections that are closed when this is dropped. No thread is left behind, so that a process can fork afterwards.
+pub struct Session {
+    store: Arc<dyn Store>,
+    /// Polls the requests of a store that has connections.
+    runtime: Option<Runtime>,
+}
+
+impl Session {
+    /// Opens no connection yet.
+    ///
+    /// # Errors
+    /// Clients and file descriptors that cannot be had.
+    pub fn new(store: &Arc<dyn Store>) -> io::Result<Self> {
+        match store.connect()? {
+            None => Ok(Self { store: store.clone(), runtime: None }),
+            Some(store) => {
+                let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
+                Ok(Self { store, runtime: Some(runtime) })
+            }
+        }
+    }
+
+    /// All bytes of a small object, such as a metadata file, and its version. `None` if it is absent.
+    ///
+    /// # Errors
+    /// What the store says, or [`Obstacle::TooLarge`] for more than `most_bytes`.
+    pub fn read_whole(&self, key: &str, most_bytes: u64) -> io::Result<Option<(Vec<u8>, Version)>> {
+        self.wait(read_whole(&*self.store, key, most_bytes))
+    }
+
+    /// Length and version of an object. `None` if it is absent.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn head(&self, key: &str) -> io::Result<Option<Head>> {
+        self.wait(self.store.head(key))
+    }
+
+    /// What lies below a key.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn list(&self, key: &str) -> io::Result<Listing> {
+        self.wait(self.store.list(key))
+    }
+
+    fn wait<T>(&self, request: impl Future<Output = T>) -> T {
+        match &self.runtime {
+            Some(runtime) => runtime.block_on(request),
+            None => futures::executor::block_on(request),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+"""Stores at URLs: the same bits as from a folder, whatever kind of store, and faults that are errors and never values."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import pytest
+import zarr
+from nvidia.dali import Pipeline, fn
+
+import zarr_dali
+from range_server import serving
+from reading import build
+
+SHAPE = (40, 24, 36)
+
+
+def values(rng):
+    return rng.integers(0, 1000, SHAPE).astype("f4")
+
+
+CODECS = {
+    "raw": {"compressors": None},
+    "zstd": {"compressors": zarr.codecs.ZstdCodec()},
+    "blosc": {"compressors": zarr.codecs.BloscCodec(cname="lz4", shuffle="shuffle")},
+    "gzip": {"compressors": zarr.codecs.GzipCodec()},
+    "sharded": {"shards": (8, 24, 36), "compressors": zarr.codecs.ZstdCodec()},
+    "v2": {"zarr_format": 2, "compressors": "auto"},
+}
+
+
+def write(folder, data, kind, **more):
+    settings = {"zarr_format": 3, "chunks": (2, 12, 36), "fill_value": -1.0} | CODECS[kind] | more
+    array = zarr.create_array(store=folder, shape=data.shape, dtype=data.dtype, **settings)
+    array[:] = data
+    return array
+
+
+def read(path, *, window=(2,), batch_size=5, batches=4, **arguments):
+    """The first batches of a reader in order, on the CPU."""
+    pipe = Pipeline(batch_size=batch_size, num_threads=2, device_id=None)
+    with pipe:
+        pipe.set_outputs(
+            fn.readers.zarr(path=path, window=list(window), stride=[2], device="cpu", name="reader", **arguments)
+        )
+    pipe.build()
+    found = [np.stack([np.array(sample) for sample in pipe.run()[0]]) for _ in range(batches)]
+    return np.concatenate(found), pipe
+
+
+def urls(server):
+    """A store in the folder `bucket/data.zarr` by the URL of each kind of store, with its options."""
+    anonymous = {"anon": True}
+    return {
+        "http": (f"{server}/bucket/data.zarr", {}),
+        "s3": ("s3://bucket/data.zarr", anonymous | {"endpoint_url": server, "region": "eu-west-1"}),
+        "gs": ("gs://bucket/data.zarr", {"token": "anon", "endpoint_url": server}),
+        "az": ("az://bucket/data.zarr", anonymous | {"account_name": "account", "endpoint_url": server}),
+    }
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_every_kind_of_store_gives_the_bits_of_the_folder(bucket, rng, kind):
+    data = values(rng)
+    # A sharded chunk, or two chunks, that are only fill value are not in the store.
+    data[8:16] = -1
+    folder = bucket / "bucket" / "data.zarr"
+    write(folder, data, kind)
+    expected, _ = read(str(folder))
+    np.testing.assert_array_equal(expected, data.reshape(20, 2, *SHAPE[1:]))
+    with serving(bucket) as (server, answers):
+        for url, options in urls(server).values():
+            found, pipe = read(url, storage_options=json.dumps(options))
+            np.testing.assert_array_equal(found, expected)
+            assert zarr_dali.stats(pipe)["chunks_read"] > 0
+    assert {request.method for request in answers.log} == {"GET"}
+
+
+def test_an_index_and_each_chunk_are_asked_for_once_an_epoch(bucket, rng):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "sharded")
+    with serving(bucket) as (server, answers):
+        found, _ = read(f"{server}/bucket/data.zarr", window=(3,), batches=3)
+    np.testing.assert_array_equal(found[0], data[:3])
+    asked = [(request.path, request.range) for request in answers.log if "/c/" in request.path]
+    assert len(asked) == len(set(asked))
+    # Suffixes are the indexes.
+    assert sum(wanted.startswith("bytes=-") for _, wanted in asked) <= 5
+
+
+def test_windows_of_the_loader_are_shuffled_and_resumed_from_a_url(bucket, rng):
+    pytest.importorskip("torch")
+    folder = bucket / "bucket" / "data.zarr"
+    write(folder, values(rng), "sharded")
+    settings = {"batch_size": 4, "window": [2], "shuffle": True, "device": "cpu", "seed": 3}
+    local = [batch["data"].numpy() for batch in zarr_dali.Loader(str(folder), **settings)]
+    with serving(bucket) as (server, _):
+        url, options = urls(server)["s3"]
+        loader = zarr_dali.Loader(url, **settings, storage_options=options)
+        steps = iter(loader)
+        first = [next(steps)["data"].numpy() for _ in range(3)]
+        state = loader.state_dict()
+        again = zarr_dali.Loader(url, **settings, storage_options=options)
+        again.load_state_dict(state)
+        rest = [batch["data"].numpy() for batch in again]
+    for expected, found in zip(local, first + rest, strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_consolidated_metadata_are_used(bucket, rng):
+    group = zarr.create_group(bucket / "bucket" / "data.zarr")
+    data = {name: values(rng) for name in ("a", "b")}
+    for name, array in data.items():
+        group.create_array(name, data=array, chunks=(2, 24, 36))
+    zarr.consolidate_metadata(bucket / "bucket" / "data.zarr")
+    with serving(bucket) as (server, answers):
+        found, _ = read(f"{server}/bucket/data.zarr", arrays=["b"])
+        np.testing.assert_array_equal(found, data["b"].reshape(20, 2, *SHAPE[1:]))
+        assert [request.path for request in answers.log if "zarr.json" in request.path] == [
+            "/bucket/data.zarr/zarr.json"
+        ]
+        report = zarr_dali.info(f"{server}/bucket/data.zarr")
+        assert [array.name for array in report.arrays] == ["a", "b"]
+
+
+def test_stores_at_urls_and_in_folders_are_joined(bucket, rng):
+    data = values(rng)
+    write(bucket / "bucket" / "one.zarr", data[:20], "zstd")
+    write(bucket / "bucket" / "two.zarr", data[20:], "sharded")
+    with serving(bucket) as (server, _):
+        paths = [str(bucket / "bucket" / "one.zarr"), f"{server}/bucket/two.zarr"]
+        found, _ = read(paths)
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+
+
+FAULTS = {
+    # How it is answered, which words the error has; None: it is repeated until it works.
+    "403": "permission",
+    "short": None,
+    "reset": None,
+    "503": None,
+    "whole": "part of an object",
+    "etag": "changed while it was read",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_ends_in_the_right_bits_or_in_an_error(bucket, rng, fault):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "sharded")
+    seen = itertools.count()
+
+    def now_and_then(request, _):
+        if "/c/" not in request.path or (fault in ("whole", "etag") and not request.range):
+            return None
+        # A request that is repeated gets through.
+        return fault if next(seen) % 4 == 1 else None
+
+    with serving(bucket, fault=now_and_then) as (server, _):
+        url, options = urls(server)["s3"]
+        if FAULTS[fault] is None:
+            found, _ = read(url, storage_options=json.dumps(options))
+            np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+            return
+        with pytest.raises(RuntimeError, match=FAULTS[fault]) as error:
+            read(url, storage_options=json.dumps(options))
+        assert "s3://bucket/data.zarr" in str(error.value)
+
+
+def test_random_faults_are_never_values(bucket, rng):
+    """Of each schedule either all bits are right, or the error says something."""
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "sharded")
+    ends = {"bits": 0, "error": 0}
+    for seed in range(12):
+        chance = random.Random(seed)
+
+        def schedule(request, _, chance=chance):
+            if "/c/" not in request.path or chance.random() > 0.02:
+                return None
+            return chance.choice(["403", "503", "reset", "short", "whole", "etag"])
+
+        with serving(bucket, fault=schedule) as (server, _):
+            try:
+                found, _ = read(f"{server}/bucket/data.zarr")
+            except RuntimeError as error:
+                assert "data.zarr" in str(error)
+                ends["error"] += 1
+            else:
+                np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+                ends["bits"] += 1
+    assert min(ends.values()) > 0, ends
+
+
+@pytest.mark.parametrize(
+    "path, options, words",
+    [
+        ("s3://bucket/data.zarr", '{"sekret": "s3cr3t"}', "no option of S3"),
+        ("s3://bucket/data.zarr", "not JSON s3cr3t", "storage_options"),
+        ("s3:///data.zarr", "", "names no bucket"),
+        ("https://host/data.zarr?sig=s3cr3t", "", "has a query"),
+        ("s3://bucket/*.zarr", "", "list the stores"),
+        ("ftp://host/data.zarr", "", "URL"),
+        ("http://127.0.0.1:1/data.zarr", '{"connect_timeout": "1 second"}', "127.0.0.1"),
+    ],
+)
+def test_what_cannot_be_opened_is_refused_when_it_is_built(path, options, words):
+    with pytest.raises((RuntimeError, ValueError), match=words) as error:
+        read(path, storage_options=options)
+    assert "s3cr3t" not in str(error.value)
+
+
+def test_a_store_that_is_not_there_is_named(bucket):
+    with serving(bucket) as (server, _), pytest.raises(RuntimeError, match="no Zarr metadata"):
+        read(f"{server}/bucket/nothing.zarr")
+
+
+def test_a_pipeline_with_requests_in_flight_can_be_destroyed(bucket, rng):
+    write(bucket / "bucket" / "data.zarr", values(rng), "raw")
+    with serving(bucket, latency_s=0.5) as (server, answers):
+        pipe = Pipeline(batch_size=20, num_threads=2, device_id=None)
+        with pipe:
+            pipe.set_outputs(fn.readers.zarr(path=f"{server}/bucket/data.zarr", device="cpu"))
+        pipe.build()
+        pipe.schedule_run()
+        del pipe
+        assert answers.log
+
+
+def test_the_gpu_reads_from_a_url(bucket, rng, backend):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "zstd")
+    with serving(bucket) as (server, _):
+        pipe = build(backend, f"{server}/bucket/data.zarr", window=[2], stride=[2])
+        outputs = pipe.run()[0]
+        batch = outputs.as_cpu() if backend.device == "gpu" else outputs
+        np.testing.assert_array_equal(np.stack([np.array(sample) for sample in batch]), data[:10].reshape(5, 2, 24, 36))
