@@ -1,4 +1,4 @@
-//! A batch on its way: the memory it is written to and what is still missing in it.
+//! A batch in flight: its outputs, and the units that are not written to them yet.
 
 use crate::assemble::OutputMemory;
 use crate::error::{Error, Result};
@@ -12,15 +12,15 @@ use std::time::{Duration, Instant};
 use cudarc::driver::CudaEvent;
 use smallvec::SmallVec;
 
-/// A batch between its submission and its handing over.
+/// A batch from its submission until it is handed over.
 pub struct Batch {
-    /// The samples it holds.
+    /// The samples of the batch.
     pub samples: Vec<Drawn>,
-    /// Its number; the first of a reader is 0.
+    /// Number of the batch. The first batch of a reader has number 0.
     pub number: u64,
-    /// One per output.
+    /// The memory of each output.
     pub outputs: Vec<OutputMemory>,
-    /// GPU backend: when the outputs may be written, in the order of the allocating stream.
+    /// GPU backend: the event after which the outputs may be written, recorded on the stream that allocated them.
     pub writable: Option<CudaEvent>,
     progress: Arc<Progress>,
     state: Mutex<State>,
@@ -28,27 +28,27 @@ pub struct Batch {
 }
 
 struct State {
-    /// Units that were not finished yet, and one for the planner while it adds units.
+    /// Number of units that are not finished, plus one while the planner adds units.
     missing: usize,
-    /// What the unit went through that was finished last.
+    /// The times of the unit that was finished last.
     last: Times,
-    /// Arrays, by array and part, of which a chunk was not there.
+    /// Arrays and parts of which the store does not have a chunk.
     absent: Vec<(usize, usize)>,
     error: Option<Arc<Error>>,
 }
 
-/// When a unit had what it waited for.
+/// When the steps of a unit's chunk were done. `None`: the unit did not need the step, or it is not done yet.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Times {
-    /// Its chunk's bytes were read.
+    /// When the chunk was read.
     pub fetched: Option<Instant>,
-    /// They were decoded.
+    /// When the chunk was decoded.
     pub decoded: Option<Instant>,
-    /// By the GPU.
+    /// Whether the GPU decoded the chunk.
     pub by_gpu: bool,
 }
 
-/// How many batches are on their way and how many of them are complete: what the consumer has in store.
+/// How many batches are in flight, and how many of these are complete.
 #[derive(Debug, Default)]
 pub struct Progress {
     state: Mutex<Fill>,
@@ -57,33 +57,37 @@ pub struct Progress {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Fill {
+    /// Batches in flight.
     submitted: u64,
+    /// The most batches that were in flight at once.
     most_submitted: u64,
+    /// Complete batches in flight.
     ready: u64,
-    /// Since when all that were submitted are complete.
+    /// Since when all batches in flight are complete.
     idle_since: Option<Instant>,
 }
 
 impl Progress {
-    /// Nothing is on its way. Times are counted there.
+    /// No batch is in flight. Waiting times are added to `counters`.
     pub fn new(counters: Arc<Counters>) -> Arc<Self> {
         Arc::new(Self { state: Mutex::default(), counters })
     }
 
-    /// Complete batches that were not handed over yet, and all that were submitted.
+    /// Number of complete batches in flight, and of all batches in flight.
     pub fn fill(&self) -> (u64, u64) {
         let state = self.lock();
         (state.ready, state.submitted)
     }
 
-    /// Microseconds for which everything that was submitted was complete, with those that are not over yet.
+    /// Microseconds in which all batches in flight were complete, so that the threads waited for the consumer. Includes the wait that
+    /// is not over yet.
     pub fn waiting_consumer_us(&self) -> u64 {
         let state = self.lock();
         let idle = state.idle_since.map_or(0, |since| since.elapsed().as_micros() as u64);
         self.counters.us_waiting_consumer.get() + idle
     }
 
-    /// The most batches that were on their way at once.
+    /// The most batches that were in flight at once.
     pub fn most_submitted(&self) -> u64 {
         self.lock().most_submitted
     }
@@ -110,7 +114,7 @@ impl Progress {
         self.busy(&mut state);
     }
 
-    /// The consumer is here again, so nobody waits for it any more.
+    /// Ends a wait for the consumer and counts it.
     fn busy(&self, state: &mut Fill) {
         if let Some(since) = state.idle_since.take() {
             self.counters.us_waiting_consumer.add(since.elapsed().as_micros() as u64);
@@ -123,7 +127,7 @@ impl Progress {
 }
 
 impl Batch {
-    /// A batch whose units will be added by one planner.
+    /// A batch without units. One planner adds them.
     pub fn new(
         number: u64,
         samples: Vec<Drawn>,
@@ -136,23 +140,23 @@ impl Batch {
         Arc::new(Self { samples, number, outputs, writable, progress, state, changed: Condvar::new() })
     }
 
-    /// Adds a unit.
+    /// Adds a unit with the elements of `boxes`.
     pub fn unit(self: &Arc<Self>, output: usize, boxes: Boxes) -> PendingUnit {
         self.lock().missing += 1;
         PendingUnit { batch: self.clone(), output, boxes, times: Times::default() }
     }
 
-    /// Ends the planner's part: there are no further units.
+    /// Says that the planner has added all units.
     pub fn planned(&self) {
         self.end_part(Times::default());
     }
 
-    /// Keeps the first error.
+    /// Fails the batch. The first error is kept.
     pub fn fail(&self, error: Error) {
         self.lock().error.get_or_insert_with(|| Arc::new(error));
     }
 
-    /// Notes that a chunk of this array and part was not there. Whether it is the first of them.
+    /// Notes that the store does not have a chunk of this array and part. Returns whether it is the first one in this batch.
     pub fn note_absent(&self, array: (usize, usize)) -> bool {
         let absent = &mut self.lock().absent;
         let first = !absent.contains(&array);
@@ -162,12 +166,12 @@ impl Batch {
         first
     }
 
-    /// The arrays of which chunks were not there.
+    /// Arrays and parts of which the store does not have a chunk.
     pub fn absent(&self) -> Vec<(usize, usize)> {
         self.lock().absent.clone()
     }
 
-    /// Whether something in it failed already, so that the rest need not be done.
+    /// Whether the batch has failed, so that its other units need not be done.
     pub fn failed(&self) -> bool {
         self.lock().error.is_some()
     }
@@ -177,10 +181,11 @@ impl Batch {
         self.lock().missing == 0
     }
 
-    /// Waits until every unit is finished, looking every second whether they still can be. Counts for what it waited.
+    /// Waits until every unit is finished, and counts the waiting time by its cause. Asks `hopeless` every second whether the wait can
+    /// still end.
     ///
     /// # Errors
-    /// The first error of any unit, or what `hopeless` says.
+    /// The first error of any unit, or the error of `hopeless`.
     pub fn wait(&self, hopeless: impl Fn() -> Option<Error>) -> Result<(), Arc<Error>> {
         let since = Instant::now();
         let mut state = self.lock();
@@ -211,7 +216,7 @@ impl Batch {
         state.missing -= 1;
         if state.missing == 0 {
             state.last = times;
-            // Under the lock: who waits for the batch takes it from what is ready as soon as it can look.
+            // Under the lock, because `wait` takes the batch from the ready ones as soon as it gets the lock.
             self.progress.finished();
             self.changed.notify_all();
         }
@@ -222,25 +227,25 @@ impl Batch {
     }
 }
 
-/// Those that wait for one chunk, of which there is often one.
+/// The units that wait for one chunk. There is often only one.
 pub type PendingUnits = SmallVec<[PendingUnit; 1]>;
 
-/// A read chunk that a batch waits for. Finished when dropped, whichever way that comes.
+/// What one output of a batch needs of one read chunk. Dropping it finishes it, also after an error or a panic.
 pub struct PendingUnit {
     /// The batch.
     pub batch: Arc<Batch>,
-    /// Which output the chunk's elements go to.
+    /// Number of the output.
     pub output: usize,
-    /// Where they go.
+    /// The boxes that are copied from the chunk to the output.
     pub boxes: Boxes,
-    /// What it went through so far.
+    /// The times of the chunk so far.
     pub times: Times,
 }
 
 impl Drop for PendingUnit {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            // Whoever had it did not get to the end, and may not be able to say so.
+            // A panic of the thread that had the unit. The thread may not be able to fail the batch itself.
             self.batch.fail(Error::panic("a thread of the reader", &"a chunk was not finished"));
         }
         self.batch.end_part(self.times);
@@ -248,7 +253,7 @@ impl Drop for PendingUnit {
 }
 
 impl Times {
-    /// Counts the time between two instants by what this unit, the last of its batch, was waiting for.
+    /// Counts the time from `since` to `until` by the step that this unit, the last of its batch, waited for.
     fn count_wait(&self, since: Instant, until: Instant, counters: &Counters) {
         let mut from = since;
         let mut part = |end: Instant| {
@@ -256,7 +261,7 @@ impl Times {
             from = from.max(end);
             part.as_micros() as u64
         };
-        // Who has no such time never needed it.
+        // A step without a time was not needed.
         let fetched = self.fetched.map_or(0, &mut part);
         let decoded = self.decoded.map_or(0, &mut part);
         let rest = part(until);
@@ -296,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn the_fill_counts_complete_batches_that_nobody_took() {
+    fn the_fill_counts_complete_batches_that_were_not_handed_over() {
         let progress = Progress::new(Arc::default());
         let batches: Vec<_> =
             (0..3).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();

@@ -17,20 +17,24 @@ use crate::assemble::{Conversion, OutputMemory, conversions, device};
 use crate::batch::{Batch, Progress};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, ElementType, Joined, stacked_layout};
+use crate::decode::Queue;
 use crate::decode::chunk_cache::ChunkCache;
+use crate::decode::cpu::{CpuDecoder, scratch_bytes};
 use crate::decode::device_pool::DevicePool;
-use crate::decode::gpu_worker::{self, GpuWorker, GpuWorkerContext};
+use crate::decode::fetching::Fetching;
+use crate::decode::gpu_task::GpuTask;
+use crate::decode::gpu_worker::{GpuWorker, GpuWorkerContext};
+use crate::decode::group;
 use crate::decode::jobs::Jobs;
 use crate::decode::nvcomp::Zstd;
 use crate::decode::part::{Kind, PartPlan, PartPlans};
 use crate::decode::planner::{self, Planner};
 use crate::decode::prefetch::Prefetcher;
-use crate::decode::upload::{GdsStaging, Uploader, UploaderParts};
-use crate::decode::watchdog::{self, Watchdog};
-use crate::decode::worker::{
-    Target, WorkerContext, WorkerState, largest_pinned_bytes, largest_upload_bytes, scratch_bytes,
+use crate::decode::upload::{
+    GdsStaging, UploadContext, Uploader, UploaderParts, largest_pinned_bytes, largest_upload_bytes,
 };
-use crate::decode::{Queue, gpu_worker::GpuTask};
+use crate::decode::watchdog::{self, Watchdog};
+use crate::decode::worker::{Target, WorkerContext, WorkerState};
 use crate::error::{Error, GpuWork, Result, log_once};
 use crate::fetch::cufile::{Driver, Memory};
 use crate::fetch::scheduler::Limits;
@@ -1022,7 +1026,7 @@ impl Reader {
     /// What nvCOMP says, if it is asked.
     pub(crate) fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
         let boxes = self.boxes_of_chunk();
-        self.planned_parts().map(|(_, plan)| gpu_worker::unit_bytes(zstd, &plan.decode_path, boxes)).collect()
+        self.planned_parts().map(|(_, plan)| group::unit_bytes(zstd, &plan.decode_path, boxes)).collect()
     }
 
     /// Shares a budget out: outputs of `depth` batches, and an arena for each GPU worker.
@@ -1294,7 +1298,7 @@ impl Reader {
                 senders.reverse();
                 self.start_gpu_workers(device, &mut running)?;
                 let most_boxes = usize::try_from(self.boxes_of_chunk()).unwrap_or(usize::MAX);
-                Target::GpuWorkerContext { upload_pool, most_boxes, jobs: running.jobs.clone() }
+                Target::Gpu(UploadContext { upload_pool, most_boxes, pace: running.jobs.clone() })
             }
         };
         let fetch: Arc<dyn Fetch> = match self.device.as_ref().and_then(|device| device.cufile.clone()) {
@@ -1303,16 +1307,16 @@ impl Reader {
         };
         let index_bytes =
             self.planned_parts().filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes));
-        let workers = Arc::new(WorkerContext {
+        let fetching = Fetching {
             dataset: self.dataset.clone(),
-            parts: self.parts.clone(),
             locator: Locator::new(fetch, index_bytes.max().unwrap_or(0), self.host_bytes / Self::INDEX_SHARE),
             prefetcher,
             missing_chunks: self.options.missing_chunks,
             host_memory_bytes: self.options.most_host_memory_bytes,
-            target,
             counters: self.status.counters.clone(),
-        });
+        };
+        let decoder = CpuDecoder { fetching, parts: self.parts.clone() };
+        let workers = Arc::new(WorkerContext { decoder, target });
         for number in 0..feeders + decoders {
             running.start_worker(workers.clone(), senders.pop(), number >= feeders)?;
         }
@@ -1408,7 +1412,7 @@ impl Reader {
             verified: Arc::default(),
             parts: self.parts.clone(),
             queue: running.gpu_tasks.clone(),
-            jobs: running.jobs.clone(),
+            pace: running.jobs.clone(),
             counters: self.status.counters.clone(),
         });
         for _ in 0..device.shares.gpu_workers {
@@ -1832,14 +1836,14 @@ impl Running {
             }
             let mut state = WorkerState::new(decodes);
             loop {
-                let job = if decodes { jobs.decode(|| state.rest()) } else { jobs.feed(|| state.rest()) };
+                let job = if decodes { jobs.decode(&mut state) } else { jobs.feed(&mut state) };
                 let Some(job) = job else { break };
                 let (chunk, since) = (job.chunk().clone(), Instant::now());
                 // Streams take time to make, and many threads of a small reader never need theirs.
                 if let Some((parts, staging)) = &mut way {
                     match Uploader::new(parts.clone(), staging, watchdog.clone()) {
                         Ok(sender) => {
-                            state.send_with(sender);
+                            state.upload_with(sender);
                             way = None;
                         }
                         Err(error) => chunk.fail(error),
@@ -1851,7 +1855,7 @@ impl Running {
                     false
                 });
                 if decodes {
-                    jobs.decoder_done(decoded.then(|| chunk.place()), since);
+                    jobs.decoder_done(decoded.then(|| chunk.part()), since);
                 }
             }
         })

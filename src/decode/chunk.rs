@@ -1,9 +1,10 @@
-//! A read chunk on its way, shared by all batches that need it while it is there.
+//! A read chunk in flight, shared by all batches that need it.
 
 use super::device_pool::Allocation;
-use crate::batch::{PendingUnit, PendingUnits};
+use super::encoded::Encoded;
+use crate::assemble::{Conversion, whole_chunk};
+use crate::batch::{Batch, PendingUnit, PendingUnits};
 use crate::error::{Context, Error};
-use crate::fetch::Located;
 use crate::plan::{ChunkKey, Dims};
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,47 +12,48 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use smallvec::{SmallVec, smallvec};
 
-/// A read chunk: fetched and decoded once for all units that are added to it.
+/// A read chunk. It is read and decoded once for all units that are added to it.
 pub struct Chunk {
-    /// Which one.
+    /// Array, part and number of the chunk.
     pub key: ChunkKey,
-    /// Coordinates in the grid of read chunks of its part.
+    /// Coordinates in the part's grid of read chunks.
     pub read_chunk: Dims,
     allocation: Option<Allocation>,
-    /// Whether a thread has it.
+    /// Whether a thread has taken the chunk.
     begun: AtomicBool,
-    /// Where its bytes are, if somebody looked before.
-    place: Mutex<Option<Box<Place>>>,
+    /// Where the encoded bytes are, if the prefetcher has found them.
+    location: Mutex<Option<Box<Location>>>,
     state: Mutex<State>,
 }
 
-/// Where a chunk's bytes are, and its place for errors.
-type Place = (Located, Context);
+/// The encoded bytes of a chunk, and the chunk as the place of an error.
+type Location = (Option<Encoded>, Context);
 
 enum State {
-    /// Not decoded yet; who waits for it.
+    /// Not decoded yet. Holds the units that wait for the chunk.
     Waiting(PendingUnits),
-    /// Decoded, for as long as this value lives.
+    /// Decoded. The elements live as long as the chunk.
     Ready(Cached),
     Failed(Arc<Error>),
 }
 
-/// A decoded chunk that stays.
+/// A decoded chunk in the chunk cache.
 #[derive(Clone)]
 pub enum Cached {
-    /// The store does not have it: the fill value is meant.
+    /// The store does not have the chunk: its elements are the fill value.
     Missing,
-    /// In host memory, in native byte order.
+    /// Decoded in host memory, in native byte order.
     Host(Arc<Vec<u8>>),
-    /// In its room on the GPU.
+    /// Decoded in the chunk's allocation on the GPU.
     Device {
-        /// Whether its elements are in the other byte order.
+        /// Whether the elements are in the other byte order.
         swaps_bytes: bool,
     },
 }
 
 impl Chunk {
-    /// A chunk that `unit` waits for. With a room it stays until this value is dropped.
+    /// A chunk that `unit` waits for. A chunk with an `allocation` belongs to the chunk cache: its elements are kept until it is
+    /// dropped.
     pub fn new(
         key: ChunkKey,
         read_chunk: Dims,
@@ -63,44 +65,45 @@ impl Chunk {
             read_chunk,
             allocation,
             begun: AtomicBool::new(false),
-            place: Mutex::default(),
+            location: Mutex::default(),
             state: Mutex::new(State::Waiting(smallvec![unit])),
         })
     }
 
-    /// A thread has it from now on.
+    /// Notes that a thread has taken the chunk.
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Release);
     }
 
-    /// Whether a thread has it.
+    /// Whether a thread has taken the chunk.
     pub fn has_begun(&self) -> bool {
         self.begun.load(Ordering::Acquire)
     }
 
-    /// Keeps where its bytes are for the thread that will have it.
-    pub fn keep_place(&self, place: Place) {
-        let mut kept = self.place.lock().unwrap_or_else(PoisonError::into_inner);
-        // Who has it already has looked itself.
-        *kept = (!self.has_begun()).then(|| Box::new(place));
+    /// Keeps the location of the encoded bytes for the thread that will take the chunk.
+    pub fn keep_location(&self, location: Location) {
+        let mut kept = self.location.lock().unwrap_or_else(PoisonError::into_inner);
+        // A thread that has the chunk already has looked for its bytes itself.
+        *kept = (!self.has_begun()).then(|| Box::new(location));
     }
 
-    /// Where its bytes are, if somebody looked before.
-    pub fn take_place(&self) -> Option<Place> {
-        self.place.lock().unwrap_or_else(PoisonError::into_inner).take().map(|place| *place)
+    /// Takes the location out that [`Chunk::keep_location`] kept.
+    pub fn take_location(&self) -> Option<Location> {
+        let mut kept = self.location.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.take().map(|location| *location)
     }
 
-    /// Array and part.
-    pub fn place(&self) -> (usize, usize) {
+    /// Array and part of the chunk.
+    pub fn part(&self) -> (usize, usize) {
         (self.key.array, self.key.part)
     }
 
-    /// Where it stays.
+    /// The chunk's memory in the chunk cache, if it is cached.
     pub fn allocation(&self) -> Option<&Allocation> {
         self.allocation.as_ref()
     }
 
-    /// Adds a unit. Gives it back if the chunk is there and the unit can be assembled now.
+    /// Adds a unit. Returns the unit if the chunk is decoded already, so that the unit can be assembled now.
     pub fn add(&self, unit: PendingUnit) -> Option<PendingUnit> {
         match &mut *self.lock() {
             State::Waiting(units) => units.push(unit),
@@ -110,52 +113,64 @@ impl Chunk {
         None
     }
 
-    /// Takes the unit that waits for it the longest, and those behind it as long as all together have at most so many
-    /// boxes.
+    /// Takes the first waiting units that have at most `most_boxes` boxes in total, and at least one unit.
     pub fn take(&self, most_boxes: usize) -> PendingUnits {
         let State::Waiting(units) = &mut *self.lock() else { return PendingUnits::new() };
-        let count = first(units, most_boxes);
+        let count = fitting_units(units, most_boxes);
         units.drain(..count).collect()
     }
 
-    /// What `look` says of those that [`Chunk::take`] would take, in that order. More may have come behind them when they are
-    /// taken.
+    /// Calls `look` with each unit that [`Chunk::take`] would take now, in their order. More units may be added before they are
+    /// taken, always behind these.
     pub fn look_at<T>(
         &self,
         most_boxes: usize,
         mut look: impl FnMut(&PendingUnit) -> Option<T>,
     ) -> SmallVec<[Option<T>; 1]> {
         match &*self.lock() {
-            State::Waiting(units) => units[..first(units, most_boxes)].iter().map(&mut look).collect(),
+            State::Waiting(units) => {
+                units[..fitting_units(units, most_boxes)].iter().map(&mut look).collect()
+            }
             _ => SmallVec::new(),
         }
     }
 
-    /// What `look` says of the unit that waits for it, if there is only one.
-    pub fn only_unit<T>(&self, look: impl FnOnce(&PendingUnit) -> Option<T>) -> Option<T> {
+    /// The address in an output to which the chunk can be decoded directly, and the batch of that output. `bytes` is the size of
+    /// the decoded chunk.
+    ///
+    /// Direct output needs a chunk that is not cached, and a single unit that takes the whole chunk without a conversion.
+    pub fn direct_output(&self, conversion: &Conversion, bytes: u64) -> Option<(u64, Arc<Batch>)> {
+        if self.allocation.is_some() {
+            return None;
+        }
         match &*self.lock() {
-            State::Waiting(units) if units.len() == 1 => look(&units[0]),
+            State::Waiting(units) if units.len() == 1 => {
+                let unit = &units[0];
+                let output = unit.batch.outputs[unit.output];
+                let address = whole_chunk(&unit.boxes, conversion, bytes, output)?;
+                Some((address, unit.batch.clone()))
+            }
             _ => None,
         }
     }
 
-    /// The store does not have it. The first batch that needs it is told, which is handed over before the others. Whether it is the
-    /// batch's first of this array.
+    /// Tells the first waiting batch that the store does not have the chunk; it is handed over before the others. Returns
+    /// whether it is the first missing chunk of this array in that batch.
     pub fn note_absent(&self) -> bool {
         match &*self.lock() {
-            State::Waiting(units) => units.first().is_some_and(|first| first.batch.note_absent(self.place())),
+            State::Waiting(units) => units.first().is_some_and(|first| first.batch.note_absent(self.part())),
             _ => false,
         }
     }
 
-    /// Whether nobody needs it any more, because every batch that does has failed. One that stays may be needed by others
-    /// yet, which would wait for it for ever if it was dropped.
+    /// Whether the chunk need not be decoded, because every batch that waits for it has failed. A cached chunk never is: later
+    /// batches may wait for it, and would wait forever if it was dropped.
     pub fn is_abandoned(&self) -> bool {
         self.allocation.is_none()
             && matches!(&*self.lock(), State::Waiting(units) if units.iter().all(|unit| unit.batch.failed()))
     }
 
-    /// It is decoded. Returns who waited.
+    /// Marks the chunk as decoded. Returns the units that waited for it.
     pub fn ready(&self, cached: Cached) -> PendingUnits {
         match std::mem::replace(&mut *self.lock(), State::Ready(cached)) {
             State::Waiting(units) => units,
@@ -163,7 +178,7 @@ impl Chunk {
         }
     }
 
-    /// What is held of it, once it is ready.
+    /// The decoded chunk, once [`Chunk::ready`] was called.
     pub fn cached(&self) -> Option<Cached> {
         match &*self.lock() {
             State::Ready(cached) => Some(cached.clone()),
@@ -171,7 +186,7 @@ impl Chunk {
         }
     }
 
-    /// It cannot be read: so every batch fails that needs it, now or later.
+    /// Marks the chunk as unreadable. Fails every batch that needs it, now or later.
     pub fn fail(&self, error: Error) {
         let error = match error {
             Error::Sticky(error) => error,
@@ -187,8 +202,8 @@ impl Chunk {
     }
 }
 
-/// How many units have at most so many boxes together, and one at least if there is one.
-fn first(units: &[PendingUnit], most_boxes: usize) -> usize {
+/// How many of the first units have at most `most_boxes` boxes in total. At least one, unless there is none.
+fn fitting_units(units: &[PendingUnit], most_boxes: usize) -> usize {
     let mut boxes = 0;
     let fitting = units.iter().take_while(|unit| {
         boxes += unit.boxes.len();
@@ -200,11 +215,11 @@ fn first(units: &[PendingUnit], most_boxes: usize) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::{Batch, Progress};
+    use crate::batch::Progress;
     use crate::plan::{Boxes, CopyBox};
 
     #[test]
-    fn those_that_were_looked_at_are_the_first_that_are_taken() {
+    fn look_at_sees_the_units_that_take_takes_first() {
         let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
         let unit = |output: usize, boxes: usize| {
             let (extents, strides) = (Dims::from_slice(&[1]), Dims::from_slice(&[1]));
@@ -219,7 +234,7 @@ mod tests {
         assert!(chunk.add(unit(4, 1)).is_none());
         let outputs = |units: PendingUnits| units.iter().map(|unit| unit.output).collect::<Vec<_>>();
         assert_eq!(outputs(chunk.take(5)), [0, 1]);
-        // One at least, however many boxes it has.
+        // At least one unit, however many boxes it has.
         assert_eq!(chunk.look_at(1, |unit| Some(unit.output)).as_slice(), [Some(2)]);
         assert_eq!(outputs(chunk.take(1)), [2]);
         assert_eq!(outputs(chunk.take(usize::MAX)), [3, 4]);

@@ -1,11 +1,11 @@
-//! Which decoded chunks stay for later batches.
+//! The chunk cache: which decoded chunks are kept for later batches.
 //!
-//! The order of samples is known, so the planner looks ahead and keeps what is needed again: a chunk stays until its
-//! last use in sight. Where they do not all fit, those stay that are needed first (Belady's rule), which costs the fewest
-//! chunks that are decoded twice. What is decided depends on the order alone, not on how fast anything runs.
+//! The order of samples is known, so the planner looks ahead and notes which batches need which chunks. A chunk is cached until
+//! its last noted use. If the cache is full, the chunk whose next use is furthest away is evicted (Belady's rule), which makes
+//! the fewest chunks be decoded twice. The decisions depend on the order of samples alone, not on how fast threads run.
 //!
-//! A use in a later epoch is none: a chunk is decoded once in every epoch. Arrays that are the same for every sample are
-//! in no epoch, and where the user asked for a cache nothing is.
+//! Each epoch decodes a chunk anew: a use in another epoch does not count. Epochs play no part for arrays that are the same for every
+//! sample, nor if the user asked for a cache across epochs.
 
 use super::chunk::Chunk;
 use super::device_pool::DevicePool;
@@ -17,48 +17,50 @@ use std::sync::Arc;
 /// A chunk in an epoch.
 type Key = (ChunkKey, u64);
 
-/// The chunks that stay, and what is known of the future.
+/// The cached chunks, and the noted uses of chunks in batches ahead.
 pub struct ChunkCache {
     capacity: u64,
-    /// How far the order is looked at, in bytes of chunks and in samples,
+    /// How far ahead uses are noted, in bytes of chunks and in samples.
     sight: (u64, u64),
-    /// and in uses that are noted.
+    /// How many chunks have noted uses at most.
     most_uses: u64,
     chunks: HashMap<Key, Entry>,
-    /// The same by their next use.
+    /// The cached chunks by their next use.
     by_next: BTreeSet<(u64, Key)>,
+    /// Bytes of the cached chunks.
     kept: u64,
-    /// The batches ahead that need a chunk.
+    /// The batches ahead that need a chunk, in order.
     uses: HashMap<Key, VecDeque<u64>>,
     /// Bytes of all chunks in `uses`.
     in_sight: u64,
-    /// The first batch that was not looked at yet.
+    /// The first batch whose uses are not noted yet.
     ahead: u64,
 }
 
 struct Entry {
     chunk: Arc<Chunk>,
-    /// The epoch of its last use.
+    /// The epoch of the chunk's last use.
     epoch: Option<u64>,
     bytes: u64,
+    /// The next batch that uses the chunk.
     next: u64,
 }
 
 impl ChunkCache {
-    /// The order is looked at until so many times the capacity is in sight.
+    /// Uses are noted until their chunks have this many times the capacity.
     const SIGHT: u64 = 4;
-    /// Batches beyond the next that are looked at at least.
+    /// Uses are noted at least this many batches ahead.
     const LEAST_AHEAD: u64 = 2;
-    /// Samples that are looked at at most, where chunks are tiny.
+    /// Uses are noted at most this many samples ahead, which matters if chunks are tiny.
     const MOST_SAMPLES: u64 = 1 << 16;
-    /// The same where chunks are kept from epoch to epoch: of longer ones the end is not seen from the start.
+    /// The same if chunks are cached across epochs. In longer epochs the last samples are not noted at the start.
     const MOST_CACHED_SAMPLES: u64 = 1 << 18;
 
-    /// Memory of a chunk whose uses are noted.
+    /// Memory of one chunk's noted uses, in bytes.
     const NOTE_BYTES: u64 = 200;
 
-    /// Room for `capacity` bytes; the first batch is number `first`. `caches`: from epoch to epoch. Notes take `note_bytes`
-    /// bytes, and what the next batches need besides.
+    /// A cache of `capacity` bytes for batches from number `first` on. `caches`: chunks are cached across epochs. Noted uses take
+    /// about `note_bytes` bytes of memory at most, plus the noted uses of the next batches.
     pub fn new(capacity: u64, first: u64, caches: bool, note_bytes: u64) -> Self {
         let sight = match caches {
             false => (capacity.saturating_mul(Self::SIGHT), Self::MOST_SAMPLES),
@@ -77,12 +79,12 @@ impl ChunkCache {
         }
     }
 
-    /// Whether anything can stay at all.
+    /// Whether any chunk can be cached.
     pub fn is_enabled(&self) -> bool {
         self.capacity > 0
     }
 
-    /// The next batch to be looked at, if it should be before batch `now` is planned.
+    /// The next batch whose uses should be noted before batch `now` is planned, if any.
     pub fn wants(&self, now: u64, batch_size: u64) -> Option<u64> {
         let ahead = self.ahead.saturating_sub(now);
         let wanted = ahead <= Self::LEAST_AHEAD
@@ -92,7 +94,7 @@ impl ChunkCache {
         (self.is_enabled() && wanted).then_some(self.ahead)
     }
 
-    /// Notes that the batch that [`ChunkCache::wants`] named needs a chunk of so many bytes.
+    /// Notes that the batch that [`ChunkCache::wants`] returned uses a chunk of `bytes` bytes.
     pub fn note(&mut self, key: ChunkKey, epoch: u64, bytes: u64) {
         let uses = self.uses.entry((key, epoch)).or_insert_with(|| {
             self.in_sight += DevicePool::padded(bytes);
@@ -103,23 +105,23 @@ impl ChunkCache {
         }
     }
 
-    /// That batch is noted.
+    /// All uses of that batch are noted.
     pub fn noted(&mut self) {
         self.ahead += 1;
     }
 
-    /// The chunk, if it is here.
+    /// The chunk, if it is cached.
     pub fn find(&self, key: ChunkKey, epoch: u64) -> Option<Arc<Chunk>> {
         self.chunks.get(&(key, epoch)).map(|entry| entry.chunk.clone())
     }
 
-    /// The chunk, if it is here, is used in `epoch`. Whether it was used in another before.
+    /// Notes that a cached chunk is used in `epoch`. Returns whether its last use was in another epoch.
     pub fn touch(&mut self, key: ChunkKey, tag: u64, epoch: u64) -> bool {
         let Some(entry) = self.chunks.get_mut(&(key, tag)) else { return false };
         entry.epoch.replace(epoch).is_some_and(|last| last != epoch)
     }
 
-    /// Batch `now` uses the chunk; that use is behind us then. A chunk that is not needed again goes.
+    /// Removes the use of a chunk in batch `now` from the noted ones. Evicts the chunk if it has no further use.
     pub fn used(&mut self, key: ChunkKey, epoch: u64, now: u64, bytes: u64) {
         let next = match self.uses.get_mut(&(key, epoch)) {
             None => None,
@@ -144,8 +146,8 @@ impl ChunkCache {
         }
     }
 
-    /// The epoch among these for which the chunk should stay, if it should: it is needed again, and before others that
-    /// have to go for it, which they do.
+    /// The epoch of `epochs` for which the chunk should be cached, if it should. A chunk should be cached if a later batch uses it, and
+    /// uses it before the chunks that are evicted to make space. Evicts these.
     pub fn claim(&mut self, key: ChunkKey, epochs: &[u64], now: u64, bytes: u64) -> Option<u64> {
         let bytes = DevicePool::padded(bytes);
         let next_use = |&epoch: &u64| {
@@ -167,7 +169,7 @@ impl ChunkCache {
         Some(epoch)
     }
 
-    /// Keeps a chunk for which [`ChunkCache::claim`] agreed.
+    /// Caches a chunk for which [`ChunkCache::claim`] returned an epoch.
     pub fn keep(&mut self, chunk: Arc<Chunk>, epoch: u64, now: u64, bytes: u64) {
         let key = (chunk.key, epoch);
         let bytes = DevicePool::padded(bytes);
@@ -178,12 +180,12 @@ impl ChunkCache {
         self.chunks.insert(key, Entry { chunk, epoch: None, bytes, next });
     }
 
-    /// Bytes of the chunks that stay.
+    /// Bytes of the cached chunks.
     pub fn kept_bytes(&self) -> u64 {
         self.kept
     }
 
-    /// Removes a chunk that is not in `by_next` any more.
+    /// Evicts a chunk that was removed from `by_next` before.
     fn remove(&mut self, key: Key) {
         if let Some(entry) = self.chunks.remove(&key) {
             self.kept -= entry.bytes;
@@ -197,7 +199,7 @@ mod tests {
     use crate::batch::{Batch, Progress};
     use crate::plan::{Boxes, Dims};
 
-    /// Plans batches that each need one chunk; the chunks that had to be decoded, by batch.
+    /// Plans batches that need one chunk each. Returns the batches whose chunk had to be decoded.
     fn decoded(capacity: u64, batches: &[(u128, u64)]) -> Vec<usize> {
         let mut cache = ChunkCache::new(capacity * 256, 0, false, 1 << 20);
         let mut decoded = vec![];
@@ -225,17 +227,17 @@ mod tests {
     }
 
     #[test]
-    fn chunks_stay_until_their_last_use_and_those_needed_first_where_memory_is_short() {
+    fn chunks_are_cached_until_their_last_use_and_a_full_cache_keeps_the_chunks_with_the_nearest_use() {
         let in_epoch = |numbers: &[u128]| numbers.iter().map(|&number| (number, 0)).collect::<Vec<_>>();
         let batches = in_epoch(&[1, 2, 3, 1, 2, 2, 1]);
         assert_eq!(decoded(2, &batches), [0, 1, 2]);
-        // 2 is needed later than 1, so it does not stay in its place; nor does 1 once 2 is needed sooner.
+        // Chunk 2 is needed later than chunk 1, so chunk 1 is cached; chunk 1 is evicted once chunk 2 is needed sooner.
         assert_eq!(decoded(1, &batches), [0, 1, 2, 4, 6]);
         assert_eq!(decoded(0, &batches), [0, 1, 2, 3, 4, 5, 6]);
     }
 
     #[test]
-    fn nothing_stays_for_another_epoch() {
+    fn no_chunk_is_cached_for_another_epoch() {
         assert_eq!(decoded(4, &[(1, 0), (1, 0), (1, 1), (1, 1)]), [0, 2]);
     }
 }

@@ -1,12 +1,15 @@
-//! Memory in which decoded chunks stay for later batches.
+//! A bounded pool of device memory.
+
+use super::flush::Flush;
 
 use std::ops::Range;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use range_alloc::RangeAllocator;
 
-/// Hands out ranges of so many bytes. On the GPU backend they are addresses of device memory; on the CPU backend they
-/// only count, and each chunk is an allocation of its own.
+/// Hands out ranges of one block of device memory: for the chunk cache, and for chunks on their way to a GPU worker.
+///
+/// On the CPU backend the ranges only count against the budget of the chunk cache; the chunks themselves are in host memory.
 pub struct DevicePool {
     base: u64,
     bytes: u64,
@@ -21,17 +24,17 @@ struct State {
     closed: bool,
 }
 
-/// A range, given back when dropped.
+/// A range of a pool. Dropping it gives the range back.
 pub struct Allocation {
     pool: Arc<DevicePool>,
     range: Range<u64>,
 }
 
 impl DevicePool {
-    /// Rooms start at multiples of this.
+    /// Allocations start at multiples of this many bytes.
     const ALIGNMENT: u64 = 256;
 
-    /// Rooms in `bytes` bytes from address `base` on.
+    /// A pool of `bytes` bytes from address `base` on.
     pub fn new(base: u64, bytes: u64) -> Arc<Self> {
         // The allocator has no empty range.
         let free = RangeAllocator::new(0..bytes.max(1));
@@ -39,20 +42,17 @@ impl DevicePool {
         Arc::new(Self { base, bytes, state: Mutex::new(state), changed: Condvar::new() })
     }
 
-    /// What a chunk of that size takes.
+    /// Size of an allocation for `bytes` bytes.
     pub fn padded(bytes: u64) -> u64 {
         bytes.max(1).next_multiple_of(Self::ALIGNMENT)
     }
 
-    /// Takes a room. Waits for one as long as more than `kept` bytes are in use, since those will be given back; `None`
-    /// if there is none even then, or once the rooms are closed. Calls `before_waiting` first.
-    pub fn take(
-        self: &Arc<Self>,
-        bytes: u64,
-        kept: u64,
-        before_waiting: impl FnOnce(),
-    ) -> Option<Allocation> {
-        let mut before_waiting = Some(before_waiting);
+    /// Allocates `bytes` bytes. If the pool is full, calls `holder.flush()` once and waits.
+    ///
+    /// `kept` is the number of bytes in use that nobody will give back: it only waits while more than that is in use. Returns
+    /// `None` if there is no space even then, or once the pool is closed.
+    pub fn take(self: &Arc<Self>, bytes: u64, kept: u64, holder: &mut impl Flush) -> Option<Allocation> {
+        let mut flushed = false;
         let mut state = self.lock();
         loop {
             if state.closed {
@@ -66,9 +66,10 @@ impl DevicePool {
             if state.used <= kept {
                 return None;
             }
-            if let Some(before_waiting) = before_waiting.take() {
+            if !flushed {
+                flushed = true;
                 drop(state);
-                before_waiting();
+                holder.flush();
                 state = self.lock();
                 continue;
             }
@@ -76,18 +77,18 @@ impl DevicePool {
         }
     }
 
-    /// Ends all waiting, now and later.
+    /// Ends all waiting. Nothing is allocated from now on.
     pub fn close(&self) {
         self.lock().closed = true;
         self.changed.notify_all();
     }
 
-    /// Whether nothing is handed out any more.
+    /// Whether the pool was closed.
     pub fn is_closed(&self) -> bool {
         self.lock().closed
     }
 
-    /// Bytes that there are.
+    /// Size of the pool in bytes.
     pub fn capacity_bytes(&self) -> u64 {
         self.bytes
     }
@@ -103,12 +104,12 @@ impl DevicePool {
 }
 
 impl Allocation {
-    /// Its address.
+    /// Address of the first byte.
     pub fn address(&self) -> u64 {
         self.pool.base + self.range.start
     }
 
-    /// Its size.
+    /// Size in bytes.
     pub fn bytes(&self) -> u64 {
         self.range.end - self.range.start
     }
@@ -128,20 +129,29 @@ impl Drop for Allocation {
 mod tests {
     use super::*;
 
+    /// Holds an allocation until it is flushed.
+    struct Holder(Option<Allocation>);
+
+    impl Flush for Holder {
+        fn flush(&mut self) {
+            self.0 = None;
+        }
+    }
+
     #[test]
-    fn who_finds_no_room_waits_only_for_what_will_be_given_back() {
+    fn take_waits_only_for_bytes_that_will_be_given_back() {
         let pool = DevicePool::new(1000, 600);
-        let kept = pool.take(256, 0, || ()).unwrap();
-        let going = pool.take(10, 0, || ()).unwrap();
-        assert_eq!((kept.address(), going.address(), going.bytes()), (1000, 1256, 256));
-        assert!(pool.take(256, 512, || ()).is_none());
+        let kept = pool.take(256, 0, &mut ()).unwrap();
+        let held = pool.take(10, 0, &mut ()).unwrap();
+        assert_eq!((kept.address(), held.address(), held.bytes()), (1000, 1256, 256));
+        assert!(pool.take(256, 512, &mut ()).is_none());
         let waiting = std::thread::spawn({
             let pool = pool.clone();
-            move || pool.take(256, 256, || drop(going)).map(|allocation| allocation.address())
+            move || pool.take(256, 256, &mut Holder(Some(held))).map(|allocation| allocation.address())
         });
         assert_eq!(waiting.join().unwrap(), Some(1256));
         assert_eq!(pool.peak_bytes(), 512);
         pool.close();
-        assert!(pool.take(1, 0, || ()).is_none());
+        assert!(pool.take(1, 0, &mut ()).is_none());
     }
 }

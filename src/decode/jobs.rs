@@ -1,12 +1,15 @@
-//! The chunks that are to be read, and who takes which.
+//! The queue of jobs.
 //!
-//! Two kinds of threads take them: feeders, which read for the GPU, and decoders, which read and decode on the CPU.
+//! Two kinds of threads take jobs: feeders read chunks for the GPU, decoders read and decode chunks on the CPU.
 
 use super::chunk::Chunk;
+use super::encoded::Encoded;
+use super::flush::Flush;
+use super::job::Job;
+use super::pace::Pace;
 use super::part::{Kind, PartPlans};
 use super::policy::{Backlog, Policy};
 use super::prefetch::Prefetcher;
-use super::worker::Job;
 use crate::batch::Progress;
 use crate::error::{Context, Result};
 use crate::fetch::{Arrive, Located};
@@ -15,13 +18,13 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Work for both kinds of threads.
+/// The jobs of both kinds of threads, and the policy that says which thread takes which chunk.
 pub struct Jobs {
     parts: Arc<PartPlans>,
-    /// There are no decoders.
+    /// Whether there are no decoders.
     alone: bool,
     progress: Arc<Progress>,
-    /// Told of what will be read.
+    /// Is told which chunks will be read.
     prefetcher: Arc<Prefetcher>,
     origin: Instant,
     state: Mutex<State>,
@@ -31,11 +34,14 @@ pub struct Jobs {
 
 #[derive(Default)]
 struct State {
+    /// For feeders only: chunks of [`Kind::Plain`].
     plain: VecDeque<Job>,
+    /// For both: chunks of [`Kind::Either`].
     either: Backlog<Job>,
+    /// For decoders only: chunks of [`Kind::Cpu`], and units to assemble.
     cpu: VecDeque<Job>,
     policy: Policy,
-    /// Threads that wait.
+    /// Number of waiting feeders and decoders.
     waiting: [usize; 2],
     closed: bool,
 }
@@ -44,10 +50,10 @@ const FEEDERS: usize = 0;
 const DECODERS: usize = 1;
 
 impl Jobs {
-    /// Who waits for what the CPU keeps back looks again so often.
+    /// A feeder that waits for chunks that the policy reserves for the CPU asks the policy again after this time.
     const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-    /// No work yet.
+    /// An empty queue for a reader with `decoders` decoder threads.
     pub fn new(
         parts: Arc<PartPlans>,
         decoders: usize,
@@ -66,7 +72,7 @@ impl Jobs {
         })
     }
 
-    /// Adds work behind all other. It is dropped once this is closed.
+    /// Adds jobs at the end. They are dropped once the queue is closed.
     pub fn push(&self, jobs: Vec<Job>) {
         self.prefetcher.push(jobs.iter().filter_map(Job::read));
         let mut state = self.lock();
@@ -76,7 +82,7 @@ impl Jobs {
         self.look_at_fill(&mut state);
         let (mut for_feeders, mut for_decoders) = (0, 0);
         for job in jobs {
-            let plan = &self.parts[job.chunk().place()];
+            let plan = &self.parts[job.chunk().part()];
             match (plan.kind, &job) {
                 (Kind::Cpu, _) | (_, Job::Assemble(..)) => {
                     for_decoders += 1;
@@ -103,39 +109,34 @@ impl Jobs {
         }
     }
 
-    /// The next job of a feeder. Calls `before_waiting` before it waits for one. `None` once this is closed.
-    pub fn feed(&self, before_waiting: impl FnMut()) -> Option<Job> {
-        self.next(FEEDERS, before_waiting, |state| {
+    /// The next job of a feeder. If there is none, calls `holder.flush()` once and waits. `None` once the queue is closed.
+    pub fn feed(&self, holder: &mut impl Flush) -> Option<Job> {
+        self.next(FEEDERS, holder, |state| {
             let plain = state.plain.pop_front();
             plain.or_else(|| state.either.for_gpu(&mut state.policy, self.now(), self.alone))
         })
     }
 
-    /// The next job of a decoder, which tells [`Jobs::decoder_done`] when it is done.
-    pub fn decode(&self, before_waiting: impl FnMut()) -> Option<Job> {
-        self.next(DECODERS, before_waiting, |state| {
+    /// As [`Jobs::feed`], for a decoder. The decoder calls [`Jobs::decoder_done`] after the job.
+    pub fn decode(&self, holder: &mut impl Flush) -> Option<Job> {
+        self.next(DECODERS, holder, |state| {
             let job = state.cpu.pop_front().or_else(|| state.either.for_cpu(&state.policy))?;
             state.policy.cpu_begins(self.now());
             Some(job)
         })
     }
 
-    /// A decoder is done with a job on which it began at `since`: it decoded a chunk of this array and part, or there was
-    /// nothing to decode.
+    /// A decoder has finished the job that it began at `since`. `decoded`: array and part of the chunk that it decoded, if it
+    /// decoded one.
     pub fn decoder_done(&self, decoded: Option<(usize, usize)>, since: Instant) {
         let (seconds, now) = (since.elapsed().as_secs_f64(), self.now());
         match decoded {
-            Some(place) => self.lock().policy.cpu_ends(self.parts[place].chunk_bytes, seconds, now),
+            Some(part) => self.lock().policy.cpu_ends(self.parts[part].chunk_bytes, seconds, now),
             None => self.lock().policy.cpu_gives_up(),
         }
     }
 
-    /// The GPU is done with chunks of so many decoded bytes, of which the first arrived at `since`.
-    pub fn decoded_on_gpu(&self, bytes: u64, since: Instant) {
-        self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
-    }
-
-    /// The consumer wants a batch, and has to wait for it or not.
+    /// The consumer asks for the next batch. `waits`: the batch is not complete yet.
     pub fn wanted(&self, waits: bool) {
         let (ready, submitted) = self.progress.fill();
         let mut state = self.lock();
@@ -150,29 +151,13 @@ impl Jobs {
         }
     }
 
-    /// The consumer got a batch for which it had waited.
+    /// The consumer got a batch that it had to wait for.
     pub fn handed_over(&self) {
         let mut state = self.lock();
         state.policy.handed_over(self.now());
     }
 
-    /// Whether chunks, the first of which has waited so long, may go on waiting for others to go to the GPU with them.
-    pub fn has_time(&self, waited: Duration) -> bool {
-        if waited.as_secs_f64() >= Policy::PATIENCE {
-            return false;
-        }
-        let (ready, submitted) = self.progress.fill();
-        // Without the lock where there is most to do.
-        ready > 0 && self.lock().policy.has_time(ready, submitted)
-    }
-
-    /// Whether the GPU should keep to few multiprocessors with its next chunks, and leave the others to the model.
-    pub fn keeps_to_few(&self, decodes: bool) -> bool {
-        let (ready, submitted) = self.progress.fill();
-        self.lock().policy.keeps_to_few(decodes, ready, submitted)
-    }
-
-    /// Ends all waiting and drops what is left.
+    /// Closes the queue: drops all jobs and ends all waiting.
     pub fn close(&self) {
         let mut state = self.lock();
         state.closed = true;
@@ -187,12 +172,12 @@ impl Jobs {
     fn next(
         &self,
         side: usize,
-        mut before_waiting: impl FnMut(),
+        holder: &mut impl Flush,
         mut take: impl FnMut(&mut State) -> Option<Job>,
     ) -> Option<Job> {
         let changed = if side == FEEDERS { &self.feeders } else { &self.decoders };
         let mut state = self.lock();
-        let mut prepared = false;
+        let mut flushed = false;
         loop {
             if state.closed {
                 return None;
@@ -204,14 +189,14 @@ impl Jobs {
                 job.chunk().begin();
                 return Some(job);
             }
-            if !prepared {
-                prepared = true;
+            if !flushed {
+                flushed = true;
                 drop(state);
-                before_waiting();
+                holder.flush();
                 state = self.lock();
                 continue;
             }
-            // What the CPU keeps back for itself may change while nothing happens.
+            // The bytes that the policy reserves for the CPU shrink with time, without any call that would wake this feeder.
             let looks_again = side == FEEDERS && !state.either.is_empty() && state.policy.gpu_helps();
             state.waiting[side] += 1;
             state = match looks_again {
@@ -225,7 +210,7 @@ impl Jobs {
         }
     }
 
-    /// Tells the policy how many batches are complete, and those who sleep if the GPU helps from now on.
+    /// Tells the policy how many batches are complete. Wakes the feeders if the GPU helps from now on.
     fn look_at_fill(&self, state: &mut State) {
         let helped = state.policy.gpu_helps();
         let (ready, submitted) = self.progress.fill();
@@ -247,12 +232,32 @@ impl Jobs {
 impl Arrive<Arc<Chunk>> for Jobs {
     fn arrived(&self, chunk: Arc<Chunk>, found: Result<(Located, Context)>) {
         match found {
-            Ok(place) => {
-                chunk.keep_place(place);
+            Ok((located, at)) => {
+                chunk.keep_location((Encoded::located(located), at));
                 self.push(vec![Job::Read(chunk)]);
             }
             Err(error) => chunk.fail(error),
         }
+    }
+}
+
+impl Pace for Jobs {
+    fn has_time(&self, waited: Duration) -> bool {
+        if waited.as_secs_f64() >= Policy::PATIENCE {
+            return false;
+        }
+        let (ready, submitted) = self.progress.fill();
+        // Under full load no batch is ready, and the lock is not needed.
+        ready > 0 && self.lock().policy.has_time(ready, submitted)
+    }
+
+    fn keeps_to_sm_partition(&self, decodes: bool) -> bool {
+        let (ready, submitted) = self.progress.fill();
+        self.lock().policy.keeps_to_few(decodes, ready, submitted)
+    }
+
+    fn decoded_on_gpu(&self, bytes: u64, since: Instant) {
+        self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
     }
 }
 
@@ -263,7 +268,8 @@ mod tests {
     use crate::decode::part::tests::plans;
     use crate::plan::{Boxes, ChunkKey, Dims};
 
-    /// Jobs of three arrays, one of each kind, and a batch with a unit for each of so many chunks.
+    /// A queue for three arrays, one of each kind, with a read job for a chunk of each array in `arrays`, and the batch that needs
+    /// these chunks.
     fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
         let progress = Progress::new(Arc::default());
         let parts = plans(&[Kind::Plain, Kind::Either, Kind::Cpu], 100);
@@ -283,25 +289,25 @@ mod tests {
     }
 
     #[test]
-    fn each_kind_of_chunk_goes_to_those_who_can_take_it() {
+    fn each_kind_of_chunk_goes_to_the_threads_that_can_take_it() {
         let (jobs, _batch) = jobs(2, &[1, 0, 2, 1]);
-        // Nothing is ready, so that the GPU helps, but what both can do comes behind what only one can.
-        assert_eq!(taken(jobs.decode(|| ())), Some((2, 2)));
-        assert_eq!(taken(jobs.decode(|| ())), Some((1, 0)));
-        assert_eq!(taken(jobs.feed(|| ())), Some((0, 1)));
-        assert_eq!(taken(jobs.feed(|| ())), Some((1, 3)));
+        // No batch is ready, so the GPU helps. Chunks that only one kind of thread can take come first.
+        assert_eq!(taken(jobs.decode(&mut ())), Some((2, 2)));
+        assert_eq!(taken(jobs.decode(&mut ())), Some((1, 0)));
+        assert_eq!(taken(jobs.feed(&mut ())), Some((0, 1)));
+        assert_eq!(taken(jobs.feed(&mut ())), Some((1, 3)));
     }
 
     #[test]
     fn without_decoders_feeders_take_everything() {
         let (jobs, _batch) = jobs(0, &[1, 1]);
         jobs.wanted(false);
-        assert_eq!(taken(jobs.feed(|| ())), Some((1, 0)));
-        assert_eq!(taken(jobs.feed(|| ())), Some((1, 1)));
+        assert_eq!(taken(jobs.feed(&mut ())), Some((1, 0)));
+        assert_eq!(taken(jobs.feed(&mut ())), Some((1, 1)));
     }
 
     #[test]
-    fn feeders_that_sleep_are_woken_when_the_gpu_begins_to_help() {
+    fn waiting_feeders_are_woken_when_the_gpu_begins_to_help() {
         let progress = Progress::new(Arc::default());
         let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
         let batches: Vec<_> =
@@ -309,7 +315,7 @@ mod tests {
         let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, Boxes::new())).collect();
         let mut units = units.into_iter();
         batches.iter().for_each(|batch| batch.planned());
-        // All but the last two batches are complete, so that the GPU does not help.
+        // All but the last two batches are complete, so the GPU does not help.
         units.by_ref().take(6).for_each(drop);
         let chunk = |(number, unit)| {
             let key = ChunkKey { array: 0, part: 0, number };
@@ -318,26 +324,32 @@ mod tests {
         jobs.push((0..).zip(units).map(chunk).collect());
         let feeder = std::thread::spawn({
             let jobs = jobs.clone();
-            move || taken(jobs.feed(|| ()))
+            move || taken(jobs.feed(&mut ()))
         });
         while jobs.lock().waiting[FEEDERS] == 0 {
             std::thread::yield_now();
         }
-        // They are taken, one after the other, and nothing is complete any more. A decoder is the first to see that.
+        // The consumer takes the complete batches, so that none is ready any more. A decoder is the first to see that.
         batches[..6].iter().for_each(|batch| batch.wait(|| None).unwrap());
-        assert_eq!(taken(jobs.decode(|| ())), Some((0, 0)));
+        assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
         assert_eq!(feeder.join().unwrap(), Some((0, 1)));
     }
 
     #[test]
-    fn who_waits_is_prepared_first_and_woken_by_work_or_the_end() {
+    fn a_thread_flushes_before_it_waits_and_is_woken_by_a_job_or_the_end() {
+        struct Flushes(usize);
+        impl Flush for Flushes {
+            fn flush(&mut self) {
+                self.0 += 1;
+            }
+        }
         let (jobs, batch) = jobs(1, &[]);
         let waiting = std::thread::spawn({
             let jobs = jobs.clone();
             move || {
-                let mut prepared = 0;
-                let first = taken(jobs.decode(|| prepared += 1));
-                (first, taken(jobs.decode(|| prepared += 1)), prepared)
+                let mut flushes = Flushes(0);
+                let first = taken(jobs.decode(&mut flushes));
+                (first, taken(jobs.decode(&mut flushes)), flushes.0)
             }
         });
         let key = ChunkKey { array: 2, part: 0, number: 7 };
@@ -346,10 +358,10 @@ mod tests {
             std::thread::yield_now();
         }
         jobs.close();
-        let (first, second, prepared) = waiting.join().unwrap();
+        let (first, second, flushes) = waiting.join().unwrap();
         assert_eq!((first, second), (Some((2, 7)), None));
-        assert!((1..=2).contains(&prepared));
-        // What comes later is dropped, and its unit finished.
+        assert!((1..=2).contains(&flushes));
+        // A job that is pushed after the end is dropped, and its unit is finished.
         jobs.push(vec![Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))]);
         assert!(batch.is_ready());
     }

@@ -1,12 +1,30 @@
-//! From read chunks to elements in outputs: a planner that shares chunks between batches, workers on the CPU, GPU workers on
-//! the GPU, queues between them.
+//! From encoded bytes to elements in outputs: jobs are queued, worker threads read chunks and decode or upload them, GPU workers
+//! decode the uploaded chunks in groups.
+//!
+//! ```text
+//!   planner ----> jobs ----> worker: fetching -> cpu ----------------------> outputs (CPU backend)
+//!      |           |                         \-> upload -> gpu_worker -----> outputs (GPU backend)
+//!      |         policy                                        ^  group: sizes, work list
+//!      '------------ units of cached chunks -------------------'
+//! ```
+//!
+//! [`chunk`], [`job`], [`gpu_task`], [`encoded`] and [`part`] are the values that pass between these. The policy says which chunks the
+//! GPU takes; workers and GPU workers see it as [`pace`]. Pools call [`flush`] before they wait.
 
 pub mod chunk;
 pub mod chunk_cache;
+pub mod cpu;
 pub mod device_pool;
+pub mod encoded;
+pub mod fetching;
+pub mod flush;
+pub mod gpu_task;
 pub mod gpu_worker;
+pub mod group;
+pub mod job;
 pub mod jobs;
 pub mod nvcomp;
+pub mod pace;
 pub mod part;
 pub mod planner;
 mod policy;

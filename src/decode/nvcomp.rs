@@ -13,56 +13,56 @@ use nvcomp_sys::{Nvcomp, nvcompBatchedZstdDecompressOpts_t, nvcompStatus_t, nvco
 /// nvCOMP's zstd decoder.
 pub struct Zstd {
     nvcomp: Nvcomp,
-    /// Scratch memory of one frame, by its size: asking nvCOMP takes microseconds, and groups are formed chunk by chunk.
+    /// Scratch bytes of one frame, by its decoded size. Asking nvCOMP takes microseconds, and groups are formed chunk by chunk.
     scratch_of_one: Mutex<HashMap<u64, u64>>,
 }
 
 const _: () =
     assert!(DeviceMemory::ALIGNMENT as usize >= nvcomp_sys::nvcompZstdRequiredDecompressionAlignment);
 
-/// The sum of what a call decodes.
+/// Count and sizes of the frames that one call decodes.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Frames {
-    /// How many frames.
+    /// Number of frames.
     pub count: u64,
-    /// Decoded bytes of the largest.
+    /// Decoded bytes of the largest frame.
     pub largest: u64,
-    /// Decoded bytes of all.
+    /// Decoded bytes of all frames.
     pub total: u64,
 }
 
 impl Frames {
-    /// With one frame more.
+    /// Adds a frame of `bytes` decoded bytes.
     pub fn with(self, bytes: u64) -> Self {
         Self { count: self.count + 1, largest: self.largest.max(bytes), total: self.total + bytes }
     }
 }
 
-/// Frames on the device: addresses of arrays, of which `count` entries from `first` on are meant.
+/// nvCOMP's arrays of frames in device memory. A call decodes `count` frames from frame `first` on.
 #[derive(Clone, Copy, Debug)]
 pub struct FramesOnDevice {
-    /// The first meant entry.
+    /// The first frame that is decoded.
     pub first: usize,
-    /// How many entries are meant.
+    /// Number of frames that are decoded.
     pub count: usize,
     /// Decoded bytes of the largest frame.
     pub largest: u64,
-    /// Addresses of the encoded frames.
+    /// Array of the addresses of encoded frames.
     pub encoded: u64,
-    /// Their sizes.
+    /// Array of the sizes of encoded frames.
     pub encoded_bytes: u64,
-    /// Addresses of the decoded bytes.
+    /// Array of the addresses that frames are decoded to.
     pub decoded: u64,
-    /// How much room is there.
+    /// Array of the sizes of these destinations.
     pub decoded_bytes: u64,
-    /// How much was written; filled by nvCOMP.
+    /// Array of the numbers of bytes written; filled by nvCOMP.
     pub actual_bytes: u64,
-    /// 4 bytes for each frame; filled by nvCOMP.
+    /// Array of statuses, 4 bytes for each frame; filled by nvCOMP.
     pub statuses: u64,
 }
 
 impl FramesOnDevice {
-    /// Address of the first meant entry of an array of 8-byte entries.
+    /// Address of the entry of frame `first` in an array of 8-byte entries.
     fn at(&self, array: u64) -> u64 {
         array + self.first as u64 * 8
     }
@@ -77,7 +77,7 @@ impl FramesOnDevice {
 }
 
 impl Zstd {
-    /// Sizes of frames that are remembered.
+    /// Number of frame sizes in `scratch_of_one`.
     const MOST_SIZES: usize = 4096;
 
     /// Loads nvCOMP.
@@ -88,9 +88,11 @@ impl Zstd {
         Ok(Self { nvcomp: nvcomp_sys::open()?, scratch_of_one: Mutex::default() })
     }
 
-    /// What calls usually need as scratch memory, for forming groups: so much for each frame as for the largest. Not a bound: nvCOMP 5.3 assumes fewer sequences
-    /// than zstd makes at level 19 (measured: 877,872 bytes promised and 888,368 needed for a chunk of 288,000, which
-    /// ended the CUDA context), so that [`Zstd::decompress`] asks again with the chunks at hand.
+    /// The scratch bytes that a call with `frames` usually needs: for each frame as much as for the largest. Used to form groups.
+    ///
+    /// This is not a bound. nvCOMP 5.3 assumes fewer sequences than zstd makes at level 19: for a chunk of 288,000 bytes it promised
+    /// 877,872 and needed 888,368 bytes (measured), which ended the CUDA context. So [`Zstd::decompress`] asks nvCOMP again with
+    /// the frames themselves.
     ///
     /// # Errors
     /// What nvCOMP says.
@@ -115,29 +117,31 @@ impl Zstd {
             )
         };
         self.check("nvcompBatchedZstdDecompressGetTempSizeAsync", status)?;
-        // Sizes of frames are those of chunks or of Blosc's blocks; few.
+        // A frame is a chunk or a block of Blosc, so there are few sizes.
         if known.len() < Self::MOST_SIZES {
             known.insert(frames.largest, bytes as u64);
         }
         Ok(bytes as u64 * frames.count)
     }
 
-    /// Enqueues the decoding of frames, in as many calls as the scratch memory asks for. Waits for the stream, because
-    /// nvCOMP looks at the frames to say what it needs; this took 0.05 ms for 48 of them (H200, 2026-11-20).
+    /// Enqueues the decoding of frames, in several calls if the scratch memory is too small for one.
+    ///
+    /// Waits for the stream, because nvCOMP reads the frames to say how much scratch memory it needs. That took 0.05 ms for 48
+    /// frames (H200, 2026-11-20).
     ///
     /// # Errors
     /// What nvCOMP says, or scratch memory that is too small for one frame.
     ///
     /// # Safety
-    /// The arrays have an entry for each frame, filled when the stream has come here, and stay with all that they
-    /// point to until the stream has passed, as does `scratch`.
+    /// The arrays have an entry for each frame, which work enqueued before has filled. The arrays, the memory that they point to and
+    /// `scratch` are valid until the stream has executed the call.
     pub unsafe fn decompress(
         &self,
         stream: &CudaStream,
         frames: &FramesOnDevice,
         scratch: Range<u64>,
     ) -> Result<()> {
-        let room = scratch.end - scratch.start;
+        let scratch_bytes = scratch.end - scratch.start;
         let options = nvcompBatchedZstdDecompressOpts_t::default();
         let raw_stream = stream.cu_stream().cast();
         let mut needed = 0;
@@ -156,7 +160,7 @@ impl Zstd {
             )
         };
         self.check("nvcompBatchedZstdDecompressGetTempSizeSync", status)?;
-        if needed as u64 > room {
+        if needed as u64 > scratch_bytes {
             if frames.count > 1 {
                 let (front, back) = frames.halves();
                 // SAFETY: parts of the same arrays; calls that share the scratch memory follow one another.
@@ -166,7 +170,7 @@ impl Zstd {
             }
             return Err(Error::Budget {
                 name: "device_memory_budget",
-                budget_bytes: room,
+                budget_bytes: scratch_bytes,
                 needed_bytes: needed as u64,
                 what: "nvCOMP's scratch memory for one chunk".into(),
             });

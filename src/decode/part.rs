@@ -6,34 +6,34 @@ use crate::dataset::ArrayInfo;
 
 use std::ops::Index;
 
-/// Who can take the read chunks of a part of an array.
+/// Which threads can take the read chunks of a part of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// There is nothing to decode: they are only read, by feeders.
+    /// The chunks are not encoded: feeders only read them.
     Plain,
-    /// The GPU decodes them, or the CPU: the policy says.
+    /// The GPU or the CPU decodes the chunks: the policy decides.
     Either,
-    /// Only the CPU decodes them.
+    /// Only the CPU can decode the chunks.
     Cpu,
 }
 
 /// How the read chunks of one part of an array are decoded. An array has one part for each store that is joined.
 #[derive(Debug)]
 pub struct PartPlan {
-    /// Where they are decoded, and with what. On the CPU backend every chain is decoded by the CPU.
+    /// Where the chunks are decoded, and with which chain. The CPU backend decodes every chain on the CPU.
     pub decode_path: DecodePath,
-    /// The chain, if the CPU decodes it without zarrs.
+    /// The codec chain, if the CPU can decode it without zarrs.
     pub direct_chain: Option<GpuChain>,
-    /// Who can take them.
+    /// Which threads can take the chunks.
     pub kind: Kind,
-    /// What happens to their elements.
+    /// How elements become output elements.
     pub conversion: Conversion,
-    /// Bytes of a decoded one.
+    /// Size of a decoded chunk in bytes.
     pub chunk_bytes: u64,
 }
 
 impl PartPlan {
-    /// The plan for an array whose chunks take this decode path, on the GPU backend or not.
+    /// The plan for an array whose chunks take `decode_path`. `on_gpu`: for the GPU backend.
     pub fn new(array: &ArrayInfo, decode_path: DecodePath, conversion: Conversion, on_gpu: bool) -> Self {
         let kind = match &decode_path {
             DecodePath::Cpu(_) => Kind::Cpu,
@@ -49,7 +49,7 @@ impl PartPlan {
     }
 }
 
-/// The plans of all parts of all arrays; the index is array and part.
+/// The plans of all parts of all arrays, indexed by array and part.
 #[derive(Debug)]
 pub struct PartPlans(Vec<Vec<PartPlan>>);
 
@@ -83,7 +83,7 @@ pub(crate) mod tests {
     use super::*;
     use crate::dataset::{ElementType, StoredType};
 
-    /// Arrays of one part each, of these kinds and chunks of so many bytes.
+    /// Plans for one array of each kind in `kinds`, each with one part and chunks of `chunk_bytes` bytes.
     pub(crate) fn plans(kinds: &[Kind], chunk_bytes: u64) -> PartPlans {
         let plan = |&kind: &Kind| {
             let read = StoredType::Element(ElementType::Float32);

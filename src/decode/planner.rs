@@ -1,13 +1,14 @@
-//! The planner's thread: turns batches into work, and shares chunks between them.
+//! The planner turns batches into jobs and shares chunks between batches.
 
 use super::Queue;
 use super::chunk::Chunk;
 use super::chunk_cache::ChunkCache;
 use super::device_pool::DevicePool;
-use super::gpu_worker::GpuTask;
+use super::flush::Flush;
+use super::gpu_task::GpuTask;
+use super::job::Job;
 use super::jobs::Jobs;
 use super::part::PartPlans;
-use super::worker::Job;
 use crate::batch::Batch;
 use crate::fetch;
 use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
@@ -18,52 +19,59 @@ use crate::trace::{self, Stage};
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// The parts of arrays that are not in files of this machine, and who fetches their chunks.
+/// The parts of arrays whose chunks are not in files of this machine.
 pub struct Remote {
-    /// Fetches chunks, which then come to the jobs.
+    /// Fetches the chunks, and queues each when its bytes have arrived.
     pub fetcher: Arc<fetch::Remote<Arc<Chunk>>>,
-    /// By array and part.
+    /// Array and part.
     pub parts: HashSet<(usize, usize)>,
 }
 
 impl Remote {
-    fn has(&self, part: (usize, usize)) -> bool {
-        self.parts.contains(&part)
+    /// Takes the jobs out that read chunks of these parts, and fetches the chunks.
+    fn take_from(&self, jobs: &mut Vec<Job>) {
+        let is_remote = |job: &mut Job| job.read().is_some_and(|chunk| self.parts.contains(&chunk.part()));
+        for job in jobs.extract_if(.., is_remote) {
+            if let Job::Read(chunk) = job {
+                let (part, cell) = (chunk.part(), chunk.read_chunk.clone());
+                self.fetcher.fetch(chunk, part, &cell);
+            }
+        }
     }
 }
 
 /// Plans batches one after the other.
 pub struct Planner {
-    /// The windows that samples are.
+    /// The window of each sample.
     pub windows: Windows,
-    /// The arrays.
+    /// Shapes and chunk grids of the arrays.
     pub geometry: Arc<[ArrayGeometry]>,
-    /// Where they go.
+    /// Where windows are placed in the outputs.
     pub placing: Arc<[OutputGeometry]>,
-    /// How their chunks are decoded.
+    /// How the chunks of the arrays are decoded.
     pub parts: Arc<PartPlans>,
-    /// Samples of a batch.
+    /// Number of samples in a batch.
     pub batch_size: u64,
-    /// To look ahead in.
+    /// The order of samples, to look ahead in.
     pub order: Order,
-    /// What stays.
+    /// Decides which chunks are cached.
     pub chunk_cache: ChunkCache,
-    /// Whether chunks stay from epoch to epoch.
+    /// Whether chunks are cached across epochs.
     pub caches: bool,
-    /// Where it stays.
+    /// The memory of cached chunks.
     pub cache_pool: Arc<DevicePool>,
-    /// Where work goes.
+    /// The queue of the worker threads.
     pub jobs: Arc<Jobs>,
-    /// Where chunks go first that are not in files of this machine.
+    /// Fetches the chunks that are not in files of this machine, before they are queued.
     pub remote: Option<Remote>,
-    /// GPU backend: where units go whose chunks are on the GPU already.
+    /// GPU backend: the queue of the GPU workers, for units whose chunks are on the GPU already.
     pub gpu_tasks: Option<Arc<Queue<GpuTask>>>,
-    /// What is counted.
+    /// The counters of the reader.
     pub counters: Arc<Counters>,
 }
 
 impl Planner {
-    /// Plans a batch.
+    /// Plans a batch and queues its jobs.
     pub fn plan(&mut self, batch: &Arc<Batch>) {
         let _range = trace::range(Stage::Plan, batch.number);
         while let Some(ahead) = self.chunk_cache.wants(batch.number, self.batch_size) {
@@ -73,7 +81,12 @@ impl Planner {
         let tasks = plan_batch(&self.windows, &self.geometry, &self.placing, samples);
         let mut epochs: Vec<u64> = batch.samples.iter().map(|drawn| drawn.epoch).collect();
         epochs.dedup();
-        let mut jobs = vec![];
+        let mut planned = PlannedJobs {
+            list: vec![],
+            jobs: &self.jobs,
+            gpu_tasks: self.gpu_tasks.as_deref(),
+            remote: self.remote.as_ref(),
+        };
         let mut used = vec![];
         let now = epochs.last().copied().unwrap_or_default();
         for ChunkTask { output, chunk: key, read_chunk, boxes } in tasks {
@@ -89,32 +102,32 @@ impl Planner {
                     self.counters.cache_hits.add(1);
                 }
                 if let Some(unit) = chunk.add(unit) {
-                    jobs.push(Job::Assemble(chunk, Box::new(unit)));
+                    planned.list.push(Job::Assemble(chunk, Box::new(unit)));
                 }
                 continue;
             }
             let epoch = self.chunk_cache.claim(key, epochs, batch.number, bytes);
             let allocation = epoch.and_then(|_| {
-                // Rooms that are given back are those of units on their way, so these have to be.
-                self.cache_pool.take(bytes, self.chunk_cache.kept_bytes(), || self.push(&mut jobs))
+                // Allocations come back when the jobs of evicted chunks are done, so the planned jobs have to be queued first.
+                self.cache_pool.take(bytes, self.chunk_cache.kept_bytes(), &mut planned)
             });
-            let stays = allocation.is_some();
+            let is_cached = allocation.is_some();
             let chunk = Chunk::new(key, read_chunk, allocation, unit);
-            if let (Some(epoch), true) = (epoch, stays) {
+            if let (Some(epoch), true) = (epoch, is_cached) {
                 self.chunk_cache.keep(chunk.clone(), epoch, batch.number, bytes);
                 if self.caches {
                     self.chunk_cache.touch(key, epoch, now);
                 }
             }
-            jobs.push(Job::Read(chunk));
+            planned.list.push(Job::Read(chunk));
         }
-        self.push(&mut jobs);
+        planned.flush();
         for (key, epoch, bytes) in used {
             self.chunk_cache.used(key, epoch, batch.number, bytes);
         }
     }
 
-    /// The epochs that uses of an array are counted in: none if it is the same for every sample.
+    /// The epochs in which uses of an array count. Epoch 0 stands for all if epochs play no part for the array.
     fn epochs<'a>(&self, array: usize, epochs: &'a [u64]) -> &'a [u64] {
         if self.counts_epochs(array) { epochs } else { &[0] }
     }
@@ -123,34 +136,38 @@ impl Planner {
         self.geometry[array].follows_samples() && !self.caches
     }
 
-    /// Notes which chunks a later batch needs.
+    /// Notes which chunks batch number `ahead` uses.
     fn look_at(&mut self, ahead: u64) {
         for drawn in self.order.batch(ahead) {
             touched_chunks(&self.windows, &self.geometry, drawn.sample, |key| {
-                let epoch =
-                    if self.geometry[key.array].follows_samples() && !self.caches { drawn.epoch } else { 0 };
+                let counts_epochs = self.geometry[key.array].follows_samples() && !self.caches;
+                let epoch = if counts_epochs { drawn.epoch } else { 0 };
                 self.chunk_cache.note(key, epoch, self.parts[(key.array, key.part)].chunk_bytes);
             });
         }
         self.chunk_cache.noted();
     }
+}
 
-    /// Sends work on its way.
-    fn push(&self, jobs: &mut Vec<Job>) {
-        if let Some(remote) = &self.remote {
-            for job in jobs.extract_if(.., |job| job.read().is_some_and(|chunk| remote.has(chunk.place()))) {
-                if let Job::Read(chunk) = job {
-                    let (place, cell) = (chunk.place(), chunk.read_chunk.clone());
-                    remote.fetcher.fetch(chunk, place, &cell);
-                }
-            }
+/// The jobs of a batch that are not queued yet. Flushing queues them.
+struct PlannedJobs<'a> {
+    list: Vec<Job>,
+    jobs: &'a Jobs,
+    gpu_tasks: Option<&'a Queue<GpuTask>>,
+    remote: Option<&'a Remote>,
+}
+
+impl Flush for PlannedJobs<'_> {
+    fn flush(&mut self) {
+        if let Some(remote) = self.remote {
+            remote.take_from(&mut self.list);
         }
-        let Some(gpu_tasks) = &self.gpu_tasks else {
-            self.jobs.push(std::mem::take(jobs));
+        let Some(gpu_tasks) = self.gpu_tasks else {
+            self.jobs.push(std::mem::take(&mut self.list));
             return;
         };
         let (mut reads, mut cached) = (vec![], vec![]);
-        for job in jobs.drain(..) {
+        for job in self.list.drain(..) {
             match job {
                 Job::Assemble(chunk, unit) => cached.push(GpuTask::cached(chunk, *unit)),
                 read @ Job::Read(_) => reads.push(read),

@@ -1,61 +1,61 @@
-//! Chunks that will be read soon, so that the system fetches them from storage while the threads are busy with others.
+//! Prefetching of cold files: which chunks the system should read into the page cache before a thread needs them.
 //!
-//! A thread that reads what is not in the page cache waits for storage, and storage waits while the thread decodes. With as
-//! many threads as cores neither is ever fully used. So when a chunk was found cold, those behind it are announced to the
-//! system, in the order in which they are needed and a bounded way ahead, until chunk after chunk is found in the page cache.
-//! Where an inner chunk is says the index of its shard, which is cold too, and is waited for behind all that was announced.
-//! So indexes are announced further ahead.
+//! A thread that reads a cold file waits for storage, and storage idles while the thread decodes. With as many threads as cores
+//! neither is ever fully used. So once a chunk was found cold, the chunks behind it are prefetched, in the order in which they are
+//! needed and a bounded number of bytes ahead. Prefetching ends when many chunks in a row were found in the page cache.
+//!
+//! The location of an inner chunk is in the index of its sharded chunk. The index is cold too, and reading it would wait behind
+//! all prefetched chunks. So indexes are prefetched further ahead than chunks.
 #![forbid(unsafe_code)]
 
 use super::chunk::Chunk;
-use crate::fetch::Blob;
+use super::encoded::Encoded;
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// What is to be announced, and what was.
+/// The chunks to prefetch, and the prefetched chunks that no thread has taken yet.
 #[derive(Default)]
 pub struct Prefetcher {
-    /// So many chunks in a row have to be found in the page cache until nothing is announced any more.
+    /// Prefetching ends when this many more chunks in a row were found in the page cache. 0: prefetching is off.
     cold: AtomicU32,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Chunks that no thread has begun with, in the order in which they are needed.
+    /// Chunks to be read that are not prefetched, in the order in which they are needed.
     coming: VecDeque<Weak<Chunk>>,
-    /// The first so many of these were handed out by [`Prefetcher::next_indexes`].
+    /// How many of the first chunks in `coming` [`Prefetcher::next_indexes`] has returned.
     indexes_given: usize,
-    /// Those that were announced, with their bytes.
+    /// Prefetched chunks with their encoded bytes.
     prefetched: VecDeque<(Weak<Chunk>, u64)>,
-    /// So many are being announced.
+    /// Number of chunks that threads are prefetching now.
     prefetching: usize,
-    /// Bytes of both.
+    /// Encoded bytes of `prefetched` and `prefetching`.
     bytes: u64,
-    /// Of the largest chunk of those that were announced last.
+    /// Encoded bytes of the largest chunk in the group that was prefetched last.
     typical: u64,
 }
 
 impl Prefetcher {
-    /// Announced at once, which storage reads within some hundredths of a second; and the same in chunks.
+    /// The most bytes and chunks ahead. Storage reads that many bytes within some hundredths of a second.
     const MOST: (u64, usize) = (64 << 20, 256);
-    /// What is announced together, so that neighbours can be joined, is so many bytes and chunks at most. More would keep a
-    /// thread from its own chunk.
+    /// The most bytes and chunks of a group: chunks that one thread prefetches together, so that neighbouring ranges can be joined.
+    /// Larger groups would keep the thread from its own chunk for too long.
     const GROUP: (u64, usize) = (8 << 20, 32);
-    /// Indexes of the shards of so many chunks behind what is announced. A quarter of it was slower (benches/NOTES.md).
+    /// Indexes are prefetched for this many chunks behind the prefetched ones. A quarter of it was slower (benches/NOTES.md).
     const INDEXES_AHEAD: usize = 1024;
-    /// A store that is not cold any more is taken for one that is until so many chunks were found in the page cache.
+    /// Prefetching ends when this many chunks in a row were found in the page cache.
     const PATIENCE: u32 = 64;
 
-    /// Whether chunks are to be announced.
+    /// Whether prefetching is on.
     pub fn is_active(&self) -> bool {
         self.cold.load(Ordering::Relaxed) > 0
     }
 
-    /// Whether a chunk was found in the page cache that nobody had announced.
+    /// Notes whether a chunk that was not prefetched was found in the page cache.
     pub fn observe(&self, cached: bool) {
         if !cached {
             self.cold.store(Self::PATIENCE, Ordering::Relaxed);
@@ -65,15 +65,15 @@ impl Prefetcher {
         let _ = self.cold.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less);
     }
 
-    /// These chunks will be read, behind all others.
+    /// Notes that `chunks` will be read, after all chunks that were pushed before.
     pub fn push<'a>(&self, chunks: impl Iterator<Item = &'a Arc<Chunk>>) {
         let mut state = self.lock();
-        // Here too, because otherwise nothing is taken out while the store is in the page cache.
+        // While prefetching is off, nothing else removes chunks.
         state.forget_begun();
         state.coming.extend(chunks.map(Arc::downgrade));
     }
 
-    /// Chunks whose shards' indexes are to be announced now, each handed out once.
+    /// The next chunks whose shard indexes should be prefetched. Each chunk is returned once.
     pub fn next_indexes(&self) -> Vec<Arc<Chunk>> {
         if !self.is_active() {
             return vec![];
@@ -86,8 +86,8 @@ impl Prefetcher {
         state.coming.range(from..until).filter_map(waiting).collect()
     }
 
-    /// Hands the next chunks to `prefetch`, if there are any and it is not too early. It says how many bytes it announced, if
-    /// it did. They are neighbours in time: no other thread gets those between them.
+    /// Calls `prefetch` with each chunk of the next group, unless enough is prefetched already. `prefetch` returns the bytes that it
+    /// prefetched, or `None` if the chunk is in the page cache. No other thread gets a chunk of the same group.
     pub fn prefetch(&self, mut prefetch: impl FnMut(&Arc<Chunk>) -> Option<u64>) {
         if !self.is_active() {
             return;
@@ -113,11 +113,11 @@ impl Prefetcher {
 }
 
 impl State {
-    /// The chunks to announce next, and the bytes that are reserved for them.
+    /// The next group of chunks, and the bytes that are reserved for it.
     fn next_group(&mut self) -> (Vec<Arc<Chunk>>, u64) {
         self.forget_begun();
         let (most_bytes, most_chunks) = Prefetcher::MOST;
-        // The first one says how large they are.
+        // A first group of one chunk tells how large chunks are.
         let count = Prefetcher::GROUP.0.checked_div(self.typical).unwrap_or(1);
         let count = count.clamp(1, Prefetcher::GROUP.1 as u64) as usize;
         let before_last = (count - 1) as u64 * self.typical;
@@ -138,7 +138,7 @@ impl State {
         self.coming.pop_front()
     }
 
-    /// Removes the chunks that threads have begun with, as far as they are the first.
+    /// Removes chunks that threads have begun with from the front of both queues.
     fn forget_begun(&mut self) {
         while self.coming.front().is_some_and(|chunk| waiting(chunk).is_none()) {
             self.pop();
@@ -152,21 +152,15 @@ impl State {
     }
 }
 
-/// The same bytes in as few ranges as they can be read in.
-pub fn joined(mut places: Vec<(Arc<dyn Blob>, Range<u64>)>) -> Vec<(Arc<dyn Blob>, Range<u64>)> {
-    // Where a file is in memory says nothing, but keeps its ranges together.
-    places.sort_by_key(|(blob, range)| (Arc::as_ptr(blob).addr(), range.start));
-    places.dedup_by(|(blob, next), (last_blob, last)| {
-        let neighbours = Arc::ptr_eq(blob, last_blob) && next.start <= last.end;
-        if neighbours {
-            last.end = last.end.max(next.end);
-        }
-        neighbours
-    });
-    places
+/// Joins touching ranges of the same file.
+pub fn joined(mut ranges: Vec<Encoded>) -> Vec<Encoded> {
+    // The address of a file in memory has no meaning, but sorts the ranges of a file together.
+    ranges.sort_by_key(|encoded| (Arc::as_ptr(encoded.blob()).addr(), encoded.range().start));
+    ranges.dedup_by(|next, last| last.join(next));
+    ranges
 }
 
-/// A chunk with which no thread has begun.
+/// The chunk, unless a thread has begun with it or it is not needed any more.
 fn waiting(chunk: &Weak<Chunk>) -> Option<Arc<Chunk>> {
     chunk.upgrade().filter(|chunk| !chunk.has_begun())
 }
@@ -175,6 +169,7 @@ fn waiting(chunk: &Weak<Chunk>) -> Option<Arc<Chunk>> {
 mod tests {
     use super::*;
     use crate::batch::{Batch, Progress};
+    use crate::fetch::Blob;
     use crate::plan::{Boxes, ChunkKey, Dims};
 
     fn chunks(count: u128) -> Vec<Arc<Chunk>> {
@@ -185,7 +180,7 @@ mod tests {
             .collect()
     }
 
-    /// Numbers of the next chunks, each announced with so many bytes.
+    /// Prefetches the next group, `bytes` bytes for each chunk. Returns the numbers of its chunks.
     fn next(prefetcher: &Prefetcher, bytes: u64) -> Vec<u128> {
         let mut numbers = vec![];
         prefetcher.prefetch(|chunk| {
@@ -196,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_are_announced_in_order_a_bounded_way_ahead() {
+    fn chunks_are_prefetched_in_order_a_bounded_way_ahead() {
         let (prefetcher, chunks) = (Prefetcher::default(), chunks(7));
         prefetcher.push(chunks.iter());
         assert!(next(&prefetcher, 1).is_empty(), "nothing was cold");
@@ -205,21 +200,21 @@ mod tests {
         let half = Prefetcher::MOST.0 / 2;
         assert_eq!((next(&prefetcher, half), next(&prefetcher, half)), (vec![1], vec![2]));
         assert!(next(&prefetcher, half).is_empty());
-        // Somebody else is faster than the announcement.
+        // Another thread takes chunk 3 before it is prefetched.
         chunks[3].begin();
         chunks[1].begin();
         assert_eq!(next(&prefetcher, half), [4]);
         assert!(next(&prefetcher, half).is_empty());
         chunks[2].begin();
         chunks[4].begin();
-        // In the page cache: it takes no room.
+        // A chunk in the page cache does not count.
         prefetcher.prefetch(|_| None);
         assert_eq!(prefetcher.lock().bytes, 0);
         assert_eq!((next(&prefetcher, half), next(&prefetcher, half)), (vec![6], vec![]));
     }
 
     #[test]
-    fn small_chunks_are_announced_in_groups() {
+    fn small_chunks_are_prefetched_in_groups() {
         let (prefetcher, chunks) = (Prefetcher::default(), chunks(1000));
         prefetcher.push(chunks.iter());
         prefetcher.observe(false);
@@ -228,7 +223,7 @@ mod tests {
         assert_eq!(next(&prefetcher, bytes), (1..17).collect::<Vec<_>>());
         let prefetched: usize =
             std::iter::repeat_with(|| next(&prefetcher, bytes).len()).take_while(|&n| n > 0).sum();
-        // No group that would not fit.
+        // A group that would exceed the limit is not prefetched.
         let most = (Prefetcher::MOST.0 / bytes) as usize;
         assert!((most - 16..=most).contains(&(17 + prefetched)), "{prefetched}");
         chunks[..20].iter().for_each(|chunk| chunk.begin());
@@ -236,12 +231,12 @@ mod tests {
     }
 
     #[test]
-    fn what_several_threads_are_announcing_counts() {
+    fn chunks_that_several_threads_are_prefetching_count() {
         let (prefetcher, chunks) = (Prefetcher::default(), chunks(1000));
         prefetcher.push(chunks.iter());
         prefetcher.observe(false);
         assert_eq!(next(&prefetcher, 1), [0]);
-        // Each begins before the one before it has ended.
+        // Each call begins before the call before it has ended.
         fn all(prefetcher: &Prefetcher) -> usize {
             let (mut count, mut others) = (0, None);
             prefetcher.prefetch(|_| {
@@ -257,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn each_chunk_is_scouted_once_a_bounded_way_behind_what_is_announced() {
+    fn each_index_is_prefetched_once_a_bounded_way_behind_the_prefetched_chunks() {
         let (prefetcher, chunks) = (Prefetcher::default(), chunks(4000));
         prefetcher.push(chunks.iter());
         let indexes_given = || {
@@ -271,7 +266,7 @@ mod tests {
         assert_eq!(indexes_given(), (0..most).collect::<Vec<_>>());
         next(&prefetcher, 1);
         assert_eq!(indexes_given(), [most]);
-        // Those that are behind already are nobody's concern any more.
+        // Indexes of chunks that were taken already are not prefetched.
         chunks[..2000].iter().for_each(|chunk| chunk.begin());
         assert_eq!(indexes_given(), (2000..2000 + most).collect::<Vec<_>>());
         chunks.iter().for_each(|chunk| chunk.begin());
@@ -296,11 +291,11 @@ mod tests {
             }
         }
         let blobs: [Arc<dyn Blob>; 2] = [Arc::new(Nothing), Arc::new(Nothing)];
-        let of = |blob: usize, range| (blobs[blob].clone(), range);
-        let places = vec![of(0, 8..12), of(1, 4..8), of(0, 0..4), of(0, 4..8), of(1, 0..3), of(0, 13..14)];
-        let mut ranges: Vec<_> = joined(places)
+        let of = |blob: usize, range| Encoded::new(blobs[blob].clone(), range);
+        let encoded = vec![of(0, 8..12), of(1, 4..8), of(0, 0..4), of(0, 4..8), of(1, 0..3), of(0, 13..14)];
+        let mut ranges: Vec<_> = joined(encoded)
             .into_iter()
-            .map(|(blob, range)| (usize::from(!Arc::ptr_eq(&blob, &blobs[0])), range))
+            .map(|joined| (usize::from(!Arc::ptr_eq(joined.blob(), &blobs[0])), joined.range().clone()))
             .collect();
         ranges.sort_by_key(|(blob, range)| (*blob, range.start));
         assert_eq!(ranges, [(0, 0..12), (0, 13..14), (1, 0..3), (1, 4..8)]);
@@ -308,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn it_ends_when_chunk_after_chunk_is_in_the_page_cache() {
+    fn prefetching_ends_when_chunk_after_chunk_is_in_the_page_cache() {
         let prefetcher = Prefetcher::default();
         prefetcher.observe(true);
         assert!(!prefetcher.is_active());
@@ -323,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_needed_any_more_is_not_kept() {
+    fn chunks_that_threads_have_taken_are_forgotten() {
         let prefetcher = Prefetcher::default();
         for _ in 0..10 {
             let chunks = chunks(100);

@@ -4,8 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// First in, first out, for any number of threads on both sides. How much is in it is bounded by who fills it: units
-/// exist for submitted batches only.
+/// A first-in, first-out queue for any number of producers and consumers. It has no bound of its own: producers only push units of
+/// submitted batches, and the number of these is bounded.
 pub struct Queue<T> {
     state: Mutex<State<T>>,
     changed: Condvar,
@@ -13,9 +13,9 @@ pub struct Queue<T> {
 
 struct State<T> {
     items: VecDeque<T>,
-    /// Since when there are some.
+    /// Since when there have been items.
     since: Option<Instant>,
-    /// Somebody waits for more of them, before all others.
+    /// Whether a consumer is waiting for more items to take together. The other consumers wait until it has taken them.
     gathers: bool,
     closed: bool,
 }
@@ -28,6 +28,7 @@ impl<T> Default for Queue<T> {
 }
 
 impl<T> State<T> {
+    /// Updates `since` after items were added or taken.
     fn look_at_clock(&mut self) {
         match self.items.is_empty() {
             true => self.since = None,
@@ -37,7 +38,7 @@ impl<T> State<T> {
 }
 
 impl<T> Queue<T> {
-    /// Who waits for more looks again so often.
+    /// A consumer that waits for more items asks again after this time.
     const GLANCE: Duration = Duration::from_millis(1);
 
     /// Adds items at the end. They are dropped if the queue is closed.
@@ -68,9 +69,11 @@ impl<T> Queue<T> {
         self.changed.notify_all();
     }
 
-    /// Waits for an item and takes it with all that follow, as long as `fits` agrees. The first is always taken. Before that it
-    /// waits for more of them while `patient` agrees, which is told for how long there have been some; others wait for its
-    /// end. What does not fit has waited already. `None` once the queue is closed.
+    /// Waits for an item, then takes the items from the front for which `fits` returns true, and always the first one. Returns
+    /// `None` once the queue is closed.
+    ///
+    /// Before it takes items, it waits for more of them as long as `patient` returns true. `patient` gets the time since the
+    /// queue was last empty. Items that do not fit are not waited for a second time.
     pub fn pop_group(
         &self,
         patient: impl Fn(Duration) -> bool,
@@ -102,7 +105,7 @@ impl<T> Queue<T> {
         }
         state.look_at_clock();
         if !state.items.is_empty() {
-            // Those who were told of them found somebody else waiting.
+            // Consumers that were notified of these items went back to waiting, because this one was gathering.
             self.changed.notify_one();
         }
         Some(group)
@@ -131,10 +134,10 @@ mod tests {
     fn groups_end_where_the_next_item_does_not_fit() {
         let queue = Queue::default();
         queue.push([5, 1, 2, 9, 1]);
-        let mut room = 8;
+        let mut space = 8;
         let mut take = |item: &i32| {
-            room -= item;
-            room >= 0
+            space -= item;
+            space >= 0
         };
         assert_eq!(queue.pop_group(|_| false, &mut take), Some(vec![5, 1, 2]));
         assert_eq!(queue.pop_group(|_| false, |_| false), Some(vec![9]));
@@ -142,11 +145,11 @@ mod tests {
     }
 
     #[test]
-    fn who_is_patient_gets_what_comes_meanwhile_and_the_others_what_is_left() {
+    fn a_patient_consumer_gets_the_items_that_come_meanwhile_and_the_others_the_rest() {
         let queue = std::sync::Arc::new(Queue::default());
         let patient = std::thread::spawn({
             let queue = queue.clone();
-            // Until the third item is there.
+            // Waits until the third item is in the queue.
             move || queue.pop_group(|_| queue.lock().items.len() < 3, |&item| item < 3)
         });
         queue.push([1]);
@@ -156,7 +159,10 @@ mod tests {
         let other = std::thread::spawn({
             let queue = queue.clone();
             let has_waited = |waited| {
-                assert!(waited >= Duration::from_millis(5), "what is left over has waited with the others");
+                assert!(
+                    waited >= Duration::from_millis(5),
+                    "the item that is left has waited together with the others"
+                );
                 false
             };
             move || queue.pop_group(has_waited, |_| true)
@@ -184,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_wakes_who_waits_and_drops_the_rest() {
+    fn closing_wakes_waiting_consumers_and_drops_the_items() {
         let queue = std::sync::Arc::new(Queue::<u8>::default());
         let waiting = std::thread::spawn({
             let queue = queue.clone();

@@ -4,12 +4,12 @@ use std::collections::HashSet;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// A read chunk as its file holds it now.
+/// A read chunk in one version of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Identity(u64);
 
 impl Identity {
-    /// Of the read chunk at `cell` of array and part `array`, in a file of that version.
+    /// Identity of the read chunk at `cell` of the array and part `array`, in version `file_version` of its file.
     pub fn new(array: (usize, usize), cell: &[u64], file_version: u64) -> Self {
         let mut hasher = DefaultHasher::new();
         (array, cell, file_version).hash(&mut hasher);
@@ -17,7 +17,7 @@ impl Identity {
     }
 }
 
-/// The valid chunks of a reader.
+/// The chunks of a reader that were found valid.
 ///
 /// Checking zstd frames before nvCOMP decodes them costs a third of its speed (benches/NOTES.md), and every epoch reads
 /// the same files.
@@ -25,15 +25,15 @@ impl Identity {
 pub struct VerifiedChunks(Mutex<HashSet<Identity>>);
 
 impl VerifiedChunks {
-    /// The most chunks that are remembered, some 16 bytes each; those beyond are checked every time.
+    /// The most chunks that are remembered, at about 16 bytes each. Further chunks are checked every time.
     const MAX: usize = 4 << 20;
 
-    /// Whether a chunk was found valid before.
+    /// Whether `chunk` was found valid before.
     pub fn contains(&self, chunk: Identity) -> bool {
         self.lock().contains(&chunk)
     }
 
-    /// Remembers valid chunks.
+    /// Remembers `chunks` as valid.
     pub fn extend(&self, chunks: impl Iterator<Item = Identity>) {
         let mut verified = self.lock();
         for chunk in chunks {
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_chunk_whose_file_changed_is_another() {
+    fn a_chunk_of_a_changed_file_has_another_identity() {
         let verified = VerifiedChunks::default();
         let chunk = Identity::new((0, 1), &[2, 3], 7);
         verified.extend([chunk].into_iter());

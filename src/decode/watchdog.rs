@@ -1,4 +1,4 @@
-//! Watches what a thread waits for on the GPU, so that a GPU which never answers holds up neither the consumer nor the destructor.
+//! Finds threads that wait for a GPU that never answers, so that neither the consumer nor the destructor waits forever.
 
 use crate::error::{Context, Error, GpuWork};
 
@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What one thread waits for on the GPU, if it does.
+/// The GPU work that one thread waits for, if it waits for the GPU.
 #[derive(Debug, Default)]
 pub struct Watchdog(Mutex<Option<Busy>>);
 
@@ -19,20 +19,22 @@ struct Busy {
 }
 
 impl Watchdog {
-    /// Nothing sound takes nearly as long: a call of nvCOMP with 48 chunks of 3.28 MB took 0.03 s (H200, 2026-11-20).
+    /// A wait longer than this is taken for a GPU that does not answer. A call of nvCOMP with 48 chunks of 3.28 MB took 0.03 s
+    /// (H200, 2026-11-20).
     const LIMIT: Duration = Duration::from_secs(60);
-    /// Threads beside one that is stuck have so long to end.
+    /// Once one thread is stuck, [`join`] gives the others this time to end.
     const GRACE: Duration = Duration::from_secs(2);
-    /// [`join`] asks again so often.
+    /// [`join`] looks for ended threads once in this time.
     const POLL: Duration = Duration::from_micros(200);
 
-    /// The thread waits for the GPU until the returned value is dropped: for so many chunks, the first of which is `first`.
+    /// Notes that the thread waits for the GPU until the returned value is dropped. It waits for `chunks` chunks, the first of which
+    /// is `first`.
     pub fn waits(&self, work: GpuWork, first: Option<&Context>, chunks: usize) -> Waiting<'_> {
         *self.lock() = Some(Busy { since: Instant::now(), work, first: first.cloned(), chunks });
         Waiting(self)
     }
 
-    /// An error if the GPU does not come to an end with it.
+    /// An error if the thread has waited for longer than the limit.
     pub fn stuck(&self) -> Option<Error> {
         let busy = self.lock();
         let busy = busy.as_ref().filter(|busy| busy.since.elapsed() > Self::LIMIT)?;
@@ -49,7 +51,7 @@ impl Watchdog {
     }
 }
 
-/// A wait for the GPU. It ends when this is dropped.
+/// A wait for the GPU. Dropping it ends the wait.
 pub struct Waiting<'a>(&'a Watchdog);
 
 impl Drop for Waiting<'_> {
@@ -58,8 +60,9 @@ impl Drop for Waiting<'_> {
     }
 }
 
-/// Waits for threads to end. Whether all ended: once one is stuck in the GPU, the others have a little time left, since they may
-/// be stuck as well where nothing watches them. Panics of threads are not passed on.
+/// Waits for threads to end, and returns whether all did. Panics of threads are not passed on.
+///
+/// Once a thread is stuck, the others get a short time to end: they may be stuck in a call that no watchdog watches.
 pub fn join<'a>(threads: impl IntoIterator<Item = (&'a Watchdog, JoinHandle<()>)>) -> bool {
     let mut threads: Vec<_> = threads.into_iter().collect();
     let mut until: Option<Instant> = None;
@@ -84,7 +87,7 @@ pub fn join<'a>(threads: impl IntoIterator<Item = (&'a Watchdog, JoinHandle<()>)
 pub(crate) mod tests {
     use super::*;
 
-    /// A thread's wait for a GPU that has not answered for longer than anything takes.
+    /// Makes `watchdog` look as if its thread had waited for longer than the limit.
     pub(crate) fn set_stuck(watchdog: &Watchdog) {
         let since = Instant::now().checked_sub(Watchdog::LIMIT + Duration::from_secs(1)).unwrap();
         *watchdog.lock() = Some(Busy { since, work: GpuWork::Copying, first: None, chunks: 1 });
@@ -104,7 +107,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn threads_that_end_are_joined_and_those_that_are_stuck_are_left() {
+    fn threads_that_end_are_joined_and_stuck_threads_are_left() {
         let (stuck, sound) = (Watchdog::default(), Watchdog::default());
         set_stuck(&stuck);
         let (release, held) = std::sync::mpsc::channel::<()>();
@@ -114,7 +117,7 @@ pub(crate) mod tests {
             std::thread::spawn(move || _ = held.lock().unwrap().recv())
         };
         let ends = std::thread::spawn(|| std::thread::sleep(Duration::from_millis(20)));
-        // One that nothing watches may hang as well.
+        // A thread whose watchdog says nothing may hang as well.
         assert!(!join([(&stuck, hangs()), (&sound, hangs()), (&sound, ends)]));
         drop(release);
         assert!(join([(&sound, std::thread::spawn(|| ()))]));

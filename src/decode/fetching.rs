@@ -1,0 +1,122 @@
+//! Finds the encoded bytes of chunks, and prefetches the bytes of chunks that will be read soon.
+
+use super::chunk::Chunk;
+use super::encoded::Encoded;
+use super::prefetch::{self, Prefetcher};
+use crate::codec;
+use crate::dataset::{ArrayInfo, Dataset};
+use crate::error::{Context, Error, Result};
+use crate::fetch::Locator;
+use crate::options::MissingChunks;
+use crate::stats::Counters;
+
+use std::sync::Arc;
+
+/// Finds and prefetches the encoded bytes of the chunks of a reader.
+pub struct Fetching {
+    /// The arrays.
+    pub dataset: Arc<Dataset>,
+    /// Finds chunks in files.
+    pub locator: Locator,
+    /// Knows which chunks will be read.
+    pub prefetcher: Arc<Prefetcher>,
+    /// What a missing chunk means.
+    pub missing_chunks: MissingChunks,
+    /// The host memory that the reader may use. An encoded chunk without another bound is no longer than that.
+    pub host_memory_bytes: u64,
+    /// The counters of the reader.
+    pub counters: Arc<Counters>,
+}
+
+impl Fetching {
+    /// The array of a chunk.
+    pub fn array(&self, chunk: &Chunk) -> &ArrayInfo {
+        self.dataset.part(chunk.key.array, chunk.key.part)
+    }
+
+    /// Finds the encoded bytes of a chunk, and the chunk as the place of later errors. `None` for a missing chunk that stands for
+    /// the fill value.
+    ///
+    /// # Errors
+    /// Files that cannot be opened, shard indexes that cannot be right, a store that changed, and missing chunks if these are an
+    /// error.
+    pub fn find(&self, chunk: &Chunk) -> Result<(Option<Encoded>, Context)> {
+        let (located, at) = match chunk.take_location() {
+            Some(location) => location,
+            None => {
+                let (located, at) = self.locate(chunk)?;
+                if let Some(encoded) = &located
+                    && !self.prefetcher.is_active()
+                    && !encoded.blob().is_cached(encoded.range())
+                {
+                    self.prefetcher.observe(false);
+                }
+                (located, at)
+            }
+        };
+        match located {
+            Some(encoded) => {
+                self.counters.chunks_read.add(1);
+                self.counters.bytes_read.add(encoded.bytes());
+                Ok((Some(encoded), at))
+            }
+            None if self.missing_chunks == MissingChunks::Fill => {
+                self.counters.chunks_missing.add(1);
+                // A chunk may be absent because the whole store is gone. The store is checked here for the first missing chunk of
+                // a batch, and for all of them when the batch is handed over.
+                if chunk.note_absent() {
+                    self.array(chunk).check_present()?;
+                }
+                Ok((None, at))
+            }
+            None => {
+                self.array(chunk).check_present()?;
+                Err(Error::MissingChunk { at })
+            }
+        }
+    }
+
+    /// Prefetches chunks that will be read soon, if the store is not in the page cache.
+    pub fn prefetch(&self) {
+        for chunk in self.prefetcher.next_indexes() {
+            self.locator.prefetch_index(chunk.part(), self.array(&chunk), &chunk.read_chunk);
+        }
+        let mut ranges = vec![];
+        self.prefetcher.prefetch(|chunk| {
+            // An error comes back when the chunk is read.
+            let Ok((Some(encoded), at)) = self.locate(chunk) else { return None };
+            let (blob, range) = (encoded.blob(), encoded.range());
+            let cached = blob.is_cached(range);
+            self.prefetcher.observe(cached);
+            if cached {
+                return None;
+            }
+            let bytes = encoded.bytes();
+            self.counters.chunks_prefetched.add(1);
+            let may_stay_open = blob.may_stay_open();
+            // A file that others have open, as a shard, is kept open anyway.
+            if may_stay_open || Arc::strong_count(blob) > 1 {
+                ranges.push(encoded.clone());
+            } else {
+                blob.will_need(range.clone());
+            }
+            if may_stay_open {
+                chunk.keep_location((Some(encoded), at));
+            }
+            Some(bytes)
+        });
+        for joined in prefetch::joined(ranges) {
+            joined.blob().will_need(joined.range().clone());
+        }
+    }
+
+    /// The longest encoded chunk of an array that is read, in bytes.
+    pub fn most_encoded_bytes(&self, array: &ArrayInfo) -> u64 {
+        array.codec.encoded_bound.map_or(self.host_memory_bytes, codec::lenient_bound)
+    }
+
+    fn locate(&self, chunk: &Chunk) -> Result<(Option<Encoded>, Context)> {
+        let (located, at) = self.locator.locate(chunk.part(), self.array(chunk), &chunk.read_chunk)?;
+        Ok((Encoded::located(located), at))
+    }
+}

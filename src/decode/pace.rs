@@ -1,0 +1,19 @@
+//! The policy as workers and GPU workers see it.
+
+use std::time::{Duration, Instant};
+
+/// Answers how urgent the GPU's work is, and is told what the GPU has decoded.
+///
+/// [`Jobs`](super::jobs::Jobs) implements it: one lock guards the policy and the queues that it decides about.
+pub trait Pace: Send + Sync {
+    /// Whether chunks may wait for more chunks to be decoded together with them. `waited` is the time since the first of them
+    /// arrived on the GPU.
+    fn has_time(&self, waited: Duration) -> bool;
+
+    /// Whether the GPU worker should run its next group on the SM partition and leave the other multiprocessors to the model.
+    /// `decodes`: the group holds chunks that the GPU decodes.
+    fn keeps_to_sm_partition(&self, decodes: bool) -> bool;
+
+    /// The GPU has decoded chunks of `bytes` decoded bytes in total. The first of them was read at `since`.
+    fn decoded_on_gpu(&self, bytes: u64, since: Instant);
+}

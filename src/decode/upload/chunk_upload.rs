@@ -1,0 +1,370 @@
+//! What a worker does with a chunk on the GPU backend.
+
+use super::destination::{Copies, Destination, Destinations, UploadContext, copy_to_all};
+use super::submission::OnComplete;
+use super::uploader::Uploader;
+use crate::batch::{PendingUnits, Times};
+use crate::codec::{DecodePath, GpuChain, Prepared, Work};
+use crate::dataset::ArrayInfo;
+use crate::decode::chunk::Chunk;
+use crate::decode::cpu::{CpuDecoder, Scratch, check_plain_size};
+use crate::decode::device_pool::Allocation;
+use crate::decode::encoded::Encoded;
+use crate::decode::gpu_task::{GpuTask, OnDevice, Payload, misalignment};
+use crate::decode::verified::Identity;
+use crate::error::{Context, Error, Result, log_once};
+use crate::fetch::cufile::Handle;
+use crate::gpu::PinnedBuffer;
+use crate::trace::{self, Stage};
+
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// The upload of one chunk.
+pub struct ChunkUpload<'a> {
+    decoder: &'a CpuDecoder,
+    chunk: &'a Arc<Chunk>,
+    array: &'a ArrayInfo,
+    destinations: Destinations<'a>,
+}
+
+/// The bytes of a chunk in pinned memory or already on the GPU.
+struct Filled {
+    /// How the GPU decodes the bytes.
+    work: Work,
+    /// Where they start in their slot.
+    start: u64,
+    times: Times,
+    /// Whether it is the GPU that decodes them.
+    by_gpu: bool,
+    identity: Option<Identity>,
+}
+
+impl Filled {
+    fn new(work: Work, times: Times) -> Self {
+        Self { work, start: 0, times, by_gpu: false, identity: None }
+    }
+}
+
+impl<'a> ChunkUpload<'a> {
+    /// The upload of `chunk`.
+    pub fn new(decoder: &'a CpuDecoder, context: &'a UploadContext, chunk: &'a Arc<Chunk>) -> Self {
+        let (array, conversion) = (decoder.array(chunk), decoder.conversion(chunk));
+        let bytes = array.read_chunk_bytes();
+        Self { decoder, chunk, array, destinations: Destinations { context, chunk, conversion, bytes } }
+    }
+
+    /// Reads the chunk and uploads it, decoded or to be decoded by the GPU. `decodes`: this thread decodes chunks that the GPU
+    /// could decode. Returns whether this thread decoded the chunk. Does nothing once the reader stops.
+    ///
+    /// # Errors
+    /// Chunks that cannot be found, read or decoded, and what the driver says. Copies of the chunk may still be in flight then.
+    pub fn upload(&self, uploader: &mut Uploader, scratch: &mut Scratch, decodes: bool) -> Result<bool> {
+        let (encoded, at) = self.decoder.fetching.find(self.chunk)?;
+        let Some(encoded) = encoded else {
+            if self.array.fill_element().is_some() {
+                let missing = GpuTask::new(self.chunk.clone(), Payload::Missing, at);
+                uploader.add(None, self.with_units(missing, Times::default()).into())?;
+                return Ok(false);
+            }
+            self.upload_elements(uploader, at, |into| {
+                self.array.fill(into);
+                Ok(Times::default())
+            })?;
+            return Ok(false);
+        };
+        let decode_path = &self.decoder.parts[self.chunk.part()].decode_path;
+        if let (DecodePath::Gpu(chain), false) = (decode_path, decodes)
+            && encoded.bytes() <= chain.encoded_bound()
+        {
+            if let Some(work) = chain.plain() {
+                self.upload_plain(&encoded, work, uploader, at)?;
+                return Ok(false);
+            }
+            if self.upload_encoded(&encoded, chain, uploader, &at)? {
+                return Ok(false);
+            }
+        }
+        self.upload_elements(uploader, at.clone(), |into| {
+            self.decoder.decode(self.chunk, &encoded, into, scratch, &at)
+        })?;
+        Ok(true)
+    }
+
+    /// Uploads elements that this thread has decoded or filled in.
+    fn upload_elements(
+        &self,
+        uploader: &mut Uploader,
+        at: Context,
+        fill: impl FnOnce(&mut [u8]) -> Result<Times>,
+    ) -> Result<()> {
+        let work = Work::none(self.array.read_chunk_bytes());
+        let copies = self.destinations.copies(&work);
+        let goes_alone = copies.iter().any(Option::is_some) || self.destinations.is_worth_a_copy(&work);
+        if work.bytes as usize <= uploader.small_bytes() && !goes_alone {
+            return self
+                .upload_small(uploader, work.bytes, &at, |into| Ok(Some(Filled::new(work, fill(into)?))))
+                .map(|_| ());
+        }
+        let Some(destination) = self.destinations.find(uploader, &work)? else { return Ok(()) };
+        let Some(mut buffer) = uploader.buffer(work.bytes as usize)? else { return Ok(()) };
+        let times = fill(buffer.bytes_mut())?;
+        // SAFETY: the destination has the size of the chunk's elements and belongs to the chunk alone; so do the units' places.
+        unsafe { copy_to_all(uploader, buffer.bytes(), destination.address(), 0, &copies)? };
+        self.submit(uploader, Some(buffer), destination, &copies, Filled::new(work, times), at)
+    }
+
+    /// Uploads a chunk that is not encoded, piece by piece to where its elements belong.
+    fn upload_plain(
+        &self,
+        encoded: &Encoded,
+        work: Work,
+        uploader: &mut Uploader,
+        at: Context,
+    ) -> Result<()> {
+        check_plain_size(encoded.bytes(), work.bytes, &at)?;
+        let start = misalignment(&work);
+        if work.bytes + start <= uploader.small_bytes() as u64 && uploader.cufile(encoded).is_none() {
+            let fill = |into: &mut [u8]| {
+                encoded.read(&mut into[start as usize..], &at)?;
+                let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+                Ok(Some(Filled { start, by_gpu: true, ..Filled::new(work, times) }))
+            };
+            return self.upload_small(uploader, encoded.bytes() + start, &at, fill).map(|_| ());
+        }
+        let Some(destination) = self.destinations.find(uploader, &work)? else { return Ok(()) };
+        let address = destination.address();
+        let mut copies = Copies::new();
+        let uploaded = match uploader.cufile(encoded) {
+            // SAFETY: the destination has the size of the chunk and belongs to the chunk alone.
+            Some(handle) => unsafe { self.read_with_cufile(uploader, encoded, handle, address, None, &at) },
+            None => {
+                copies = self.destinations.copies(&work);
+                // SAFETY: as above; so do the units' places.
+                unsafe { self.upload_pieces(encoded, address, &copies, uploader, &at) }
+            }
+        };
+        if uploaded.is_err() {
+            // The destination is given back, and a late copy could overwrite another chunk there.
+            uploader.abort();
+        }
+        uploaded?;
+        let times = Times { fetched: Some(Instant::now()), ..Times::default() };
+        let filled = Filled { by_gpu: true, ..Filled::new(work, times) };
+        self.submit(uploader, None, destination, &copies, filled, at)
+    }
+
+    /// Reads a chunk and copies it piece by piece to `address` and to the places of `copies`. Stops early once the reader stops.
+    ///
+    /// # Safety
+    /// The destination has the size of the chunk and belongs to the chunk alone until the copies are complete; so do the places of
+    /// the units.
+    unsafe fn upload_pieces(
+        &self,
+        encoded: &Encoded,
+        address: u64,
+        copies: &Copies,
+        uploader: &mut Uploader,
+        at: &Context,
+    ) -> Result<()> {
+        let bytes = encoded.bytes();
+        let mut start = 0;
+        while start < bytes {
+            let end = bytes.min(start + Uploader::PIECE_BYTES as u64);
+            let Some(mut buffer) = uploader.buffer((end - start) as usize)? else { return Ok(()) };
+            encoded.read_from(start, buffer.bytes_mut(), at)?;
+            // SAFETY: the duty of the caller.
+            unsafe { copy_to_all(uploader, buffer.bytes(), address, start, copies)? };
+            uploader.add(Some(buffer), OnComplete::Piece)?;
+            start = end;
+        }
+        Ok(())
+    }
+
+    /// Uploads a chunk that the GPU decodes. The host reads its headers on the way to plan the work of the GPU. Returns false if
+    /// the GPU cannot decode the chunk.
+    fn upload_encoded(
+        &self,
+        encoded: &Encoded,
+        chain: &GpuChain,
+        uploader: &mut Uploader,
+        at: &Context,
+    ) -> Result<bool> {
+        let bytes = encoded.bytes();
+        // Inner chunks of one file differ in their coordinates.
+        let identity = |work: &Work| {
+            (work.zstd_blocks() > 0)
+                .then(|| Identity::new(self.chunk.part(), &self.chunk.read_chunk, encoded.version()))
+        };
+        if bytes as usize <= uploader.small_bytes() && uploader.cufile(encoded).is_none() {
+            return self.upload_small(uploader, bytes, at, |into| {
+                encoded.read(into, at)?;
+                let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
+                let Some((part, work)) = self.prepare(chain, into, at)? else { return Ok(None) };
+                // The part that the GPU decodes has to start at an aligned address, as the slot does.
+                into.copy_within(part, 0);
+                Ok(Some(Filled { by_gpu: true, identity: identity(&work), ..Filled::new(work, times) }))
+            });
+        }
+        let Some(allocation) = self.destinations.allocate(bytes, uploader)? else { return Ok(true) };
+        let Some(mut buffer) = uploader.buffer(bytes as usize)? else { return Ok(true) };
+        let copied = catch_unwind(AssertUnwindSafe(|| {
+            self.copy_encoded(encoded, chain, uploader, &allocation, &mut buffer, at)
+        }));
+        if !matches!(copied, Ok(Ok(Some(_)))) {
+            // Allocation and buffer are about to be given back.
+            uploader.abort();
+        }
+        let copied = copied.unwrap_or_else(|payload| resume_unwind(payload));
+        let Some((work, times)) = copied? else { return Ok(false) };
+        let (address, allocation, identity) = (allocation.address(), Arc::new(allocation), identity(&work));
+        let on_device =
+            Payload::OnDevice(OnDevice { address, allocation: Some(allocation), work, arrived: None });
+        let task =
+            GpuTask { identity, by_gpu: true, ..GpuTask::new(self.chunk.clone(), on_device, at.clone()) };
+        uploader.add(Some(buffer), self.with_units(task, times).into())?;
+        Ok(true)
+    }
+
+    /// Reads an encoded chunk to `buffer` and copies it to `allocation`. `None` if the GPU cannot decode the chunk.
+    fn copy_encoded(
+        &self,
+        encoded: &Encoded,
+        chain: &GpuChain,
+        uploader: &mut Uploader,
+        allocation: &Allocation,
+        buffer: &mut PinnedBuffer,
+        at: &Context,
+    ) -> Result<Option<(Work, Times)>> {
+        let bytes = encoded.bytes();
+        let mut start = 0;
+        if let Some(handle) = uploader.cufile(encoded) {
+            let (host, to) = (Some(buffer.bytes_mut()), allocation.address());
+            // SAFETY: allocation and buffer have the size of the chunk and belong to the chunk alone.
+            unsafe { self.read_with_cufile(uploader, encoded, handle, to, host, at)? };
+            // The host reads the chunk's headers from the buffer.
+            uploader.wait()?;
+            start = bytes;
+        }
+        while start < bytes {
+            let end = bytes.min(start + Uploader::PIECE_BYTES as u64);
+            let piece = &mut buffer.bytes_mut()[start as usize..end as usize];
+            encoded.read_from(start, piece, at)?;
+            if !chain.is_verified_by_host() {
+                // SAFETY: the allocation has the size of the chunk and belongs to the chunk alone.
+                unsafe { uploader.copy(piece, allocation.address() + start)? };
+            }
+            start = end;
+        }
+        let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
+        let Some((part, work)) = self.prepare(chain, buffer.bytes(), at)? else { return Ok(None) };
+        if chain.is_verified_by_host() {
+            // SAFETY: as above.
+            unsafe { uploader.copy(&buffer.bytes()[part], allocation.address())? };
+        }
+        Ok(Some((work, times)))
+    }
+
+    /// Reads the chunk with cuFile.
+    ///
+    /// # Safety
+    /// As for [`Uploader::read`].
+    unsafe fn read_with_cufile(
+        &self,
+        uploader: &mut Uploader,
+        encoded: &Encoded,
+        handle: &Handle,
+        to: u64,
+        host: Option<&mut [u8]>,
+        at: &Context,
+    ) -> Result<()> {
+        let _range = trace::range(Stage::Fetch, encoded.bytes());
+        // SAFETY: the duties of the caller.
+        unsafe { uploader.read(encoded, handle, to, host) }
+            .map_err(|source| Error::Io { at: at.clone(), source })?;
+        self.decoder.fetching.counters.bytes_read_gds.add(encoded.bytes());
+        Ok(())
+    }
+
+    /// Uploads a small chunk together with others. Returns false if `fill` returns `None`.
+    fn upload_small(
+        &self,
+        uploader: &mut Uploader,
+        bytes: u64,
+        at: &Context,
+        fill: impl FnOnce(&mut [u8]) -> Result<Option<Filled>>,
+    ) -> Result<bool> {
+        let Some(slot) = uploader.slot(bytes as usize)? else { return Ok(true) };
+        let Some(filled) = fill(uploader.slot_bytes(&slot))? else { return Ok(false) };
+        let Some((address, allocation)) = uploader.keep(&slot) else { return Ok(true) };
+        let Filled { work, start, times, by_gpu, identity } = filled;
+        let on_device =
+            OnDevice { address: address + start, allocation: Some(allocation), work, arrived: None };
+        let task = GpuTask::new(self.chunk.clone(), Payload::OnDevice(on_device), at.clone());
+        let task = self.with_units(GpuTask { by_gpu, identity, ..task }, times);
+        uploader.add(None, task.into())?;
+        Ok(true)
+    }
+
+    /// Adds the last copy of a chunk to the uploader, with what happens when it is complete: a GPU worker takes the chunk, and the
+    /// units of `copies` are finished.
+    fn submit(
+        &self,
+        uploader: &mut Uploader,
+        buffer: Option<PinnedBuffer>,
+        destination: Destination,
+        copies: &Copies,
+        filled: Filled,
+        at: Context,
+    ) -> Result<()> {
+        let Filled { work, times, by_gpu, .. } = filled;
+        let address = destination.address();
+        let allocation = match destination {
+            Destination::Output(_) => {
+                let mut units = self.chunk.take(usize::MAX);
+                units.iter_mut().for_each(|unit| unit.times = times);
+                if by_gpu {
+                    self.decoder.fetching.counters.decoded(work.bytes, true);
+                }
+                return uploader.add(buffer, OnComplete::PendingUnits(units));
+            }
+            Destination::Cache(_) => None,
+            Destination::UploadPool(allocation, _) => Some(Arc::new(allocation)),
+        };
+        let on_device = Payload::OnDevice(OnDevice { address, allocation, work, arrived: None });
+        let task = GpuTask { by_gpu, ..GpuTask::new(self.chunk.clone(), on_device, at) };
+        let (mut task, mut copied) = (self.with_units(task, times), PendingUnits::new());
+        // The units of `copies` are the first ones that were taken.
+        for (number, _) in copies.iter().enumerate().rev().filter(|(_, copy)| copy.is_some()) {
+            copied.push(task.units.remove(number));
+        }
+        uploader.add(buffer, OnComplete::GpuTask(Box::new(task), copied))
+    }
+
+    /// Gives a task the units that wait for the chunk now. Units that are added later are assembled from the chunk cache.
+    fn with_units(&self, mut task: GpuTask, times: Times) -> GpuTask {
+        task.units = self.chunk.take(self.destinations.context.most_boxes);
+        task.units.iter_mut().for_each(|unit| unit.times = times);
+        task.arrived = times.fetched;
+        task
+    }
+
+    /// The part of an encoded chunk that the GPU decodes, and how. `None` if the GPU cannot.
+    fn prepare(
+        &self,
+        chain: &GpuChain,
+        encoded: &[u8],
+        at: &Context,
+    ) -> Result<Option<(Range<usize>, Work)>> {
+        match chain.prepare(encoded) {
+            Ok(Prepared::Gpu(part, work)) => Ok(Some((part, work))),
+            Err(problem) => Err(Error::Damaged { at: at.clone(), problem }),
+            Ok(Prepared::Cpu(reason)) => {
+                log_once(&format!("{}: decoded on the CPU: {reason}", self.array.context()));
+                Ok(None)
+            }
+        }
+    }
+}
