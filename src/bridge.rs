@@ -228,12 +228,12 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
 impl Reader {
     fn outputs(&self) -> Result<Vec<ffi::OutputDesc>> {
         guarded("outputs", || {
-            let describe = |output: reader::Output| ffi::OutputDesc {
+            let describe = |output: &reader::Output| ffi::OutputDesc {
                 element_type: output.element.into(),
                 shape: output.shape.iter().map(|&extent| extent as i64).collect(),
-                layout: output.layout,
+                layout: output.layout.clone(),
             };
-            Ok(self.0.outputs().into_iter().map(describe).collect())
+            Ok(self.0.outputs().iter().map(describe).collect())
         })
     }
 

@@ -8,7 +8,7 @@ use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
-use crate::reader::{Reader, decode_path};
+use crate::reader::{Setup, decode_path};
 use crate::store::Session;
 
 use serde_json::{Value, from_str, from_value, json};
@@ -175,100 +175,109 @@ impl Describer {
 
     /// What a reader with these arguments would do, or why there can be none.
     fn reading(&self, asked: &Arguments) -> Value {
-        Reader::without_memory(asked)
-            .and_then(|reader| self.tell(reader))
+        Setup::new(asked)
+            .and_then(|setup| self.describe_setup(&setup))
             .unwrap_or_else(|error| json!({"problem": error.to_string()}))
     }
 
-    fn tell(&self, mut reader: Reader) -> Result<Value> {
-        reader.check_batch()?;
-        let batch = reader.first_batch();
-        let windows = reader.windows();
-        let arrays = &reader.dataset().arrays;
-        let sample_stored: u64 = arrays
-            .iter()
-            .zip(reader.geometry())
-            .map(|(array, geometry)| {
-                let size = array.first().stored.size_bytes() as u64;
-                geometry.sample_extents(windows).into_iter().fold(size, u64::saturating_mul)
-            })
-            .fold(0, u64::saturating_add);
-        let decoded = |chunks: &[Vec<u64>]| -> u64 {
-            let of_part = |(array, part, chunks): (usize, usize, u64)| {
-                chunks.saturating_mul(reader.dataset().part(array, part).read_chunk_bytes())
-            };
-            flat(chunks).map(of_part).fold(0, u64::saturating_add)
-        };
-        let count = |chunks: &[Vec<u64>]| flat(chunks).map(|(_, _, chunks)| chunks).sum::<u64>();
-        let samples: Vec<Vec<Vec<u64>>> =
-            spread(windows.len(), MAX_COUNTED_SAMPLES).map(|sample| reader.chunks_of(&[sample])).collect();
-        let counted = samples.len() as f64;
-        let mean = |total: u64| total as f64 / counted;
-        let batch_chunks = reader.chunks_of(&batch);
-        let outputs: Vec<Value> = reader
-            .outputs()
-            .iter()
-            .map(|output| json!({"type": output.element.name(), "shape": output.shape, "layout": output.layout}))
-            .collect();
-        let mut reading = json!({
-            "samples": windows.len(),
-            "batch_size": batch.len(),
-            "outputs": outputs,
-            "batch_bytes": reader.batch_bytes(),
-            "chunks_per_sample": mean(samples.iter().map(|chunks| count(chunks)).sum()),
-            "chunks_per_batch": count(&batch_chunks),
-            "sample_amplification":
-                mean(samples.iter().map(|chunks| decoded(chunks)).sum()) / sample_stored as f64,
-            "batch_amplification":
-                decoded(&batch_chunks) as f64 / (sample_stored * batch.len() as u64) as f64,
-        });
-        let chosen = match &self.budget {
-            None => {
-                let depth = reader.host_depth().map_err(|error| error.to_string());
-                depth.map(|depth| {
-                    json!({
-                        "depth": depth,
-                        "budget_bytes": reader.host_bytes(),
-                        "resident_bytes": reader.chunk_cache_bytes(),
-                        "decode_threads": reader.decoders(),
-                    })
-                })
-            }
-            Some(budget) => {
-                reading["gpu_memory"] = gpu_memory(&reader, &batch_chunks)?;
-                budget.as_ref().map_err(Error::to_string).and_then(|&budget| {
-                    let shares = reader.share(budget, None).map_err(|error| error.to_string())?;
-                    Ok(json!({
-                        "depth": shares.depth,
-                        "lanes": shares.gpu_workers,
-                        "arena_bytes": shares.arena_bytes,
-                        "landing_bytes": shares.upload_pool_bytes,
-                        "resident_bytes": reader.chunk_cache_bytes(),
-                        "budget_bytes": shares.budget_bytes,
-                        "pinned_bytes": reader.host_bytes(),
-                        "io": if reader.reads_with_cufile() { "gds" } else { "posix" },
-                        "io_threads": self.options.io_threads,
-                        "decode_threads": reader.decoders(),
-                    }))
-                })
-            }
-        };
-        match chosen {
+    fn describe_setup(&self, setup: &Setup) -> Result<Value> {
+        setup.check_batch()?;
+        let batch = setup.start.samples(setup.start.batch);
+        let batch_chunks = setup.chunks_of(&batch);
+        let mut reading = describe_batches(setup, &batch, &batch_chunks);
+        if self.budget.is_some() {
+            reading["gpu_memory"] = gpu_memory(setup, &batch_chunks)?;
+        }
+        match self.chosen(setup) {
             Ok(chosen) => reading["chosen"] = chosen,
             Err(problem) => reading["not_chosen"] = problem.into(),
         }
         Ok(reading)
     }
+
+    /// The memory plan of a reader, or why there is none. `lanes`, `landing_bytes` and `resident_bytes` are former names.
+    fn chosen(&self, setup: &Setup) -> std::result::Result<Value, String> {
+        let text = |error: Error| error.to_string();
+        let Some(budget) = &self.budget else {
+            let plan = setup.plan_on_cpu().map_err(text)?;
+            return Ok(json!({
+                "depth": plan.depth,
+                "budget_bytes": plan.host_bytes,
+                "chunk_cache_bytes": plan.chunk_cache_bytes,
+                "resident_bytes": plan.chunk_cache_bytes,
+                "decode_threads": plan.decode_threads,
+            }));
+        };
+        let budget = budget.as_ref().map_err(Error::to_string)?;
+        let (plan, gpu) = setup.plan_on_gpu(*budget, None).map_err(text)?;
+        Ok(json!({
+            "depth": plan.depth,
+            "gpu_workers": gpu.gpu_workers,
+            "lanes": gpu.gpu_workers,
+            "arena_bytes": gpu.arena_bytes,
+            "upload_pool_bytes": gpu.upload_pool_bytes,
+            "landing_bytes": gpu.upload_pool_bytes,
+            "chunk_cache_bytes": plan.chunk_cache_bytes,
+            "resident_bytes": plan.chunk_cache_bytes,
+            "budget_bytes": gpu.budget_bytes,
+            "pinned_bytes": plan.host_bytes,
+            "io": if setup.reads_with_cufile() { "gds" } else { "posix" },
+            "io_threads": self.options.io_threads,
+            "decode_threads": plan.decode_threads,
+        }))
+    }
+}
+
+/// Samples, outputs, and the chunks of samples and of the first batch.
+fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> Value {
+    let windows = &setup.windows;
+    let arrays = &setup.dataset.arrays;
+    let sample_stored: u64 = arrays
+        .iter()
+        .zip(&*setup.geometry)
+        .map(|(array, geometry)| {
+            let size = array.first().stored.size_bytes() as u64;
+            geometry.sample_extents(windows).into_iter().fold(size, u64::saturating_mul)
+        })
+        .fold(0, u64::saturating_add);
+    let decoded = |chunks: &[Vec<u64>]| -> u64 {
+        let of_part = |(array, part, chunks): (usize, usize, u64)| {
+            chunks.saturating_mul(setup.dataset.part(array, part).read_chunk_bytes())
+        };
+        flat(chunks).map(of_part).fold(0, u64::saturating_add)
+    };
+    let count = |chunks: &[Vec<u64>]| flat(chunks).map(|(_, _, chunks)| chunks).sum::<u64>();
+    let samples: Vec<Vec<Vec<u64>>> =
+        spread(windows.len(), MAX_COUNTED_SAMPLES).map(|sample| setup.chunks_of(&[sample])).collect();
+    let counted = samples.len() as f64;
+    let mean = |total: u64| total as f64 / counted;
+    let outputs: Vec<Value> = setup
+        .outputs
+        .iter()
+        .map(|output| json!({"type": output.element.name(), "shape": output.shape, "layout": output.layout}))
+        .collect();
+    json!({
+        "samples": windows.len(),
+        "batch_size": batch.len(),
+        "outputs": outputs,
+        "batch_bytes": setup.batch_bytes(),
+        "chunks_per_sample": mean(samples.iter().map(|chunks| count(chunks)).sum()),
+        "chunks_per_batch": count(batch_chunks),
+        "sample_amplification":
+            mean(samples.iter().map(|chunks| decoded(chunks)).sum()) / sample_stored as f64,
+        "batch_amplification":
+            decoded(batch_chunks) as f64 / (sample_stored * batch.len() as u64) as f64,
+    })
 }
 
 /// The most GPU memory that a batch needs if all its chunks are decoded at once.
-fn gpu_memory(reader: &Reader, chunks: &[Vec<u64>]) -> Result<Value> {
-    let units = reader.unit_bytes(None)?;
+fn gpu_memory(setup: &Setup, chunks: &[Vec<u64>]) -> Result<Value> {
+    let units = setup.unit_bytes(None)?;
     let (mut encoded, mut decoded, mut scratch) = (0, 0, 0);
     for ((array, part, chunks), unit) in flat(chunks).zip(units) {
-        let decode_path = &reader.part_plans()[(array, part)].decode_path;
-        let chunk_bytes = reader.dataset().part(array, part).read_chunk_bytes();
-        // The arena holds what the GPU decodes; what the CPU decoded lands beside it.
+        let decode_path = &setup.parts[(array, part)].decode_path;
+        let chunk_bytes = setup.dataset.part(array, part).read_chunk_bytes();
+        // The arena holds what the GPU decodes; chunks that the CPU decodes are uploaded beside it.
         let (encoded_bytes, in_arena) = match decode_path {
             DecodePath::Gpu(chain) => (chain.most().encoded_bytes, chunk_bytes),
             DecodePath::Cpu(_) => (0, 0),
@@ -278,7 +287,7 @@ fn gpu_memory(reader: &Reader, chunks: &[Vec<u64>]) -> Result<Value> {
         scratch += chunks * unit.saturating_sub(in_arena);
     }
     Ok(json!({
-        "outputs": reader.batch_bytes(),
+        "outputs": setup.batch_bytes(),
         "encoded": encoded,
         "decoded": decoded,
         "scratch": scratch,
@@ -293,13 +302,13 @@ fn flat(counts: &[Vec<u64>]) -> impl Iterator<Item = (usize, usize, u64)> {
         .flat_map(|(array, parts)| parts.iter().enumerate().map(move |(part, &chunks)| (array, part, chunks)))
 }
 
-/// What of an array is in its store.
+/// The part of an array that is in its store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Stored {
     chunks: u64,
     present: u64,
     bytes: u64,
-    /// The last two are estimated from a sample.
+    /// Whether `present` and `bytes` are estimated from a sample of the chunks.
     sampled: bool,
 }
 
@@ -315,7 +324,7 @@ impl std::iter::Sum for Stored {
 }
 
 impl Stored {
-    /// Asks for the sizes of an array's chunk files, or of some of them. The array is one of so many that are joined.
+    /// Asks for the sizes of an array's chunk files, or of some of them. The array is one of `parts` that are joined.
     fn of(array: &ArrayInfo, parts: usize) -> Self {
         let rank = array.stored_dimensions();
         let extents = array.shape[..rank].iter().zip(&array.chunk_shape);

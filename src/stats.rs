@@ -1,18 +1,18 @@
-//! What a reader has done so far, in numbers.
+//! The counters of a reader.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A number that only grows.
+/// A number that only grows; relaxed atomic, so it orders nothing else.
 #[derive(Debug, Default)]
 pub struct Counter(AtomicU64);
 
 impl Counter {
-    /// Adds to it.
+    /// Adds `more` to the counter.
     pub fn add(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// What it is now.
+    /// The present value.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -27,7 +27,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// All of them by name; microseconds become milliseconds.
+            /// All counters by name; microseconds become milliseconds, and `us_` in a name `ms_`.
             pub fn to_json(&self) -> serde_json::Map<String, serde_json::Value> {
                 let mut all = serde_json::Map::new();
                 $(
@@ -44,7 +44,7 @@ macro_rules! counters {
 }
 
 impl Counters {
-    /// Counts a decoded chunk.
+    /// Counts a decoded chunk of this many decoded bytes.
     pub fn decoded(&self, bytes: u64, by_gpu: bool) {
         self.chunks_decoded.add(1);
         self.bytes_decoded.add(bytes);
@@ -62,40 +62,59 @@ counters! {
     batches,
     /// Read chunks whose encoded bytes were read.
     chunks_read,
-    /// Those of them that the system was asked to fetch from storage before a thread came to them.
+    /// Read chunks that the system was asked to fetch from storage before a thread came to read them.
     chunks_prefetched,
-    /// Read chunks that are not in the store, each time one was looked for.
+    /// Read chunks that are not in the store, counted for each look-up.
     chunks_missing,
-    /// Read chunks that were decoded, wherever.
+    /// Read chunks that were decoded, by the GPU or the CPU.
     chunks_decoded,
-    /// Those of them that the GPU decoded.
+    /// Read chunks that the GPU decoded.
     chunks_decoded_gpu,
-    /// Those of them that it decoded in a green context, on few multiprocessors, to leave the others to the model.
+    /// Read chunks that the GPU decoded on an SM partition, which leaves the other multiprocessors to the model.
     chunks_decoded_sm_partition,
     /// Read chunks that the CPU decoded.
     chunks_decoded_cpu,
-    /// Times that a batch found a chunk there, or on its way, for an earlier batch.
+    /// How often a batch found a chunk in memory, or on its way there for an earlier batch.
     chunks_reused,
     /// Encoded bytes that were read.
     bytes_read,
-    /// Those of them that cuFile read.
+    /// Encoded bytes that cuFile read.
     bytes_read_gds,
-    /// Bytes that they decoded to.
+    /// Decoded bytes of the decoded chunks.
     bytes_decoded,
-    /// Those of them that the GPU decoded.
+    /// Decoded bytes of the chunks that the GPU decoded.
     bytes_decoded_gpu,
-    /// Those of them that the CPU decoded.
+    /// Decoded bytes of the chunks that the CPU decoded.
     bytes_decoded_cpu,
-    /// Times that a chunk was there from an earlier epoch.
+    /// How often a batch found a chunk that an earlier epoch had left in memory.
     cache_hits,
     /// Microseconds that the consumer waited for chunks to be read.
     us_waiting_fetch,
-    /// That it waited for the CPU to decode.
+    /// Microseconds that the consumer waited for the CPU to decode.
     us_waiting_cpu,
-    /// That it waited for the GPU to decode.
+    /// Microseconds that the consumer waited for the GPU to decode.
     us_waiting_gpu,
-    /// That it waited for the rest: copies, gathering and handing over.
+    /// Microseconds that the consumer waited for copies, gathering and the hand-over.
     us_waiting_gather,
-    /// In which everything submitted was complete, and the reader waited for the consumer.
+    /// Microseconds in which all submitted batches were complete, and the reader waited for the consumer.
     us_waiting_consumer,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_decoded_chunk_counts_for_its_side_and_times_are_milliseconds() {
+        let counters = Counters::default();
+        counters.decoded(100, true);
+        counters.decoded(30, false);
+        counters.decoded(3, false);
+        counters.us_waiting_cpu.add(2500);
+        let all = counters.to_json();
+        let of = |name: &str| all[name].as_f64().unwrap();
+        assert_eq!(["chunks_decoded", "chunks_decoded_gpu", "chunks_decoded_cpu"].map(of), [3.0, 1.0, 2.0]);
+        assert_eq!(["bytes_decoded", "bytes_decoded_gpu", "bytes_decoded_cpu"].map(of), [133.0, 100.0, 33.0]);
+        assert!(of("ms_waiting_cpu") == 2.5 && !all.contains_key("us_waiting_cpu"));
+    }
 }

@@ -48,10 +48,14 @@ class Chosen:
     """Batches in flight."""
     budget_bytes: int | None = None
     """GPU memory that it would use at most, or host memory on the CPU backend."""
+    chunk_cache_bytes: int | None = None
+    """The part of it for decoded chunks that later batches use."""
     resident_bytes: int | None = None
-    """The part of it for decoded chunks that stay for later batches."""
+    """The former name of `chunk_cache_bytes`."""
+    upload_pool_bytes: int | None = None
+    """The part of it that chunks are uploaded to."""
     landing_bytes: int | None = None
-    """The part of it for encoded chunks."""
+    """The former name of `upload_pool_bytes`."""
     pinned_bytes: int | None = None
     """Pinned host memory that it would use at most."""
     io: str | None = None
@@ -60,10 +64,12 @@ class Chosen:
     """Threads that read."""
     decode_threads: int | None = None
     """Threads that decode on the CPU."""
+    gpu_workers: int | None = None
+    """Threads that have the GPU decode a group of chunks each."""
     lanes: int | None = None
-    """Groups of chunks that are decoded side by side."""
+    """The former name of `gpu_workers`."""
     arena_bytes: int | None = None
-    """Memory of each lane."""
+    """GPU memory of each GPU worker."""
 
 
 @dataclass(frozen=True)

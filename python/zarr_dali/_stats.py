@@ -20,22 +20,35 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         reader_name: the reader's `name`; not needed if the pipeline has only one reader.
 
     Returns:
-        `samples` of an epoch, all reader shards together; `batches` that DALI has taken, ahead of those that
-        the user has by the pipeline's own queue; `chunks_read`; `chunks_prefetched`, those of them that were
-        not in the page cache and that the system was asked to fetch before their turn; `chunks_missing`,
-        `chunks_decoded`, `chunks_decoded_gpu`, `chunks_decoded_green`, those of them that the GPU decoded on
-        few of its multiprocessors while DALI did not wait, `chunks_decoded_cpu` and `chunks_reused` (a batch
-        found a chunk that was there already); `cache_hits`, those of them that were there from an earlier
-        epoch; `bytes_read` (encoded), `bytes_read_gds` (those that cuFile read), `bytes_decoded`,
-        `bytes_decoded_gpu` and `bytes_decoded_cpu`; the milliseconds that DALI waited for batches, by what
-        the last chunk of each was waiting for: `ms_waiting_fetch`, `ms_waiting_cpu` and `ms_waiting_gpu` (to
-        be decoded there) and `ms_waiting_gather` (copies and gathering), and `ms_waiting_consumer`, in which
-        everything was ready and the reader waited for DALI; `device_memory_bytes`, `host_memory_bytes` (in
-        the GPU backend pinned memory) and the most of each so far, `device_memory_peak_bytes` and
-        `host_memory_peak_bytes`; `resident_bytes` for chunks that stay in memory, and `resident_peak_bytes`
-        of them that were ever used; `shuffle`, how samples are mixed, or None where no chunk belongs to
-        several; `position` behind the last of `batches`, from which a reader with the argument `position`
-        goes on.
+        A dict of these numbers.
+
+        - `samples`: of an epoch, all reader shards together.
+        - `batches`: taken by DALI, which is ahead of those that the user has by the pipeline's own queue.
+        - `chunks_read`, `chunks_missing` (not in the store), `chunks_decoded`.
+        - `chunks_prefetched`: the chunks read that were not in the page cache, and that the system was asked
+          to fetch before their turn.
+        - `chunks_decoded_gpu`, `chunks_decoded_cpu`: the chunks that the GPU and the CPU decoded.
+        - `chunks_decoded_sm_partition`: the chunks that the GPU decoded on an SM partition, a sixth of its
+          multiprocessors, while DALI did not wait.
+        - `chunks_reused`: how often a batch found a chunk in memory, or on its way there for another batch.
+        - `cache_hits`: how often that was a chunk of an earlier epoch.
+        - `bytes_read` (encoded), `bytes_read_gds` (read by cuFile), `bytes_decoded`, `bytes_decoded_gpu`,
+          `bytes_decoded_cpu`.
+        - `ms_waiting_fetch`, `ms_waiting_cpu`, `ms_waiting_gpu`, `ms_waiting_gather`: milliseconds that DALI
+          waited for a batch, by what its last chunk was waiting for: to be read, to be decoded by the CPU or
+          the GPU, to be copied and gathered.
+        - `ms_waiting_consumer`: milliseconds in which all submitted batches were complete, and the reader
+          waited for DALI.
+        - `device_memory_bytes`, `host_memory_bytes` (on the GPU backend pinned memory), and the most of each
+          so far: `device_memory_peak_bytes`, `host_memory_peak_bytes`.
+        - `chunk_cache_bytes`: memory for decoded chunks that later batches use; `chunk_cache_peak_bytes`: the
+          most of it that was in use.
+        - `shuffle`: how samples are mixed; None where no chunk belongs to several samples.
+        - `position`: behind the last of `batches`; a reader with the argument `position` continues there.
+
+        Former names, which the next release will not have: `chunks_decoded_green` for
+        `chunks_decoded_sm_partition`, `resident_bytes` for `chunk_cache_bytes`, `resident_peak_bytes` for
+        `chunk_cache_peak_bytes`.
 
     Raises:
         ValueError: there is no such reader, or not only one, or it is no Zarr reader.
@@ -48,13 +61,13 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
     library = ctypes.CDLL(str(library_path()))
     library.zarr_dali_stats.restype = ctypes.c_void_p
     library.zarr_dali_free_text.argtypes = [ctypes.c_void_p]
-    # Whose metadata are asked for, of that the library tells.
+    # The library answers for the reader whose metadata this thread asked for last: forget earlier ones.
     library.zarr_dali_free_text(library.zarr_dali_stats())
     pipeline.reader_meta(reader_name or readers[0])
-    told = library.zarr_dali_stats()
-    if told is None:
+    status = library.zarr_dali_stats()
+    if status is None:
         raise ValueError(f"{reader_name or readers[0]!r} is no Zarr reader")
     try:
-        return json.loads(ctypes.string_at(told))
+        return json.loads(ctypes.string_at(status))
     finally:
-        library.zarr_dali_free_text(told)
+        library.zarr_dali_free_text(status)

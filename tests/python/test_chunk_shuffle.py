@@ -322,7 +322,7 @@ def test_samples_without_shared_chunks_are_permuted(backend, cached_store):
     assert 400 / 3 * 0.85 < distances.mean() < 400 / 3 * 1.15
     stats = settled_stats(pipe)
     assert stats["chunks_reused"] == 0
-    assert stats["resident_bytes"] == 0
+    assert stats["chunk_cache_bytes"] == 0
     assert stats["shuffle"] is None
 
 
@@ -345,12 +345,24 @@ def test_counters_add_up(backend, cached_store, shuffle):
     assert stats["chunks_missing"] == 0
     assert stats["chunks_decoded_gpu"] == (stats["chunks_decoded"] if backend is GPU else 0)
     assert stats["chunks_reused"] > 0
-    assert 0 < stats["resident_peak_bytes"] <= stats["resident_bytes"]
+    assert 0 < stats["chunk_cache_peak_bytes"] <= stats["chunk_cache_bytes"]
     assert (stats["shuffle"] is not None) == shuffle
     if shuffle:
         assert stats["shuffle"]["groups"] == 40
         # Each holds the chunks that a window spans, two; some memory is for what is read ahead.
         assert 5 <= stats["shuffle"]["strands"] <= 8
+
+
+def test_counters_are_documented_and_keep_their_former_names(cached_store):
+    """The docstring of `zarr_dali.stats` names every counter; renamed counters have both names."""
+    stats = zarr_dali.stats(build_case(CPU, cached_store, CASES["steps"]))
+    assert [name for name in stats if f"`{name}`" not in zarr_dali.stats.__doc__] == []
+    for name, former in {
+        "chunks_decoded_sm_partition": "chunks_decoded_green",
+        "chunk_cache_bytes": "resident_bytes",
+        "chunk_cache_peak_bytes": "resident_peak_bytes",
+    }.items():
+        assert stats[name] == stats[former], name
 
 
 def test_counters_of_what_is_no_zarr_reader(cached_store):

@@ -351,7 +351,7 @@ def test_windows_in_sequence_have_room_for_all_that_is_in_flight(tmp_path, devic
         chosen, chunk = reading.reading.chosen, 32 * 40 * 4
         # Of large batches only what windows across the borders between them touch.
         steps = min(batch_size * (chosen.depth + 1) + window - 1, window * (chosen.depth + 2))
-        assert chosen.resident_bytes == min(400, steps) * chunk
+        assert chosen.chunk_cache_bytes == chosen.resident_bytes == min(400, steps) * chunk
 
 
 def test_batches_in_flight_are_as_many_as_fill_the_gpu(tmp_path):
@@ -533,9 +533,10 @@ def test_what_is_chosen_fits_into_the_budget(tmp_path, codec, io, rng):
         chosen = reading.chosen
         # DALI holds up to three batches.
         parts = (chosen.depth + 3) * reading.batch_bytes + chosen.lanes * chosen.arena_bytes
-        parts += chosen.landing_bytes + chosen.resident_bytes
+        parts += chosen.upload_pool_bytes + chosen.chunk_cache_bytes
         assert parts <= budget * 31 / 32 + 1, (budget, cache, depth, batch_size, chosen)
-        assert chosen.lanes >= 1 and chosen.arena_bytes > 0 and chosen.landing_bytes > 0
+        assert chosen.lanes == chosen.gpu_workers >= 1 and chosen.arena_bytes > 0
+        assert chosen.landing_bytes == chosen.upload_pool_bytes > 0
     assert seen > 30
 
 

@@ -145,7 +145,7 @@ def test_while_dali_is_slow_few_multiprocessors_decode(folder, values, name):
         np.testing.assert_array_equal(sample, step)
         settled_stats(pipe)
     stats = zarr_dali.stats(pipe)
-    assert 0 < stats["chunks_decoded_green"] <= stats["chunks_decoded_gpu"] == stats["chunks_decoded"]
+    assert 0 < stats["chunks_decoded_sm_partition"] <= stats["chunks_decoded_gpu"] == stats["chunks_decoded"]
 
 
 @pytest.mark.parametrize("sharded", [False, True])
@@ -214,7 +214,7 @@ def test_a_smaller_cache_keeps_as_much_as_it_holds(backend, folder, values, chun
     np.testing.assert_array_equal(epochs(pipe, 6), np.concatenate([values] * 6))
     stats = settled_stats(pipe)
     done = stats["chunks_decoded"] + stats["chunks_reused"]
-    assert stats["resident_peak_bytes"] <= chunks * 256 * 256 * 4
+    assert stats["chunk_cache_peak_bytes"] <= chunks * 256 * 256 * 4
     # In order, Belady's rule keeps nearly as many chunks as there is room for from one epoch to the next.
     kept = (chunks - 1) / (2 * STEPS)
     assert stats["cache_hits"] >= kept * (done - 2 * STEPS) * 0.8, stats

@@ -1,0 +1,196 @@
+//! Which read chunks belong to several samples, and how many bytes of decoded chunks later batches can reuse.
+
+use crate::dataset::Dataset;
+use crate::decode::device_pool::DevicePool;
+use crate::plan::ArrayGeometry;
+use crate::sampler::{Grid, Groups, Windows};
+
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Which read chunks belong to several samples.
+pub(super) struct ChunkSharing {
+    /// Samples grouped by chunk; `None` if no chunk belongs to several samples.
+    pub groups: Option<Arc<Groups>>,
+    /// Decoded bytes of a group that is cut along the first dimension, along the first two, and so on.
+    pub group_bytes: Vec<u64>,
+    /// Decoded bytes worth caching.
+    pub reuse: ChunkReuse,
+}
+
+/// Decoded bytes worth caching for later batches.
+pub struct ChunkReuse {
+    /// Decoded bytes of the arrays that are the same for every sample.
+    pub every_sample_bytes: u64,
+    /// Decoded bytes of all arrays.
+    pub all_bytes: u64,
+    between: ReusedBetween,
+}
+
+/// Samples that share chunks.
+enum ReusedBetween {
+    /// No two samples.
+    None,
+    /// Neighbouring samples, read in order.
+    Neighbours {
+        /// Samples grouped by chunk.
+        groups: Arc<Groups>,
+        /// Decoded bytes of a group.
+        group_bytes: u64,
+        batch_size: u64,
+    },
+    /// Any samples.
+    Any,
+}
+
+impl ChunkReuse {
+    /// The most bytes that can be reused within an epoch, with `depth` batches in flight.
+    pub fn useful_bytes(&self, depth: u64) -> u64 {
+        match &self.between {
+            ReusedBetween::None => self.every_sample_bytes,
+            ReusedBetween::Neighbours { groups, group_bytes, batch_size } => {
+                // Chunks of batches in flight are still in memory when the planner is done with them. Of large batches only
+                // the chunks that windows touch across the borders between batches are reused.
+                let all = groups.reach(batch_size.saturating_mul(depth.saturating_add(1)));
+                let at_borders = groups.span(1).saturating_mul(depth.saturating_add(2));
+                let bytes = group_bytes.saturating_mul(all.min(at_borders));
+                self.every_sample_bytes.saturating_add(bytes).min(self.all_bytes)
+            }
+            ReusedBetween::Any => self.all_bytes,
+        }
+    }
+}
+
+impl ChunkSharing {
+    /// The most windows along a dimension that are looked at one by one.
+    const MOST_WINDOWS: u64 = 1 << 26;
+
+    /// `in_order`: the batch size, if samples are not shuffled.
+    pub fn new(
+        dataset: &Dataset,
+        geometry: &[ArrayGeometry],
+        windows: &Windows,
+        in_order: Option<u64>,
+    ) -> Self {
+        let sampled = Sampled::new(dataset, geometry, windows);
+        let countable = windows.axes().iter().all(|axis| axis.count() <= Self::MOST_WINDOWS);
+        let groups = countable.then(|| Groups::new(windows, &sampled.grids()));
+        let shares = groups.as_ref().is_none_or(Groups::share);
+        let cut = |groups: Groups| Arc::new(if in_order.is_none() { groups.cut() } else { groups });
+        let groups = groups.filter(|_| shares).map(cut);
+        let every_sample = (0..geometry.len()).filter(|&number| !geometry[number].follows_samples());
+        let every_sample_bytes =
+            every_sample.map(|number| sampled.decoded_bytes(number, 0)).fold(0, u64::saturating_add);
+        let between = match (shares, in_order, &groups) {
+            (false, ..) => ReusedBetween::None,
+            // In order along one dimension only neighbouring batches share chunks.
+            (true, Some(batch_size), Some(groups)) if windows.dimensions() == 1 => {
+                let group_bytes = sampled.group_bytes(1);
+                ReusedBetween::Neighbours { groups: groups.clone(), group_bytes, batch_size }
+            }
+            (true, ..) => ReusedBetween::Any,
+        };
+        let all_bytes = every_sample_bytes.saturating_add(sampled.group_bytes(0));
+        Self {
+            group_bytes: (1..=windows.dimensions()).map(|cut| sampled.group_bytes(cut)).collect(),
+            groups,
+            reuse: ChunkReuse { every_sample_bytes, all_bytes, between },
+        }
+    }
+}
+
+/// The arrays that samples are taken along, and how their chunks lie.
+struct Sampled<'a> {
+    dataset: &'a Dataset,
+    geometry: &'a [ArrayGeometry],
+    windows: &'a Windows,
+    /// The numbers of these arrays.
+    numbers: Vec<usize>,
+    /// Stores that are joined: parts of each of these arrays.
+    parts: usize,
+}
+
+impl<'a> Sampled<'a> {
+    fn new(dataset: &'a Dataset, geometry: &'a [ArrayGeometry], windows: &'a Windows) -> Self {
+        let numbers: Vec<usize> =
+            (0..geometry.len()).filter(|&number| geometry[number].follows_samples()).collect();
+        let parts = numbers.first().map_or(0, |&number| geometry[number].parts.len());
+        Self { dataset, geometry, windows, numbers, parts }
+    }
+
+    /// Extents of the read chunks of these parts along a sampled dimension.
+    fn extents(&self, dimension: usize, parts: Range<usize>) -> Vec<u64> {
+        let chunks = self.numbers.iter().flat_map(|&number| &self.geometry[number].parts[parts.clone()]);
+        chunks.map(|part| part.read_chunk_shape[dimension]).collect()
+    }
+
+    /// The borders of chunks along each sampled dimension. Stores are joined along the first.
+    fn grids(&self) -> Vec<Grid> {
+        let grid = |dimension: usize| match (dimension, self.numbers.first()) {
+            (0, Some(&number)) => {
+                let starts = self.geometry[number].parts.iter().map(|part| part.start);
+                Grid::new(starts.enumerate().map(|(part, start)| (start, self.extents(0, part..part + 1))))
+            }
+            _ => Grid::new([(0, self.extents(dimension, 0..self.parts))]),
+        };
+        (0..self.windows.dimensions()).map(grid).collect()
+    }
+
+    /// Decoded bytes of a group of samples: the chunks of all sampled arrays, cut along the first `cut` dimensions.
+    fn group_bytes(&self, cut: usize) -> u64 {
+        self.numbers.iter().map(|&number| self.decoded_bytes(number, cut)).fold(0, u64::saturating_add)
+    }
+
+    /// Decoded bytes of an array's chunks in a box: as large as the largest chunks along the first `cut` dimensions, and
+    /// along the others all that any sample touches.
+    fn decoded_bytes(&self, number: usize, cut: usize) -> u64 {
+        let array = &self.geometry[number];
+        let extent = |d: usize| match array.axes[d] {
+            Some(axis) if axis < cut => self.extents(axis, 0..self.parts).into_iter().max().unwrap_or(1),
+            Some(axis) => {
+                let axis = &self.windows.axes()[axis];
+                axis.start(axis.count() - 1) + axis.span() - axis.start(0)
+            }
+            None => array.shape[d],
+        };
+        let of_part = |part: usize| {
+            let chunk = &array.parts[part].read_chunk_shape;
+            let chunks = (0..chunk.len()).map(|d| extent(d).div_ceil(chunk[d])).fold(1, u64::saturating_mul);
+            chunks.saturating_mul(DevicePool::padded(self.dataset.part(number, part).read_chunk_bytes()))
+        };
+        (0..array.parts.len()).map(of_part).max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory_needs::tests::write_array;
+    use super::super::setup::Setup;
+    use crate::options::Arguments;
+
+    #[test]
+    fn samples_that_share_chunks_reuse_their_bytes() {
+        /// Decoded bytes of a chunk in the pool.
+        const CHUNK: u64 = 4096;
+        let folder = tempfile::tempdir().unwrap();
+        write_array(folder.path(), [64, 1000], [1, 1000], "");
+        let reuse = |window: i64, batch_size: i64, random_shuffle: bool| {
+            let arguments = Arguments {
+                window: Some(vec![window]),
+                batch_size,
+                random_shuffle,
+                ..Arguments::new(folder.path().to_str().unwrap())
+            };
+            Setup::new(&arguments).unwrap().reuse
+        };
+        let single = reuse(1, 8, false);
+        assert_eq!((single.useful_bytes(5), single.every_sample_bytes, single.all_bytes), (0, 0, 64 * CHUNK));
+        // One batch in flight and the next have two windows, which touch six chunks.
+        assert_eq!(reuse(5, 1, false).useful_bytes(1), 6 * CHUNK);
+        // Windows across the borders of three batches touch five chunks each.
+        assert_eq!(reuse(5, 8, false).useful_bytes(1), 15 * CHUNK);
+        assert_eq!(reuse(5, 8, false).useful_bytes(1000), 64 * CHUNK);
+        assert_eq!(reuse(5, 8, true).useful_bytes(1), 64 * CHUNK);
+        assert_eq!(reuse(1, 8, true).useful_bytes(1), 0);
+    }
+}

@@ -1,0 +1,79 @@
+//! The GPU of a reader, and the libraries that it is used with.
+
+use super::memory_plan::{GpuMemoryPlan, MemoryPlan};
+use super::setup::Setup;
+use crate::assemble::OutputMemory;
+use crate::decode::nvcomp::Zstd;
+use crate::error::{Error, Result, log_once};
+use crate::fetch::cufile::Driver;
+use crate::gpu::Gpu;
+use crate::options::{Io, argument};
+
+use std::sync::Arc;
+
+use cudarc::driver::{CudaEvent, CudaStream, result};
+
+/// What the GPU backend has besides.
+pub(super) struct Device {
+    /// The GPU.
+    pub gpu: Arc<Gpu>,
+    /// nvCOMP, if any array needs it.
+    pub zstd: Option<Arc<Zstd>>,
+    /// How its memory is shared out.
+    pub memory: GpuMemoryPlan,
+    /// The stream on which the consumer allocates output memory.
+    pub allocation: Arc<CudaStream>,
+    /// cuFile, if it reads.
+    pub cufile: Option<Arc<Driver>>,
+}
+
+impl Device {
+    /// Opens a GPU, loads the libraries that the setup needs, and shares the memory out.
+    pub fn open(setup: &Setup, ordinal: usize) -> Result<(Self, MemoryPlan)> {
+        let gpu = Gpu::open(ordinal)?;
+        let zstd = match setup.planned_parts().find(|(_, plan)| plan.decode_path.needs_nvcomp()) {
+            None => None,
+            Some((array, _)) => Some(Arc::new(
+                Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
+            )),
+        };
+        let cufile = open_cufile(setup)?;
+        let budget = setup.options.device_budget(|| gpu.free_bytes())?;
+        let (plan, memory) = setup.plan_on_gpu(budget, zstd.as_deref())?;
+        Ok((Self { zstd, memory, allocation: gpu.stream()?, gpu, cufile }, plan))
+    }
+
+    /// Copies the indices of a batch to the output for them, on the allocation stream.
+    ///
+    /// # Safety
+    /// The output has their size and is writable.
+    pub unsafe fn write_indices(&self, indices: &[i64], output: &OutputMemory) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: the caller's duty. The source is pageable, so that the driver has copied it when the call returns.
+        unsafe { result::memcpy_htod_async(output.address, indices, self.allocation.cu_stream()) }
+            .map_err(Error::cuda("copying the indices of samples to the GPU"))
+    }
+
+    /// An event behind everything that is on the allocation stream now.
+    pub fn record_allocation(&self) -> Result<CudaEvent> {
+        let event = self.gpu.event()?;
+        event.record(&self.allocation).map_err(Error::cuda("recording an event"))?;
+        Ok(event)
+    }
+}
+
+fn open_cufile(setup: &Setup) -> Result<Option<Arc<Driver>>> {
+    if !setup.reads_with_cufile() {
+        return Ok(None);
+    }
+    match (Driver::open(), setup.options.io) {
+        (Ok(driver), _) => Ok(Some(driver)),
+        (Err(problem), Io::Gds) => {
+            Err(argument("io", format!("\"gds\" cannot be done: {problem}; give io=\"auto\"")))
+        }
+        (Err(problem), _) => {
+            log_once(&format!("chunks are read without cuFile: {problem}"));
+            Ok(None)
+        }
+    }
+}

@@ -1,0 +1,306 @@
+//! Everything about a reader that is known before it starts: from arguments to a [`Setup`].
+//!
+//! Opens the store and checks all that can be checked without a chunk, a GPU or a memory budget. A setup does not change any
+//! more; `zarr_dali.info()` asks it what a reader would do.
+
+use super::checkpoint::{self, Cursor, Identity};
+use super::checks::{
+    check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack, name_array,
+};
+use super::chunk_reuse::{ChunkReuse, ChunkSharing};
+use super::outputs::{Output, outputs};
+use crate::assemble::{Conversion, conversions, device};
+use crate::codec::{self, DecodePath};
+use crate::dataset::{ArrayInfo, Dataset, Joined};
+use crate::decode::part::{Kind, PartPlan, PartPlans};
+use crate::error::{Error, Result, log_once};
+use crate::fetch::cufile::Driver;
+use crate::options::{Arguments, Decode, Io, Options, argument};
+use crate::plan::{ArrayGeometry, OutputGeometry};
+use crate::sampler::{Order, OrderArguments, Shuffle, WindowArguments, Windows};
+
+use std::sync::Arc;
+
+/// A reader before it has memory and threads.
+pub struct Setup {
+    /// The arrays that are read.
+    pub dataset: Arc<Dataset>,
+    /// The windows that are samples.
+    pub windows: Windows,
+    /// Where the windows lie in each array.
+    pub geometry: Arc<[ArrayGeometry]>,
+    /// Where each array lies in its output.
+    pub placing: Arc<[OutputGeometry]>,
+    /// How the chunks of each part of each array are decoded.
+    pub parts: Arc<PartPlans>,
+    /// One output for each array, or a single one if they are stacked, and the samples' indices if they are asked for.
+    pub outputs: Vec<Output>,
+    /// Whether the arrays are stacked to one output.
+    pub stacked: bool,
+    /// Whether the last output holds the samples' indices.
+    pub indexed: bool,
+    /// Decoded bytes that later batches can reuse.
+    pub reuse: ChunkReuse,
+    /// Host memory of a shuffle's lists.
+    pub order_bytes: u64,
+    /// Where the reader starts in the order of samples.
+    pub start: Cursor,
+    /// What checkpoints are checked against.
+    pub identity: Identity,
+    /// The tunables.
+    pub options: Options,
+}
+
+impl Setup {
+    /// The shuffle draws from 3/4 of the memory for cached chunks; the rest is for chunks that are fetched ahead.
+    const SHUFFLE_SHARE: (u64, u64) = (3, 4);
+
+    /// Opens the store and checks the arguments.
+    ///
+    /// # Errors
+    /// Arguments and stores that cannot be read, and shuffles that exceed the host budget.
+    pub fn new(arguments: &Arguments) -> Result<Self> {
+        let options = Options::check(arguments)?;
+        codec::register();
+        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, &arguments.access()?)?);
+        check_dimensions(&dataset)?;
+        // The array whose shape the windows are made for: the first that samples are taken along.
+        let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
+        let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
+        let windows = windows(&dataset.arrays[reference], arguments, &options)?;
+        let conversions = conversions(&dataset, arguments)?;
+        if arguments.stack {
+            check_stack(&dataset, &conversions)?;
+        }
+        let dimensions = windows.dimensions();
+        let geometry: Arc<[ArrayGeometry]> =
+            dataset.arrays.iter().map(|array| array.geometry(windows.axes().len())).collect();
+        check_shapes(&dataset, &geometry, reference, windows.axes().len())?;
+        let count = dataset.arrays.len();
+        let place = |(number, geometry): (usize, &ArrayGeometry)| {
+            let extents = geometry.sample_extents(&windows);
+            match arguments.stack {
+                true => OutputGeometry::stacked(number, count, &extents),
+                false => OutputGeometry::alone(number, &extents),
+            }
+        };
+        let placing = geometry.iter().enumerate().map(place).collect();
+        let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
+        let Ordered { order, order_bytes, reuse } =
+            order(arguments, &options, &dataset, &geometry, &windows)?;
+        let (stacked, indexed) = (arguments.stack, arguments.return_index);
+        let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &windows, &order, stacked);
+        let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
+        let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
+        if !arguments.position.is_empty() {
+            let restored = start.restore(&identity, arguments.position.as_bytes());
+            start = restored.map_err(|error| match error {
+                Error::Checkpoint { problem } => argument("position", problem),
+                error => error,
+            })?;
+        }
+        let outputs = outputs(&dataset, &windows, &geometry, &parts, stacked, indexed);
+        Ok(Self {
+            dataset,
+            windows,
+            geometry,
+            placing,
+            parts,
+            outputs,
+            stacked,
+            indexed,
+            reuse,
+            order_bytes,
+            start,
+            identity,
+            options,
+        })
+    }
+
+    /// Bytes of all outputs of a batch.
+    pub fn batch_bytes(&self) -> u64 {
+        let sample = self.outputs.iter().fold(0u64, |all, output| all.saturating_add(output.sample_bytes()));
+        sample.saturating_mul(self.options.batch_size)
+    }
+
+    /// Every part of every array with its plan.
+    pub fn planned_parts(&self) -> impl Iterator<Item = (&ArrayInfo, &PartPlan)> {
+        self.dataset.arrays.iter().flat_map(|array| &array.parts).zip(self.parts.iter())
+    }
+
+    /// Threads that only read.
+    pub fn read_threads(&self) -> usize {
+        let read_only = self.parts.iter().any(|plan| plan.kind != Kind::Cpu);
+        if read_only { self.options.io_threads } else { 0 }
+    }
+
+    /// Threads that decode on the CPU, if memory allows.
+    pub fn decode_threads(&self) -> usize {
+        let on_cpu =
+            |kind| kind == Kind::Cpu || (kind == Kind::Either && self.options.decode == Decode::Auto);
+        if self.parts.iter().any(|plan| on_cpu(plan.kind)) { self.options.decode_threads } else { 0 }
+    }
+
+    /// Whether cuFile is to read, if it can be used.
+    pub fn reads_with_cufile(&self) -> bool {
+        self.chooses_cufile(Driver::reads_directly())
+    }
+
+    /// The same for a machine where cuFile reads directly to the GPU, or through the host.
+    fn chooses_cufile(&self, directly: bool) -> bool {
+        match self.options.io {
+            Io::Posix => false,
+            Io::Gds => true,
+            // Through the host it is slower than the page cache. Of encoded chunks the host needs the headers, which have to be
+            // copied back to it: 5.0 GB/s of zstd in place of 37.9 (H200, compatibility mode, 2026-11-22). Whether that pays where
+            // it reads directly has not been measured.
+            Io::Auto => {
+                let has = |kind| self.parts.iter().any(|plan| plan.kind == kind);
+                directly && has(Kind::Plain) && !has(Kind::Either)
+            }
+        }
+    }
+
+    /// The most boxes of a chunk that one group of a GPU worker assembles: all boxes that a batch can have in it, and at least 16,
+    /// because several batches may wait for the chunk.
+    pub fn boxes_of_chunk(&self) -> u64 {
+        const LEAST: u64 = 16;
+        // Offsets that are no regular sequence make several boxes of one sample.
+        let runs = self.windows.axes()[0].runs(0).count() as u64;
+        self.options.batch_size.saturating_mul(runs).max(LEAST)
+    }
+
+    /// Logs the decode path of each array, once per process.
+    pub(super) fn log_decode_paths(&self) {
+        for (array, plans) in self.dataset.arrays.iter().zip(self.parts.arrays()) {
+            // Of joined stores only the first, and each whose decode path differs from the store before it.
+            for (number, (part, plan)) in array.parts.iter().zip(plans).enumerate() {
+                if number == 0 || plan.decode_path != plans[number - 1].decode_path {
+                    log_once(&format!("{}: {}", part.context(), plan.decode_path));
+                }
+            }
+        }
+    }
+}
+
+/// The windows that are samples of an array of this shape.
+fn windows(reference: &Joined, arguments: &Arguments, options: &Options) -> Result<Windows> {
+    let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
+    let windows = WindowArguments {
+        window: arguments.window.as_deref(),
+        stride: arguments.stride.as_deref(),
+        dilation: arguments.dilation.as_deref(),
+        offsets: arguments.offsets.as_deref(),
+        roi_start: arguments.roi_start.as_deref(),
+        roi_end: arguments.roi_end.as_deref(),
+        exclude: &arguments.exclude,
+        most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
+    };
+    Windows::new(&reference.shape, &windows).map_err(|error| name_array(error, reference))
+}
+
+/// A plan for each part of each array.
+fn part_plans(dataset: &Dataset, conversions: Vec<Vec<Conversion>>, options: &Options) -> Result<PartPlans> {
+    let plan = |(part, conversion): (&ArrayInfo, Conversion)| {
+        let decode_path = decode_path(part, options)?;
+        Ok(PartPlan::new(part, decode_path, conversion, options.device.is_some()))
+    };
+    let arrays = dataset.arrays.iter().zip(conversions);
+    let plans = arrays.map(|(array, conversions)| array.parts.iter().zip(conversions).map(plan).collect());
+    Ok(PartPlans::new(plans.collect::<Result<_>>()?))
+}
+
+/// Chooses the decode path of an array's read chunks on the backend and with the `decode` of the options.
+///
+/// # Errors
+/// Arrays that this backend cannot read, or not as `decode` wants it.
+pub fn decode_path(array: &ArrayInfo, options: &Options) -> Result<DecodePath> {
+    if options.device.is_none() {
+        return Ok(DecodePath::Cpu("the CPU backend".into()));
+    }
+    if array.read_chunk_bytes() > device::MAX_CHUNK_BYTES {
+        let reason = format!(
+            "its read chunks decode to {} bytes, and at most {} are supported",
+            array.read_chunk_bytes(),
+            device::MAX_CHUNK_BYTES
+        );
+        return Err(Error::NotOnGpu { at: array.context(), reason });
+    }
+    match (options.decode, codec::decode_path(array)) {
+        (Decode::Cpu, _) => Ok(DecodePath::Cpu("decode=\"cpu\"".into())),
+        (Decode::Gpu, DecodePath::Cpu(reason)) => Err(Error::NotOnGpu { at: array.context(), reason }),
+        (_, decode_path) => Ok(decode_path),
+    }
+}
+
+/// The order of samples, and what follows from it.
+struct Ordered {
+    order: Order,
+    order_bytes: u64,
+    reuse: ChunkReuse,
+}
+
+/// Chooses the order of samples.
+fn order(
+    arguments: &Arguments,
+    options: &Options,
+    dataset: &Dataset,
+    geometry: &[ArrayGeometry],
+    windows: &Windows,
+) -> Result<Ordered> {
+    let shuffled = arguments.random_shuffle;
+    if shuffled {
+        check_shuffled(windows.len())?;
+    }
+    let shard_samples = windows.len().div_ceil(u64::try_from(arguments.num_shards).unwrap_or(1).max(1));
+    let order_bytes = |grouped| if shuffled { Order::shuffle_bytes(shard_samples, grouped) } else { 0 };
+    check_order_bytes(order_bytes(false), shard_samples, options)?;
+    let in_order = (!shuffled).then_some(options.batch_size);
+    let sharing = ChunkSharing::new(dataset, geometry, windows, in_order);
+    let order_bytes = order_bytes(sharing.groups.is_some());
+    check_order_bytes(order_bytes, shard_samples, options)?;
+    let shuffle = shuffled.then(|| {
+        let bytes = options.shuffle_bytes().saturating_sub(sharing.reuse.every_sample_bytes);
+        let bytes = bytes / Setup::SHUFFLE_SHARE.1 * Setup::SHUFFLE_SHARE.0;
+        let groups = sharing.groups.clone().map(|groups| {
+            let buffer = groups.buffer(&sharing.group_bytes, bytes, options.initial_fill);
+            (groups, buffer)
+        });
+        Shuffle { seed: arguments.seed as u64, groups }
+    });
+    let order = Order::new(
+        windows.len(),
+        OrderArguments {
+            shard_id: arguments.shard_id,
+            num_shards: arguments.num_shards,
+            stick_to_shard: arguments.stick_to_shard,
+            pad_last_batch: arguments.pad_last_batch,
+            batch_size: options.batch_size,
+            shuffle,
+        },
+    )?;
+    Ok(Ordered { order, order_bytes, reuse: sharing.reuse })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::memory_needs::tests::{ZSTD, write_array};
+    use super::*;
+
+    #[test]
+    fn cufile_reads_by_itself_only_what_needs_no_look_at_its_bytes() {
+        let folder = tempfile::tempdir().unwrap();
+        let chooses = |codecs: &str, io: &str, decode: &str, directly: bool| {
+            write_array(folder.path(), [64, 1000], [1, 1000], codecs);
+            let mut arguments = Arguments::new(folder.path().to_str().unwrap());
+            (arguments.io, arguments.decode) = (io.into(), decode.into());
+            (arguments.batch_size, arguments.device_id) = (16, 0);
+            Setup::new(&arguments).unwrap().chooses_cufile(directly)
+        };
+        assert!(chooses("", "auto", "auto", true) && !chooses("", "auto", "auto", false));
+        for decode in ["auto", "gpu", "cpu"] {
+            assert!(!chooses(ZSTD, "auto", decode, true), "{decode}");
+            assert!(chooses(ZSTD, "gds", decode, false) && !chooses(ZSTD, "posix", decode, true), "{decode}");
+        }
+    }
+}
