@@ -13,7 +13,8 @@ another copy of the plugin is loaded already.
 """
 
 from zarr_dali import _fork, _plugin, readers
-from zarr_dali._info import Advice, ArrayReport, Chosen, GpuMemory, Info, Output, Reading, info
+from zarr_dali._description import Advice, ArrayReport, Chosen, GpuMemory, Output, Reading
+from zarr_dali._info import Info, info
 from zarr_dali._loader import Loader
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from zarr_dali._codecs import inner_codecs, short_name
-
-if TYPE_CHECKING:
-    from zarr_dali._info import ArrayReport
+from zarr_dali._description import ArrayReport
 
 SMALL_CHUNK_BYTES = 1_000_000
 LARGE_CHUNK_BYTES = 100_000_000
@@ -32,8 +30,6 @@ MOST_DEPTH = 128
 WASTE = 4.0
 """Decoded bytes for each that is used."""
 MANY_CHUNKS = 64
-NOT_OF_THE_STORE = ("beside-training",)
-"""Codes of advice on how to read a store that may well stay as it is."""
 COLD_DISK_BYTES_PER_S = 2.3e9
 UNCOMPRESSED = ("uncompressed", "bytes(big)", "sharded(uncompressed)", "sharded(bytes(big))")
 

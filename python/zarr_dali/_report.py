@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -13,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zarr_dali._advice import number, size
-from zarr_dali._info import ArrayReport, Info, Reading
+from zarr_dali._description import Advice, ArrayReport, Reading
 
 WIDTH = 160
 """Columns of the text where no terminal says how many there are."""
@@ -21,24 +22,31 @@ ARRAY = "array"
 """Stands for the name of a store that is an array itself."""
 
 
-def as_text(info: Info) -> str:
-    """The report without colours."""
+def as_text(report: RenderableType) -> str:
+    """A report without colours."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
-    console.print(render(info))
+    console.print(report)
     lines = console.file.getvalue().splitlines()
     return "\n".join(line.rstrip() for line in lines)
 
 
-def render(info: Info) -> RenderableType:
-    """The report for a console of rich."""
-    reasons = [(array.reason, _name(array)) for array in info.arrays]
-    readers = [(array.reading, _name(array)) for array in info.arrays if array.reading]
-    problems = [(array.problem, _name(array)) for array in info.arrays if array.problem]
-    if info.together:
-        readers.append((info.together, "together"))
-    if info.problem:
-        problems.append((info.problem, "together"))
-    parts: list[RenderableType] = [_arrays(info), *_grouped(reasons)]
+def render(
+    path: Sequence[str],
+    arguments: dict[str, Any],
+    arrays: Sequence[ArrayReport],
+    together: Reading | None,
+    problem: str | None,
+    advice: Sequence[Advice],
+) -> RenderableType:
+    """The report on the fields of `zarr_dali.Info` for a console of rich."""
+    reasons = [(array.reason, _name(array)) for array in arrays]
+    readers = [(array.reading, _name(array)) for array in arrays if array.reading]
+    problems = [(array.problem, _name(array)) for array in arrays if array.problem]
+    if together:
+        readers.append((together, "together"))
+    if problem:
+        problems.append((problem, "together"))
+    parts: list[RenderableType] = [_arrays(path, arrays), *_grouped(reasons)]
     if readers:
         choices = [(_choice(reading), name) for reading, name in readers]
         same = len({text for text, _ in choices}) == 1
@@ -46,20 +54,20 @@ def render(info: Info) -> RenderableType:
         parts += [_paragraph(choices[0][0])] if same else _grouped(choices)
     if problems:
         parts += ["", _title("Not with these arguments"), *_grouped(problems)]
-    if info.advice:
-        advice = [(one.text, ", ".join(name or ARRAY for name in one.arrays)) for one in info.advice]
-        parts += ["", _title("Advice"), *_grouped(advice)]
-        if len(info.path) == 1 and any(one.is_to_rewrite for one in info.advice):
-            parts += [_paragraph(f"What would be written, and why: {_rechunk(info)}")]
+    if advice:
+        texts = [(one.text, ", ".join(name or ARRAY for name in one.arrays)) for one in advice]
+        parts += ["", _title("Advice"), *_grouped(texts)]
+        if len(path) == 1 and any(one.is_to_rewrite for one in advice):
+            parts += [_paragraph(f"What would be written, and why: {_rechunk(path[0], arguments)}")]
     return Group(*parts)
 
 
-def _rechunk(info: Info) -> str:
+def _rechunk(path: str, arguments: dict[str, Any]) -> str:
     """The command that proposes a copy that fits how the store is read."""
-    words = ["zarr-dali", "rechunk", info.path[0], "COPY.zarr"]
-    window = info.arguments.get("window") or [1]
+    words = ["zarr-dali", "rechunk", path, "COPY.zarr"]
+    window = arguments.get("window") or [1]
     words += ["--for-window", ",".join(map(str, window))]
-    words += ["--batch", str(info.arguments.get("batch_size", 1)), "--dry-run"]
+    words += ["--batch", str(arguments.get("batch_size", 1)), "--dry-run"]
     return shlex.join(words)
 
 
@@ -75,12 +83,12 @@ def _table(title: str, columns: dict[str, bool]) -> Table:
     return table
 
 
-def _arrays(info: Info) -> Table:
+def _arrays(path: Sequence[str], arrays: Sequence[ArrayReport]) -> Table:
     texts = ("array", "shape", "type", "chunk", "inner chunk")
     columns = dict.fromkeys(texts, False) | {"decoded": True, "codecs": False}
     columns |= dict.fromkeys(("size", "stored", "ratio", "chunks"), True) | {"road": False}
-    table = _table(", ".join(info.path), columns)
-    for array in info.arrays:
+    table = _table(", ".join(path), columns)
+    for array in arrays:
         kind = array.data_type
         if array.output_type not in (None, kind):
             kind += f" -> {array.output_type}"

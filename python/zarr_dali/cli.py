@@ -72,9 +72,7 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
         return
     from rich.console import Console
 
-    from zarr_dali._report import render
-
-    Console().print(render(found))
+    Console().print(found)
 
 
 @main.command(context_settings={"show_default": True})

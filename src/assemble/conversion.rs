@@ -7,11 +7,9 @@
 //! The result is a type to load, a register to compute in, a list of steps and a type to store, which the host
 //! ([`super::host`]) and the kernel (`src/kernels/convert.cuh`) carry out alike.
 
-use super::arithmetic::{double_to_half, load, store};
-use crate::dataset::{Cf, ElementType, FixedScaleOffset, StoredType, half_to_single};
-
-/// Most steps of a conversion, as the kernel has it.
-pub const MAX_STEPS: usize = 24;
+use super::arithmetic::{load, store};
+use super::step::{Code, MAX_STEPS, Step};
+use crate::dataset::{Cf, ElementType, FixedScaleOffset, StoredType};
 
 /// Normalisation: `(x - mean) / std`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -20,57 +18,6 @@ pub struct Normalise {
     pub mean: f64,
     /// Divided by then; neither 0 nor infinite.
     pub std: f64,
-}
-
-/// What a step does to a value. The numbers are those of `convert.cuh`.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Code {
-    /// By the operand.
-    Multiply,
-    /// The operand.
-    Add,
-    /// The operand.
-    Subtract,
-    /// By the operand.
-    Divide,
-    /// NaN where equal to the operand.
-    Mask,
-    /// To the type of the step.
-    Round,
-    /// Towards zero, NaN becomes 0.
-    Truncate,
-    /// Whole numbers modulo the operand, a power of two: from 0.
-    WrapUnsigned,
-    /// The same from minus half of the operand.
-    WrapSigned,
-    /// 0 or 1.
-    IsTrue,
-}
-
-/// What a result is rounded to; registers hold all of these types.
-#[repr(u8)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rounds {
-    /// As the register does.
-    Register,
-    /// To float32.
-    Single,
-    /// To float16.
-    Half,
-}
-
-/// One step. Field for field the `Step` of `convert.cuh`.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Step {
-    /// What `code` says.
-    pub operand: f64,
-    /// What to do.
-    pub code: Code,
-    /// What the result is rounded to.
-    pub rounds: Rounds,
-    reserved: [u8; 6],
 }
 
 /// What values are computed in.
@@ -95,45 +42,8 @@ pub struct Conversion {
     register: Register,
     steps: Vec<Step>,
     output: ElementType,
-    /// For fill values, where those are in another type: they are not scaled by `fixedscaleoffset`.
+    /// The conversion of the fill value, if its type is not the stored one: `fixedscaleoffset` does not scale fill values.
     of_fill: Option<Box<Self>>,
-}
-
-impl Rounds {
-    fn to(element: ElementType) -> Self {
-        match element {
-            ElementType::Float16 => Self::Half,
-            ElementType::Float32 => Self::Single,
-            _ => Self::Register,
-        }
-    }
-
-    fn round(self, value: f64) -> f64 {
-        match self {
-            Self::Register => value,
-            Self::Single => f64::from(value as f32),
-            Self::Half => f64::from(half_to_single(double_to_half(value))),
-        }
-    }
-}
-
-impl Step {
-    /// An operation in a floating-point type: both its operand and its result are rounded to that.
-    fn arithmetic(code: Code, operand: f64, element: ElementType) -> Self {
-        let rounds = Rounds::to(element);
-        Self { operand: rounds.round(operand), code, rounds, reserved: [0; 6] }
-    }
-
-    pub(super) fn new(code: Code, operand: f64) -> Self {
-        Self { operand, code, rounds: Rounds::Register, reserved: [0; 6] }
-    }
-
-    /// Whether a float32 register gives the same result.
-    fn fits_single(&self) -> bool {
-        let computes =
-            matches!(self.code, Code::Multiply | Code::Add | Code::Subtract | Code::Divide | Code::Round);
-        !(computes && self.rounds == Rounds::Register) && f64::from(self.operand as f32) == self.operand
-    }
 }
 
 impl Conversion {
@@ -183,7 +93,7 @@ impl Conversion {
             None => None,
         };
         if register == Register::Single {
-            // They equal no float32, and rounded they might.
+            // A masked value that is no float32 equals no element; rounded to float32 it might.
             steps.retain(|step| step.code != Code::Mask || step.fits_single());
         }
         Ok(Self { loads, register, steps, output, of_fill })
@@ -209,7 +119,7 @@ impl Conversion {
         self.loads
     }
 
-    /// What is computed in.
+    /// The register that values are computed in.
     pub fn register(&self) -> Register {
         self.register
     }

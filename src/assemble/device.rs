@@ -1,7 +1,8 @@
 //! Boxes of elements as work for the gather kernel (`src/kernels/gather.cu` and `convert.cuh`, which this file mirrors).
 
 use super::Conversion;
-use super::conversion::{Code, MAX_STEPS, Register, Step};
+use super::conversion::Register;
+use super::step::{Code, MAX_STEPS, Step};
 use crate::dataset::{ElementType, StoredType};
 use crate::plan::CopyBox;
 
@@ -100,7 +101,7 @@ pub struct Regions {
     known: Vec<Conversion>,
 }
 
-/// How the elements of a box become those of a region.
+/// Where the elements of a box come from and go to, the same for all boxes of a read chunk.
 struct Elements {
     /// Address of the chunk, 0 for the fill value.
     from: u64,
@@ -124,12 +125,12 @@ impl Regions {
         self.known.iter().map(ConversionOnDevice::new).collect()
     }
 
-    /// How many blocks the launch needs.
+    /// How many blocks of threads the launch needs.
     pub fn tiles(&self) -> u64 {
         self.tiles
     }
 
-    /// Size of the regions that boxes become. Those that are converted share a conversion besides.
+    /// Size of the regions that boxes become, without the conversion that boxes with converted elements share.
     pub fn bytes(boxes: &[CopyBox]) -> u64 {
         let regions = |piece: &CopyBox| piece.extents[..cut(piece)].iter().product::<u64>();
         boxes.iter().map(regions).sum::<u64>() * size_of::<Region>() as u64
@@ -182,7 +183,7 @@ impl Regions {
         }
     }
 
-    /// The number of a conversion among those of the launch.
+    /// The number of a conversion among the conversions of the launch.
     fn number(&mut self, conversion: &Conversion) -> u64 {
         let known = self.known.iter().position(|known| known == conversion);
         known.unwrap_or_else(|| {
@@ -244,12 +245,12 @@ impl Regions {
     }
 }
 
-/// How many dimensions of a box, the outermost ones, the kernel does not handle.
+/// How many of a box's outermost dimensions are too many for the kernel.
 fn cut(piece: &CopyBox) -> usize {
     piece.extents.len().saturating_sub(MAX_DIMENSIONS)
 }
 
-/// So many dimensions of a box, and one more, of extent 1: each of its rows is a region.
+/// The `cut` outermost dimensions of a box and one more, of extent 1: each row of the result is a region.
 fn outer(piece: &CopyBox, cut: usize) -> CopyBox {
     let with_one = |list: &[u64]| list[..cut].iter().copied().chain([1]).collect();
     CopyBox {

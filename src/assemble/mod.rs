@@ -4,6 +4,7 @@ mod arithmetic;
 mod conversion;
 pub mod device;
 pub mod host;
+mod step;
 mod values;
 
 pub use conversion::{Conversion, Normalise};
@@ -20,8 +21,8 @@ pub struct OutputMemory {
     pub bytes: u64,
 }
 
-/// Where a decoded read chunk of `bytes` bytes can be put as it is, in place of being copied there box by box: all of it
-/// belongs to one place, without a conversion.
+/// The address in an output to which a decoded read chunk of `bytes` bytes can be written as it is, instead of being copied
+/// box by box. `None` unless the whole chunk is contiguous there and needs no conversion.
 pub fn whole_chunk(
     boxes: &[CopyBox],
     conversion: &Conversion,

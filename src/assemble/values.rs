@@ -46,7 +46,7 @@ pub fn conversions(dataset: &Dataset, arguments: &Arguments) -> Result<Vec<Vec<C
     dataset.arrays.iter().zip(&values.normalise).map(joined).collect()
 }
 
-/// What is asked for of the outputs' values.
+/// What the arguments say about the values of the outputs.
 #[derive(Clone, Debug, PartialEq)]
 struct Values {
     /// Decode by the CF attributes. Default: no.
@@ -58,7 +58,7 @@ struct Values {
 }
 
 impl Values {
-    /// Checks the arguments for so many arrays.
+    /// Checks the arguments of a reader of `arrays` arrays.
     ///
     /// # Errors
     /// [`Error::Argument`] names the first one that cannot be used.

@@ -7,7 +7,7 @@
 #![forbid(unsafe_code)]
 
 use super::work::{Decoder, Pass, Stream, Verdict, Work};
-use super::{zlib, zstd};
+use super::zlib;
 
 use std::ops::RangeInclusive;
 
@@ -210,7 +210,7 @@ fn stream(
             work.streams.push(Stream { decoder: Decoder::Inflate, from, to });
             return Ok(Verdict::Gpu);
         }
-        4 => return zstd::work(content, offset, to, work),
+        4 => return work.add_zstd_frame(content, offset, to),
         other => return Err(format!("codec number {other} is unknown")),
     };
     if bytes > 0 && content.is_empty() {

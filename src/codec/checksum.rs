@@ -1,7 +1,6 @@
 //! Checksums beside encoded bytes: `crc32c`, and numcodecs' `adler32` and `fletcher32`.
 //!
-//! Where they are the outermost codec they are verified on the host, before the GPU gets the bytes; below a compression
-//! the GPU verifies them.
+//! The host verifies an outermost checksum before the GPU gets the bytes; the GPU verifies a checksum below a compression.
 
 use super::work::Checksum;
 
@@ -10,7 +9,7 @@ use std::ops::Range;
 use zarrs::array::CodecMetadataOptions;
 use zarrs::array::codec::api::BytesToBytesCodecTraits;
 
-/// Size of each of them.
+/// Size of a checksum.
 pub const BYTES: u64 = 4;
 
 /// HDF5's checksum, as numcodecs computes it: of words with the high byte first, a last byte alone being a high one. A sum
@@ -18,7 +17,7 @@ pub const BYTES: u64 = 4;
 pub fn fletcher32(bytes: &[u8]) -> u32 {
     let fold = |sum: u64| if sum == 0 { 0 } else { (sum - 1) % 65535 + 1 };
     let (mut low, mut high) = (0u64, 0u64);
-    // Sums of so many words fit.
+    // The sums over 32768 words fit into 64 bits.
     for block in bytes.chunks(1 << 16) {
         for pair in block.chunks(2) {
             low += u64::from(pair[0]) << 8 | pair.get(1).map_or(0, |&byte| byte.into());
@@ -41,9 +40,9 @@ pub fn decode_fletcher32(encoded: &[u8]) -> Result<Vec<u8>, String> {
 /// One checksum codec of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChecksumCodec {
-    /// Which.
+    /// The kind of checksum.
     pub checksum: Checksum,
-    /// It stands before the bytes instead of behind them.
+    /// The checksum stands before the bytes instead of behind them.
     pub at_start: bool,
 }
 

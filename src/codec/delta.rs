@@ -2,7 +2,7 @@
 //!
 //! Source: numcodecs/delta.py.
 
-use super::cpu::read_only;
+use super::read_only::read_only;
 use crate::dataset::ElementType;
 
 use std::any::Any;

@@ -96,7 +96,7 @@ impl GpuChain {
 /// Reads exactly what there is to read.
 fn fill(mut decoder: impl Read, into: &mut [u8]) -> Option<()> {
     decoder.read_exact(into).ok()?;
-    // Its end, and with it the checksum.
+    // Reads on to the end of the stream, where the decoder compares the checksum.
     (decoder.read(&mut [0]).ok()? == 0).then_some(())
 }
 

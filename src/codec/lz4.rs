@@ -22,7 +22,7 @@ pub fn block(encoded: &[u8], decoded: u64) -> Result<&[u8], String> {
     parse(encoded, &(decoded..=decoded)).map(|(block, _)| block)
 }
 
-/// The block, and the size of its content, which has to be one of `sizes`.
+/// The LZ4 block, and the size of its content, which has to be one of `sizes`.
 fn parse<'a>(encoded: &'a [u8], sizes: &RangeInclusive<u64>) -> Result<(&'a [u8], u64), String> {
     let (prefix, block) = encoded
         .split_first_chunk::<PREFIX_BYTES>()

@@ -6,17 +6,21 @@ mod checksum;
 mod cpu;
 mod delta;
 mod direct;
+mod guarded;
 mod gzip;
 mod lz4;
 mod pcodec;
+mod read_only;
 mod shuffle;
 mod snappy;
 pub mod work;
 mod zlib;
 pub mod zstd;
 
-pub use cpu::{decode_on_cpu, lenient_bound, register};
+pub use cpu::decode_on_cpu;
 pub use direct::Unpacker;
+pub use guarded::register;
+pub use read_only::lenient_bound;
 pub use work::{Verdict, Work};
 
 use crate::dataset::ArrayInfo;
@@ -50,7 +54,7 @@ pub struct GpuChain {
     inner: Vec<Inner>,
     delta_element_bytes: Option<u32>,
     swaps_bytes: bool,
-    /// Of a decoded read chunk.
+    /// Size of a decoded read chunk.
     decoded_bytes: u64,
 }
 
@@ -59,9 +63,9 @@ pub struct GpuChain {
 pub enum Compression {
     /// One Zstandard frame.
     Zstd,
-    /// A Blosc container; whether the metadata says that zstd is inside.
+    /// A Blosc container.
     Blosc {
-        /// Then nvCOMP is needed.
+        /// Whether the metadata says that zstd is inside, which nvCOMP decodes.
         zstd: bool,
     },
     /// One gzip member.
@@ -124,7 +128,7 @@ impl Compression {
 
     fn work(self, encoded: &[u8], decoded: u64, work: &mut Work) -> Result<Verdict, String> {
         match self {
-            Self::Zstd => zstd::work(encoded, 0, 0..decoded, work),
+            Self::Zstd => work.add_zstd_frame(encoded, 0, 0..decoded),
             Self::Blosc { .. } => blosc::work(encoded, decoded, work),
             Self::Gzip => gzip::work(encoded, decoded, work),
             Self::Zlib => zlib::work(encoded, decoded, work),

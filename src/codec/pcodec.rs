@@ -1,7 +1,7 @@
 //! pcodec: chunks of numbers, each with a count of its own. Decoded on the CPU only.
 //!
 //! zarrs asks for as much memory as a hint in the file says and decodes as many numbers as there are; here they go to
-//! memory that has room for those of the chunk.
+//! memory that has room for the chunk's numbers.
 
 use crate::dataset::{ElementType, StoredType};
 use crate::memory;

@@ -19,7 +19,7 @@ pub fn element_bytes(name: &str, codec: &dyn BytesToBytesCodecTraits) -> Option<
     u32::try_from(bytes).ok().filter(|&bytes| bytes > 0)
 }
 
-/// The pass that undoes it over a range of the area.
+/// The pass that undoes the shuffle over a range of the area.
 pub fn pass(element_bytes: u32, Range { start, end }: Range<u64>) -> Pass {
     Pass::Unshuffle { bits: false, start, end, element_bytes, block_bytes: (end - start) as u32 }
 }

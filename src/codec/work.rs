@@ -5,16 +5,16 @@ use super::zstd;
 
 use std::ops::Range;
 
-/// The way of a read chunk's encoded bytes on the GPU.
+/// What the GPU does with a read chunk's encoded bytes.
 ///
 /// Streams first: all of them together write the *decoded area* of `bytes` bytes. Without streams the encoded bytes
 /// are that area. Then the passes, one after another; each unshuffling moves the bytes to another area of the same size.
 /// The elements are `elements` of the last area.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Work {
-    /// What decoders turn into bytes, each on its own.
+    /// Streams of encoded bytes, each decoded on its own.
     pub streams: Vec<Stream>,
-    /// What follows, in this order.
+    /// Steps over the whole area after the streams, in this order.
     pub passes: Vec<Pass>,
     /// Size of the decoded area.
     pub bytes: u64,
@@ -37,6 +37,28 @@ impl Work {
         self.streams.iter().map(|stream| blocks(stream) as u64).sum()
     }
 
+    /// Adds a zstd frame that starts at `offset` of the chunk and decodes to the bytes `to` of the area.
+    ///
+    /// # Errors
+    /// As [`zstd::check`].
+    pub fn add_zstd_frame(&mut self, frame: &[u8], offset: u64, to: Range<u64>) -> Result<Verdict, String> {
+        const UNUSUAL: Verdict = Verdict::Cpu("its zstd frames are unusual, or damaged");
+        let expected = to.end - to.start;
+        let zstd::Verdict::Gpu { checksum } = zstd::check(frame, expected)? else { return Ok(UNUSUAL) };
+        let Ok(blocks) = zstd::blocks(frame, expected) else { return Ok(UNUSUAL) };
+        if let Some(checksum) = checksum {
+            self.passes.push(Pass::Check {
+                checksum: Checksum::Xxh64,
+                start: to.start,
+                end: to.end,
+                expected: Expected::Value(checksum),
+            });
+        }
+        let from = offset..offset + frame.len() as u64;
+        self.streams.push(Stream { decoder: Decoder::Zstd(blocks), from, to });
+        Ok(Verdict::Gpu)
+    }
+
     /// How many areas the chunk needs.
     pub fn areas(&self) -> u64 {
         1 + self.passes.iter().filter(|pass| matches!(pass, Pass::Unshuffle { .. })).count() as u64
@@ -48,9 +70,9 @@ impl Work {
 pub struct Stream {
     /// What decodes it.
     pub decoder: Decoder,
-    /// Where it is among the chunk's encoded bytes.
+    /// Where the stream is among the chunk's encoded bytes.
     pub from: Range<u64>,
-    /// Where its bytes belong in the decoded area.
+    /// Where the decoded bytes belong in the decoded area.
     pub to: Range<u64>,
 }
 
@@ -76,13 +98,13 @@ pub enum Decoder {
 pub enum Pass {
     /// Compares a checksum.
     Check {
-        /// Of which kind.
+        /// The kind of checksum.
         checksum: Checksum,
-        /// Start of the bytes that it covers.
+        /// Start of the bytes that the checksum covers.
         start: u64,
-        /// Their end.
+        /// End of the bytes that the checksum covers.
         end: u64,
-        /// What it has to be.
+        /// What the checksum has to be.
         expected: Expected,
     },
     /// Undoes a shuffle of blocks that follow one another. Whole bytes or single bits of elements were brought together.
@@ -91,7 +113,7 @@ pub enum Pass {
         bits: bool,
         /// Start of the shuffled bytes.
         start: u64,
-        /// Their end.
+        /// End of the shuffled bytes.
         end: u64,
         /// Size of an element.
         element_bytes: u32,

@@ -73,7 +73,7 @@ pub fn decode(encoded: &[u8], most: u64) -> Result<Vec<u8>, String> {
 /// Reads to the end of a decoder that must not give more than `most` bytes.
 pub fn read(decoder: impl Read, most: u64) -> Result<Vec<u8>, String> {
     let mut decoded = vec![];
-    // Most content is as large as it may be; where that cannot be had, it may be smaller.
+    // Most content has `most` bytes. Where that much memory cannot be had, the content may still be smaller.
     let _ = memory::reserve(&mut decoded, most);
     decoder.take(most.saturating_add(1)).read_to_end(&mut decoded).map_err(|error| error.to_string())?;
     if decoded.len() as u64 > most {

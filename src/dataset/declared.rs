@@ -1,6 +1,6 @@
 //! What an array's metadata declare, in one form for both Zarr versions, also where the array cannot be read.
 
-use super::chain::{SHARDING, name, parameters};
+use super::codecs::{SHARDING, name, parameters};
 
 use serde_json::{Value, from_value, json};
 
@@ -15,7 +15,7 @@ pub struct Declared {
     pub data_type: String,
     /// Extents of a chunk.
     pub chunk_shape: Vec<u64>,
-    /// Extents of an inner chunk, in shards that are cut once.
+    /// Extents of an inner chunk, if the codec chain is a sharding codec alone.
     pub inner_chunk_shape: Vec<u64>,
     /// The codec chain in the order of encoding, each codec an object with a `name` and a `configuration`. Those of v2
     /// keep their names and parameters there; its `order` and byte order become `transpose` and `bytes`, as in v3.

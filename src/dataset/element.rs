@@ -160,7 +160,7 @@ impl ByteFormat {
         &TABLES[self as usize]
     }
 
-    /// The value that a byte stands for; bits above those of the format are ignored.
+    /// The value that a byte stands for; bits above the bits of the format are ignored.
     ///
     /// Source: the names are those of ml_dtypes, as in zarr-extensions.
     pub fn value(self, byte: u8) -> f32 {
@@ -189,7 +189,7 @@ impl ByteFormat {
     }
 }
 
-/// The value of a number with a sign, so many bits of exponent and of mantissa, and subnormal numbers.
+/// The value of a number with a sign bit, bits of an exponent and of a mantissa, and subnormal numbers.
 fn decode(byte: u8, exponent_bits: u32, mantissa_bits: u32, bias: u32, special: Special) -> f32 {
     let magnitude = u32::from(byte) & ((1 << (exponent_bits + mantissa_bits)) - 1);
     let negative = byte >> (exponent_bits + mantissa_bits) & 1 == 1;

@@ -3,13 +3,13 @@
 use super::ArrayInfo;
 use crate::error::{Error, Result};
 
-/// For each dimension of each array of a store the dimension that it is in the arrays that samples are taken along: its
-/// own place, or that of its name. An array without the first dimension of those is the same for every sample.
+/// For each dimension of each array of a store, the dimension of the reference array that it belongs to: the one with its
+/// name, or without names the one at its place. The reference is the array with the most dimensions; an array that lacks the
+/// reference's first dimension is the same for every sample.
 ///
 /// # Errors
 /// Dimensions of one name with different extents.
 pub(super) fn follow(arrays: &[ArrayInfo]) -> Result<Vec<Vec<Option<usize>>>> {
-    // The array with the most dimensions has them all.
     let most = arrays.iter().map(|array| array.shape.len()).max().unwrap_or(0);
     let Some(reference) = arrays.iter().find(|array| array.shape.len() == most) else { return Ok(vec![]) };
     arrays.iter().map(|array| along(array, reference)).collect()

@@ -75,7 +75,7 @@ impl Joined {
         if names.is_empty() { stores } else { format!("{stores}/{names}") }
     }
 
-    /// What planning needs to know, if windows have so many axes.
+    /// What planning needs to know, if windows have `axes` axes.
     pub fn geometry(&self, axes: usize) -> ArrayGeometry {
         let part = |(part, &start): (&ArrayInfo, &u64)| PartGeometry {
             start,

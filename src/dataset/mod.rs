@@ -2,9 +2,12 @@
 
 mod cf;
 mod chain;
+mod codecs;
 mod declared;
 mod element;
 mod fields;
+mod fixed_scale_offset;
+mod float16;
 mod follow;
 mod join;
 mod json;
@@ -25,12 +28,13 @@ use serde_json::{Map, Value};
 use zarrs::array::{Array, CodecChain};
 
 pub use cf::Cf;
-pub use chain::{FixedScaleOffset, ReadCodec};
+pub use chain::ReadCodec;
 pub use declared::Declared;
 pub use element::{ByteFormat, ElementType, StoredType};
+pub use fixed_scale_offset::FixedScaleOffset;
+pub(crate) use float16::{double_to_half, half_to_single, single_to_half};
 pub use join::{Joined, VALUE_ATTRIBUTES};
 pub(crate) use layout::stacked as stacked_layout;
-pub(crate) use stored::half_to_single;
 
 /// zarrs reads no files here: metadata are given to it, and chunks are read by others.
 type NoStore = ();

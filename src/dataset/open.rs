@@ -1,6 +1,8 @@
 //! Opens stores and arrays: from metadata on disk to what the other rooms need to know.
 
-use super::chain::{self, Culprit, FixedScaleOffset, ReadCodec, drop_bitround, numpy_name};
+use super::chain::ReadCodec;
+use super::codecs::{self, Culprit, drop_bitround};
+use super::fixed_scale_offset::{FixedScaleOffset, numpy_name};
 use super::layout::{layout, names};
 use super::{
     ArrayInfo, Declared, ElementType, MOST_METADATA_BYTES, MetadataFile, NoStore, Sharding, Source,
@@ -271,7 +273,7 @@ impl<'a> OpenStore<'a> {
             codec: codec.name,
             parameters: codec.parameters.to_string(),
             problem: codec.problem,
-            known: chain::known(version_2),
+            known: codecs::known(version_2),
         };
         let logical_fill = metadata.get("fill_value").cloned();
         let fixed_scale_offset =

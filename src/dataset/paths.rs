@@ -7,6 +7,8 @@ use crate::store;
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
 
+use glob::{Pattern, PatternError};
+
 /// The stores, each as the user would name it: literal paths as given, matches of a pattern in natural order.
 ///
 /// A path that exists is never a pattern. In a pattern `*`, `?` and `[...]` stand for characters of one path component.
@@ -114,75 +116,28 @@ fn entries(folder: &str, component: &str) -> std::io::Result<Vec<String>> {
     if !is_pattern(component) {
         return Ok(Some(below(component)).filter(|path| Path::new(path).is_dir()).into_iter().collect());
     }
-    let pattern: Vec<char> = component.chars().collect();
+    let pattern = compiled(component).map_err(std::io::Error::other)?;
     let listed = std::fs::read_dir(if folder.is_empty() { "." } else { folder })?;
     let names = listed
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         // As in a shell, hidden folders have to be asked for.
         .filter(|name| !name.starts_with('.') || component.starts_with('.'))
-        .filter(|name| fits(&pattern, &name.chars().collect::<Vec<_>>()))
+        .filter(|name| pattern.matches(name))
         .map(|name| below(&name))
         .filter(|path| Path::new(path).is_dir());
     Ok(names.collect())
 }
 
-/// Whether a name fits a pattern of `*`, `?`, `[a-z]` and `[!a-z]`.
-fn fits(pattern: &[char], name: &[char]) -> bool {
-    let (mut at, mut letter) = (0, 0);
-    // The last `*`, and how far it reaches: it need never be asked for those before it.
-    let mut star = None;
-    while letter < name.len() {
-        if pattern.get(at) == Some(&'*') {
-            star = Some((at, letter));
-            at += 1;
-        } else if let Some(next) = behind_letter(&pattern[at..], name[letter]) {
-            at += next;
-            letter += 1;
-        } else if let Some((place, reach)) = &mut star {
-            *reach += 1;
-            (at, letter) = (*place + 1, *reach);
-        } else {
-            return false;
-        }
+/// A pattern for one component of a path. `**` means no more than `*` there, and a bracket that is not closed is a bracket.
+fn compiled(component: &str) -> std::result::Result<Pattern, PatternError> {
+    let mut text = component.to_string();
+    while text.contains("**") {
+        text = text.replace("**", "*");
     }
-    pattern[at..].iter().all(|&rest| rest == '*')
-}
-
-/// How much of the pattern a letter fits at its beginning.
-fn behind_letter(pattern: &[char], letter: char) -> Option<usize> {
-    let (first, rest) = pattern.split_first()?;
-    match (first, class_end(rest)) {
-        ('?', _) => Some(1),
-        ('[', Some(end)) => in_class(&rest[..end], letter).then_some(end + 2),
-        (expected, _) => (*expected == letter).then_some(1),
-    }
-}
-
-/// Where the bracket of a class ends. A `]` that comes first belongs to the class; without an end there is no class.
-fn class_end(class: &[char]) -> Option<usize> {
-    let first = 1 + usize::from(class.first() == Some(&'!'));
-    (first..class.len()).find(|&i| class[i] == ']')
-}
-
-fn in_class(class: &[char], letter: char) -> bool {
-    let (inverted, mut rest) = match class {
-        ['!', rest @ ..] => (true, rest),
-        _ => (false, class),
-    };
-    let mut found = false;
-    loop {
-        rest = match rest {
-            [low, '-', high, others @ ..] => {
-                found |= (*low..=*high).contains(&letter);
-                others
-            }
-            [one, others @ ..] => {
-                found |= *one == letter;
-                others
-            }
-            [] => return found != inverted,
-        };
-    }
+    Pattern::new(&text).or_else(|unclosed| {
+        let head: String = text.chars().take(unclosed.pos).collect();
+        Pattern::new(&format!("{head}{}", text[head.len()..].replace('[', "[[]")))
+    })
 }
 
 /// Compares texts as people do: numbers in them by their value, so that `part-2` comes before `part-10`.
@@ -235,6 +190,13 @@ mod tests {
             ("[!0-9]x", "ax", true),
             ("[]]", "]", true),
             ("[a", "[a", true),
+            ("[!a", "[!a", true),
+            ("[]", "[]", true),
+            ("[!]", "[!]", true),
+            ("[a]*[b[c", "axx[b[c", true),
+            ("[[]a[", "[a[", true),
+            ("a**", "abc", true),
+            ("a***c", "abc", true),
             ("a*b*c", "aXbYbZc", true),
             ("a*b*c", "aXbYbZcd", false),
             ("*[ab]?*", "xxxbcc", true),
@@ -244,15 +206,15 @@ mod tests {
             ("", "", true),
         ];
         for (pattern, name, expected) in cases {
-            let chars = |text: &str| text.chars().collect::<Vec<_>>();
-            assert_eq!(fits(&chars(pattern), &chars(name)), expected, "{pattern} {name}");
+            assert_eq!(compiled(pattern).unwrap().matches(name), expected, "{pattern} {name}");
         }
     }
 
     #[test]
     fn no_pattern_takes_for_ever() {
-        let pattern: Vec<char> = format!("{}b", "*a".repeat(100)).chars().collect();
-        assert!(!fits(&pattern, &['a'; 255]));
+        let name = "a".repeat(255);
+        assert!(!compiled(&format!("{}b", "*a".repeat(100))).unwrap().matches(&name));
+        assert!(!compiled(&"*[".repeat(1 << 16)).unwrap().matches(&name));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Which of zarrs' data types can be read, and how their elements lie in a decoded chunk.
 
 use super::element::{ByteFormat, ElementType, StoredType};
+use super::float16::half_to_single;
 
 use zarrs::array::DataType;
 use zarrs::plugin::ExtensionName;
@@ -83,15 +84,4 @@ impl StoredType {
             Self::Byte(_) => ElementType::Float16,
         }
     }
-}
-
-/// The value of a float16, NaN payloads kept.
-pub fn half_to_single(half: u16) -> f32 {
-    let (sign, magnitude) = (u32::from(half & 0x8000) << 16, u32::from(half & 0x7FFF));
-    if magnitude >= 0x7C00 {
-        return f32::from_bits(sign | 0x7F80_0000 | (magnitude & 0x3FF) << 13);
-    }
-    // Moved into place the exponent is too small by 127 - 15, for numbers below the normal ones too.
-    let value = f32::from_bits(magnitude << 13) * f32::from_bits((127 + 112) << 23);
-    f32::from_bits(sign | value.to_bits())
 }

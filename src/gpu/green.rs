@@ -1,5 +1,5 @@
-//! Streams that keep to a part of the GPU's multiprocessors, so that what runs there leaves the others to the model: CUDA's green
-//! contexts, which share memory, modules and events with the primary context.
+//! SM partition: streams whose kernels run on some of the GPU's multiprocessors (SMs) and leave the others to the model. They
+//! are CUDA's green contexts, which share memory, modules and events with the primary context.
 
 use super::Gpu;
 use crate::error::{Error, Result, log_once};
@@ -9,15 +9,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaStream, sys};
 
-/// One part in so many of the multiprocessors. Of an eighth and a quarter of them neither took less from a model throughout (benches/NOTES.md).
+/// The partition has one of `SHARE` equal parts of the multiprocessors. Neither an eighth nor a quarter took less from every
+/// model that was measured (benches/NOTES.md).
 const SHARE: u32 = 6;
 
-/// Some multiprocessors of a GPU, for all who read on it. It is kept while the process lives, and so are its streams, as the driver
-/// keeps almost a megabyte of each context that is given back.
+/// The partition of a GPU, one for all readers of the process. It and its streams are kept while the process lives: the driver
+/// keeps almost a megabyte of each context that is destroyed.
 pub struct GreenContext {
     gpu: Arc<Gpu>,
     context: sys::CUgreenCtx,
-    /// Streams that nobody uses.
+    /// Streams that no reader uses.
     idle: Mutex<Vec<sys::CUstream>>,
 }
 
@@ -27,7 +28,8 @@ unsafe impl Send for GreenContext {}
 unsafe impl Sync for GreenContext {}
 
 impl GreenContext {
-    /// A sixth of the multiprocessors, or as many more as the GPU can be cut by; or none where it cannot be cut, which is said once.
+    /// The GPU's partition: a sixth of the multiprocessors, rounded up to what the driver can split off. `None` if the driver
+    /// cannot split any off, which is logged once.
     pub fn of(gpu: &Arc<Gpu>) -> Option<Arc<Self>> {
         static ALL: Mutex<BTreeMap<i32, Arc<GreenContext>>> = Mutex::new(BTreeMap::new());
         let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
@@ -72,7 +74,7 @@ impl GreenContext {
         Ok(Arc::new(Self { gpu: gpu.clone(), context, idle: Mutex::default() }))
     }
 
-    /// A stream that does not wait for the default stream, or none where the driver has none, which is said once.
+    /// A stream that does not wait for the default stream. `None` if the driver cannot create one, which is logged once.
     pub fn stream(self: &Arc<Self>, gpu: &Arc<Gpu>) -> Option<GreenStream> {
         let idle = self.lock().pop();
         let stream = idle.map_or_else(|| self.new_stream(), Ok).inspect_err(told).ok()?;
@@ -100,14 +102,14 @@ fn told(problem: &Error) {
     log_once(&format!("the GPU decodes on all multiprocessors: {problem}"));
 }
 
-/// A stream of a green context, which goes back to it. Whoever uses it waits for what it did there.
+/// A stream of the partition, which gets it back on drop. The user of the stream waits for its own work there.
 pub struct GreenStream {
     stream: Arc<CudaStream>,
     context: Arc<GreenContext>,
 }
 
 impl GreenStream {
-    /// To be used while this value lives.
+    /// The stream, valid while this value lives.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

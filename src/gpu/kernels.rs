@@ -1,4 +1,4 @@
-//! The kernels of `src/kernels/`, compiled at build time and loaded from inside this library, with what they take.
+//! The kernels of `src/kernels/`, compiled at build time and loaded from inside this library, with the types of their arguments.
 
 use super::Gpu;
 use crate::error::{Error, Result};
@@ -33,7 +33,7 @@ pub struct StreamOnDevice {
 pub struct CheckOnDevice {
     /// Address of the bytes.
     pub from: u64,
-    /// How many.
+    /// How many bytes.
     pub bytes: u64,
     /// The checksum, or its address.
     pub expected: u64,
@@ -53,7 +53,7 @@ pub struct ShuffledOnDevice {
     pub from: u64,
     /// Address of the bytes in order.
     pub to: u64,
-    /// How many.
+    /// How many bytes.
     pub bytes: u64,
     /// Number of the chunk's first tile in the launch.
     pub first_tile: u64,
@@ -63,7 +63,7 @@ pub struct ShuffledOnDevice {
     pub element_bytes: u32,
     /// 1: bytes were shuffled, 2: bits.
     pub kind: u32,
-    /// Nothing.
+    /// Fills the record up; 0.
     pub reserved: u32,
 }
 
@@ -85,11 +85,11 @@ impl ShuffledOnDevice {
 pub struct DeltaOnDevice {
     /// Address of the elements.
     pub address: u64,
-    /// How many.
+    /// How many elements.
     pub elements: u64,
-    /// Size of each.
+    /// Size of an element.
     pub element_bytes: u32,
-    /// Nothing.
+    /// Fills the record up; 0.
     pub reserved: u32,
 }
 
@@ -149,21 +149,21 @@ impl StreamKernel {
 pub struct FramesToCheck {
     /// Address of the [`CheckedFrame`](crate::codec::zstd::CheckedFrame)s.
     pub frames: u64,
-    /// How many.
+    /// How many frames.
     pub count: usize,
-    /// Address of their [`Block`](crate::codec::zstd::Block)s.
+    /// Address of the frames' [`Block`](crate::codec::zstd::Block)s.
     pub blocks: u64,
-    /// How many.
+    /// How many blocks.
     pub block_count: usize,
-    /// Room for what is found out about each block.
+    /// Address of scratch memory for a summary of each block.
     pub summaries: u64,
-    /// nvCOMP's array of the frames' addresses, in which an invalid one gives way.
+    /// nvCOMP's array of the frames' addresses, in which a valid frame takes the place of an invalid one.
     pub encoded: u64,
-    /// nvCOMP's array of their sizes.
+    /// nvCOMP's array of the frames' sizes.
     pub encoded_bytes: u64,
-    /// Address of a valid frame that takes its place.
+    /// Address of the valid frame that takes the place of invalid ones.
     pub valid: u64,
-    /// Its size.
+    /// Size of the valid frame.
     pub valid_bytes: u64,
 }
 
@@ -186,7 +186,7 @@ unsafe impl Send for Kernels {}
 // SAFETY: as above.
 unsafe impl Sync for Kernels {}
 
-/// How many blocks of how many threads.
+/// A launch: how many blocks, of how many threads each.
 #[derive(Clone, Copy)]
 struct Grid {
     blocks: u64,
@@ -203,8 +203,9 @@ impl Kernels {
     const UNSHUFFLE_THREADS: u32 = 256;
     /// A block compares a checksum.
     const CHECK_THREADS: u32 = 1024;
-    /// A block checks so many blocks of zstd frames, with so many threads.
+    /// How many blocks of zstd frames a block of threads checks.
     const ZSTD_BLOCKS_PER_BLOCK: u64 = 4;
+    /// Threads of a block that checks zstd frames.
     const ZSTD_BLOCK_THREADS: u32 = 64;
     /// A block sums up a chunk.
     const DELTA_THREADS: u32 = 1024;
@@ -246,7 +247,7 @@ impl Kernels {
     /// What the driver says.
     ///
     /// # Safety
-    /// `regions` is the device address of so many [`Region`](crate::assemble::device::Region)s and, right behind them,
+    /// `regions` is the device address of `count` [`Region`](crate::assemble::device::Region)s and, right behind them,
     /// the [`ConversionOnDevice`](crate::assemble::device::ConversionOnDevice)s that they name, in device memory until
     /// the stream has passed, and so are all sources and destinations they name.
     pub unsafe fn gather(&self, stream: &CudaStream, regions: u64, count: usize, tiles: u64) -> Result<()> {
@@ -261,7 +262,7 @@ impl Kernels {
     /// What the driver says.
     ///
     /// # Safety
-    /// `streams` is the device address of so many [`StreamOnDevice`]s, in device memory until the stream has passed, and so
+    /// `streams` is the device address of `count` [`StreamOnDevice`]s, in device memory until the stream has passed, and so
     /// is all that they name, which nothing else writes to meanwhile.
     pub unsafe fn decode(
         &self,
@@ -317,7 +318,8 @@ impl Kernels {
         unsafe { self.launch("launching the sums", stream, self.undo_delta, grid, chunks, count) }
     }
 
-    /// Enqueues the check of zstd frames; those that are not valid get an error and give way in nvCOMP's arrays.
+    /// Enqueues the check of zstd frames. An invalid frame gets an error status, and in nvCOMP's arrays a valid one takes its
+    /// place.
     ///
     /// # Errors
     /// What the driver says.

@@ -60,7 +60,7 @@ pub struct PinnedMemory {
     bytes: usize,
 }
 
-// SAFETY: plain memory; who reads and writes it when is up to the borrow of the methods below.
+// SAFETY: plain memory, which is read and written only through the borrows of the methods below.
 unsafe impl Send for PinnedMemory {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedMemory {}

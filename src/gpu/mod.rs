@@ -75,7 +75,7 @@ impl Gpu {
             .map_err(Error::cuda("creating an event"))
     }
 
-    /// An event whose waiters sleep. It also takes a time stamp that nobody reads: cudarc takes one flag only.
+    /// An event on which threads wait asleep. It also takes an unused time stamp: cudarc takes one flag only.
     ///
     /// # Errors
     /// What the driver says.

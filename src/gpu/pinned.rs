@@ -9,7 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use range_alloc::RangeAllocator;
 
 /// Hands out pieces of a few large pinned blocks. Allocating pinned memory takes milliseconds, so blocks are kept;
-/// they are added one at a time until the budget is reached. Who finds no room waits for a piece to come back.
+/// they are added one at a time until the budget is reached. A caller that finds no room waits until a piece is given back.
 pub struct PinnedPool {
     gpu: Arc<Gpu>,
     block_bytes: u64,
@@ -88,7 +88,7 @@ impl PinnedPool {
     /// Takes a piece, if there is room.
     ///
     /// # Errors
-    /// As those of [`PinnedPool::take`].
+    /// As [`PinnedPool::take`].
     pub fn try_take(self: &Arc<Self>, len: usize) -> Result<Option<PinnedBuffer>> {
         self.find(&mut self.lock(), len)
     }
@@ -112,7 +112,7 @@ impl PinnedPool {
         }
     }
 
-    /// Bytes of all blocks that there are.
+    /// Bytes of all allocated blocks.
     pub fn allocated_bytes(&self) -> u64 {
         self.lock().blocks.len() as u64 * self.block_bytes
     }

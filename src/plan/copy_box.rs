@@ -2,8 +2,8 @@
 
 use smallvec::SmallVec;
 
-/// A number for each dimension. Usual ones are kept in place: there are some for each chunk, and those who allocate and
-/// free them are different threads.
+/// A number for each dimension. Up to four dimensions need no allocation: each chunk has several of these lists, and one
+/// thread would allocate them and another one free them.
 pub type Dims = SmallVec<[u64; 4]>;
 
 /// A box in a source and in a destination, both addressed in elements from their first.

@@ -4,70 +4,20 @@
 //! the array is a cell of one regular grid either way, so planning knows nothing of sharding.
 #![forbid(unsafe_code)]
 
+mod cells;
 mod copy_box;
+mod geometry;
 pub mod shard_index;
 
 pub use copy_box::{CopyBox, Dims};
+pub use geometry::{ArrayGeometry, OutputGeometry, PartGeometry, row_major_strides};
 
 use crate::sampler::{Run, Windows};
+use cells::{Cells, each_cell, each_combination, flat};
 
 use std::collections::{HashMap, HashSet};
 
 use smallvec::SmallVec;
-
-/// What planning needs to know of an array.
-#[derive(Clone, Debug)]
-pub struct ArrayGeometry {
-    /// Extents of the whole.
-    pub shape: Vec<u64>,
-    /// Which axis of the windows each dimension follows; `None` belongs whole to every sample.
-    pub axes: Vec<Option<usize>>,
-    /// What it consists of along the first dimension, without gaps; one part unless stores are joined.
-    pub parts: Vec<PartGeometry>,
-}
-
-/// A part of an array, with chunks of its own.
-#[derive(Clone, Debug)]
-pub struct PartGeometry {
-    /// Where it starts along the first dimension.
-    pub start: u64,
-    /// Extents of a read chunk.
-    pub read_chunk_shape: Vec<u64>,
-    /// Elements between neighbours along each dimension in a decoded read chunk.
-    pub chunk_strides: Vec<u64>,
-}
-
-/// Where the samples of an array lie in the batch of an output; all numbers in elements.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct OutputGeometry {
-    /// Which output.
-    pub output: usize,
-    /// From one sample to the next.
-    pub sample: u64,
-    /// Where the array starts in each sample.
-    pub offset: u64,
-    /// Between neighbours along each dimension of the array.
-    pub strides: Vec<u64>,
-}
-
-impl OutputGeometry {
-    /// An array that is an output of its own: the dense tensor `(samples, window..., later dimensions...)`.
-    pub fn alone(output: usize, extents: &[u64]) -> Self {
-        Self { output, ..Self::stacked(0, 1, extents) }
-    }
-
-    /// Number `place` of `count` arrays that are output 0 together, on an axis behind the first of the window's
-    /// dimensions: `(samples, window[0], count, ...)`. `extents` are those of one array's samples.
-    pub fn stacked(place: usize, count: usize, extents: &[u64]) -> Self {
-        let mut strides = row_major_strides(extents);
-        let below: u64 = extents.iter().skip(1).product();
-        if let Some(first) = strides.first_mut() {
-            *first = below * count as u64;
-        }
-        let sample = extents.iter().product::<u64>() * count as u64;
-        Self { output: 0, sample, offset: place as u64 * below, strides }
-    }
-}
 
 /// Copies out of one read chunk, of which there is often one.
 pub type Boxes = SmallVec<[CopyBox; 1]>;
@@ -94,61 +44,6 @@ pub struct ChunkKey {
     pub part: usize,
     /// Its number in the grid of read chunks of that part, row by row.
     pub number: u128,
-}
-
-impl ArrayGeometry {
-    /// Whether samples differ in it at all; else it is the same for each.
-    pub fn follows_samples(&self) -> bool {
-        self.axes.first() == Some(&Some(0))
-    }
-
-    /// Extents of a sample, all dimensions of the array.
-    pub fn sample_extents(&self, windows: &Windows) -> Vec<u64> {
-        let along = |(&extent, axis): (&u64, &Option<usize>)| match axis {
-            Some(axis) => windows.axes()[*axis].extent(),
-            None => extent,
-        };
-        self.shape.iter().zip(&self.axes).map(along).collect()
-    }
-
-    /// The indices of a sample along each dimension. `places` are those of [`Windows::places`].
-    pub fn runs(&self, windows: &Windows, places: &[u64]) -> Vec<Vec<Run>> {
-        let along = |(&extent, axis): (&u64, &Option<usize>)| match axis {
-            Some(axis) => windows.axes()[*axis].runs(places[*axis]).collect(),
-            None => vec![Run::whole(extent)],
-        };
-        self.shape.iter().zip(&self.axes).map(along).collect()
-    }
-
-    /// Where a part ends along the first dimension.
-    fn end(&self, part: usize) -> u64 {
-        self.parts.get(part + 1).map_or(self.shape[0], |next| next.start)
-    }
-
-    /// Extents of a part.
-    fn part_shape(&self, part: usize) -> Vec<u64> {
-        let mut shape = self.shape.clone();
-        shape[0] = self.end(part) - self.parts[part].start;
-        shape
-    }
-
-    /// The parts that a sample touches, each with the sample's indices in it, which count from the start of the part.
-    fn regions(&self, mut runs: Vec<Vec<Run>>) -> impl Iterator<Item = (usize, Vec<Vec<Run>>)> {
-        // A sample without elements needs nothing.
-        let nothing = runs.iter().any(|runs| runs.iter().all(|run| run.count == 0));
-        let along_first = std::mem::take(&mut runs[0]);
-        let first = along_first.iter().map(|run| run.start).min().unwrap_or(0);
-        let last = along_first.iter().filter(|run| run.count > 0).map(Run::last).max().unwrap_or(0);
-        let touched = self.parts.partition_point(|part| part.start <= first).saturating_sub(1)
-            ..self.parts.partition_point(|part| part.start <= last);
-        touched.filter(move |_| !nothing).filter_map(move |part| {
-            let start = self.parts[part].start;
-            let inside = along_first.iter().filter_map(|run| run.within(start, self.end(part)));
-            let inside: Vec<Run> = inside.map(|run| Run { start: run.start - start, ..run }).collect();
-            (!inside.is_empty())
-                .then(|| (part, std::iter::once(inside).chain(runs[1..].iter().cloned()).collect()))
-        })
-    }
 }
 
 /// How many read chunks of each part of an array a sample touches.
@@ -260,84 +155,6 @@ impl Plan {
             self.tasks[task].boxes.push(whole.collapsed());
         });
     }
-}
-
-/// The cells of a grid that a run touches along one dimension.
-#[derive(Clone, Copy)]
-struct Cells {
-    run: Run,
-    chunk: u64,
-}
-
-impl Cells {
-    fn count(&self) -> u64 {
-        if self.run.step >= self.chunk {
-            return self.run.count;
-        }
-        self.run.last() / self.chunk - self.run.start / self.chunk + 1
-    }
-
-    fn cell(&self, i: u64) -> u64 {
-        if self.run.step >= self.chunk {
-            return (self.run.start + i * self.run.step) / self.chunk;
-        }
-        self.run.start / self.chunk + i
-    }
-}
-
-/// Every cell that runs touch, one run for each dimension; row by row.
-fn each_cell(runs: &[Run], chunk: &[u64], mut each: impl FnMut(&[u64])) {
-    let along: Vec<Cells> = runs.iter().zip(chunk).map(|(&run, &chunk)| Cells { run, chunk }).collect();
-    let last: Vec<u64> = along.iter().map(|cells| cells.count() - 1).collect();
-    let mut at = vec![0; along.len()];
-    let mut cell: Vec<u64> = along.iter().map(|cells| cells.cell(0)).collect();
-    loop {
-        each(&cell);
-        if !advance(&mut at, &last) {
-            return;
-        }
-        (0..at.len()).for_each(|d| cell[d] = along[d].cell(at[d]));
-    }
-}
-
-/// Every choice of one run for each dimension.
-fn each_combination(runs: &[Vec<Run>], mut each: impl FnMut(&[Run])) {
-    let last: Vec<u64> = runs.iter().map(|runs| runs.len() as u64 - 1).collect();
-    let mut at = vec![0; runs.len()];
-    loop {
-        let chosen: Vec<Run> = runs.iter().zip(&at).map(|(runs, &i)| runs[i as usize]).collect();
-        each(&chosen);
-        if !advance(&mut at, &last) {
-            return;
-        }
-    }
-}
-
-/// Elements between neighbours along each dimension of a dense row-major array.
-pub fn row_major_strides(shape: &[u64]) -> Vec<u64> {
-    let mut strides = vec![1; shape.len()];
-    for d in (1..shape.len()).rev() {
-        strides[d - 1] = strides[d] * shape[d];
-    }
-    strides
-}
-
-/// Number of a grid cell, unique within its array.
-fn flat(cell: &[u64], shape: &[u64], chunk: &[u64]) -> u128 {
-    (0..cell.len())
-        .fold(0, |number, d| number * u128::from(shape[d].div_ceil(chunk[d])) + u128::from(cell[d]))
-}
-
-/// Moves on in the box `0..=last`, row by row; false after its last place.
-fn advance(at: &mut [u64], last: &[u64]) -> bool {
-    for d in (0..at.len()).rev() {
-        if at[d] < last[d] {
-            at[d] += 1;
-            return true;
-        }
-        at[d] = 0;
-    }
-    false
 }
 
 #[cfg(test)]

@@ -36,7 +36,7 @@ impl ShardIndex {
     /// Bytes of an inner chunk, or `None` if it is missing or was never written.
     pub fn range(&self, inner_chunk: u64) -> Option<Range<u64>> {
         let &[offset, size] = self.entries.as_chunks::<2>().0.get(usize::try_from(inner_chunk).ok()?)?;
-        // None but the missing ones lies beyond all files.
+        // Only the entry of a missing inner chunk overflows.
         offset.checked_add(size).map(|end| offset..end)
     }
 }

@@ -1,8 +1,8 @@
 //! A shuffle that knows chunks: every sample comes once, and those that share chunks come near each other.
 //!
 //! Samples that start in the same chunks are a *group*. Where windows reach into the next group's chunks, the two are
-//! *linked*: somebody has to hold those chunks until both are done. The order of a visit is made so that little has
-//! to be held, and each chunk is decoded once:
+//! *linked*: the chunks of both have to be in the chunk cache until both groups are read. The order of a visit is made so
+//! that few chunks have to be cached, and each chunk is decoded once:
 //!
 //! ```text
 //! groups       g0-g1-g2-g3   g4-g5   g6 ...      '-': linked
@@ -16,64 +16,14 @@
 //! directions, so that both are at their common border at the same time, at the start of the visit or at its end.
 //! Without links the order of groups is random altogether. How many strands there are is the size of the buffer.
 
-use super::order::shuffle;
-use super::{Axis, Run, Windows};
+use super::axis::Axis;
+use super::grid::{Cells, Grid};
+use super::random::{below, shuffle};
+use super::windows::Windows;
 
 use std::ops::Range;
 
 use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::Rng;
-
-/// The borders of chunks along one dimension. Its cells are the largest chunks.
-#[derive(Clone, Debug)]
-pub struct Grid {
-    parts: Vec<Part>,
-}
-
-#[derive(Clone, Debug)]
-struct Part {
-    start: u64,
-    /// Number of its first cell.
-    first: u64,
-    /// Extent of a cell.
-    cell: u64,
-    /// Extents of chunks that are no divisors of it: they lie across the borders of cells.
-    across: Vec<u64>,
-}
-
-impl Grid {
-    /// A grid of parts, each with its start and the extents of the chunks of different arrays.
-    pub fn new(parts: impl IntoIterator<Item = (u64, Vec<u64>)>) -> Self {
-        let mut grid: Vec<Part> = vec![];
-        for (start, mut extents) in parts {
-            let first =
-                grid.last().map_or(0, |before| before.first + (start - before.start).div_ceil(before.cell));
-            let cell = extents.iter().copied().max().unwrap_or(1);
-            extents.retain(|&extent| !cell.is_multiple_of(extent));
-            grid.push(Part { start, first, cell, across: extents });
-        }
-        Self { parts: grid }
-    }
-
-    fn part(&self, index: u64) -> usize {
-        self.parts.partition_point(|part| part.start <= index).saturating_sub(1)
-    }
-
-    fn cell(&self, index: u64) -> u64 {
-        let part = &self.parts[self.part(index)];
-        part.first + index.saturating_sub(part.start) / part.cell
-    }
-
-    /// The last cell in which any chunk lies that has the index.
-    fn reach(&self, index: u64) -> u64 {
-        let number = self.part(index);
-        let part = &self.parts[number];
-        let inside = index.saturating_sub(part.start);
-        let last = part.across.iter().map(|extent| inside / extent * extent + extent - 1).max();
-        let end = self.parts.get(number + 1).map_or(u64::MAX, |next| next.start - 1 - part.start);
-        part.first + last.unwrap_or(inside).max(inside).min(end) / part.cell
-    }
-}
 
 /// How an order is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,63 +34,6 @@ pub struct Buffer {
     pub strands: u64,
     /// Whether linked groups stay together.
     pub linked: bool,
-}
-
-/// Where the windows of one dimension lie in the grid.
-#[derive(Clone, Debug)]
-struct Cells {
-    axis: Axis,
-    grid: Grid,
-    windows: u64,
-    /// The first window of each cell that windows start in, and the number of windows.
-    borders: Vec<u64>,
-    /// The most cells that a window has elements in.
-    most: u64,
-    /// The most cells in a row that a window reaches over.
-    span: u64,
-    /// Whether two windows touch the same cell.
-    share: bool,
-}
-
-impl Cells {
-    fn new(axis: &Axis, grid: &Grid) -> Self {
-        let (axis, grid, windows) = (axis.clone(), grid.clone(), axis.count());
-        let mut cells = Self { axis, grid, windows, borders: vec![], most: 1, span: 1, share: false };
-        let cells_of =
-            |run: Run| (cells.grid.reach(run.last()) - cells.grid.cell(run.start) + 1).min(2 * run.count);
-        let (mut most, mut span, mut share) = (0, 0, false);
-        let mut before: Option<(u64, u64)> = None;
-        for window in 0..windows {
-            let touched = cells.touched(window);
-            most = most.max(cells.axis.runs(window).map(cells_of).sum());
-            span = span.max(touched.1 - touched.0 + 1);
-            share |= before.is_some_and(|before| before.1 >= touched.0);
-            before = Some(touched);
-        }
-        (cells.most, cells.span, cells.share) = (most, span, share);
-        cells
-    }
-
-    /// Finds the borders.
-    fn cut(&mut self) {
-        let mut borders: Vec<u64> = vec![];
-        let mut before = None;
-        for window in 0..self.windows {
-            let cell = Some(self.touched(window).0);
-            if before != cell {
-                borders.push(window);
-            }
-            before = cell;
-        }
-        borders.push(self.windows);
-        self.borders = borders;
-    }
-
-    /// The cells of the first and the last index of a window.
-    fn touched(&self, window: u64) -> (u64, u64) {
-        let start = self.axis.start(window);
-        (self.grid.cell(start), self.grid.reach(start + self.axis.span() - 1))
-    }
 }
 
 /// The groups of all samples.
@@ -159,7 +52,7 @@ impl Groups {
         Self { axes: windows.axes().iter().zip(grids).map(cells).collect() }
     }
 
-    /// Makes them ready to be shuffled, which takes 8 bytes for each cell that windows start in.
+    /// Makes the groups ready to be shuffled, which takes 8 bytes for each cell that windows start in.
     pub fn cut(mut self) -> Self {
         self.axes.iter_mut().for_each(Cells::cut);
         self
@@ -170,7 +63,7 @@ impl Groups {
         self.axes.iter().any(|cells| cells.share)
     }
 
-    /// The most groups in a row that so many neighbouring windows of the first dimension touch.
+    /// The most groups in a row that `windows` neighbouring windows of the first dimension touch.
     pub fn reach(&self, windows: u64) -> u64 {
         let cells = &self.axes[0];
         let last = |first: u64| cells.windows.min(first.saturating_add(windows)) - 1;
@@ -178,7 +71,7 @@ impl Groups {
         (0..cells.windows).map(reach).max().unwrap_or(1)
     }
 
-    /// How many groups there are if so many dimensions cut them.
+    /// How many groups there are if the first `depth` dimensions cut them.
     pub fn count(&self, depth: usize) -> u64 {
         self.axes[..depth].iter().map(|cells| cells.borders.len() as u64 - 1).product()
     }
@@ -211,15 +104,15 @@ impl Groups {
         Buffer { depth, strands: strands - odd, linked }
     }
 
-    /// The most groups that a strand holds: with links all from the first that a window touches to the last, without
-    /// those that it touches.
+    /// The most groups that a strand holds: with links all groups from the first to the last that a window touches,
+    /// without links the groups that a window touches.
     pub fn held(&self, buffer: Buffer) -> u64 {
         if buffer.linked { self.span(buffer.depth) } else { self.axes[buffer.depth - 1].most }
     }
 
-    /// Fewer places than this mix little; groups become smaller then.
+    /// Fewer strands than this mix little; groups become smaller then.
     const LEAST_STRANDS: u64 = 4;
-    /// Fewer than this go through a visit from one end to the other; links are given up then.
+    /// Fewer linked strands than this go through a visit from one end to the other; links are given up then.
     const LEAST_LINKED_STRANDS: u64 = 2;
 
     /// The sample at a position of the list in which reader shards are cut: sorted by chunks in all dimensions.
@@ -228,7 +121,7 @@ impl Groups {
         let (mut rest, mut outer) = (position, 1);
         let mut boxes = vec![];
         for (d, cells) in self.axes.iter().enumerate() {
-            // So many positions for each window of this dimension, as far as the cells are known.
+            // Positions for each window of this dimension, as far as the cells are known.
             let each = outer * inner(d);
             let cell = cells.borders.partition_point(|&first| first * each <= rest) - 1;
             let (first, end) = (cells.borders[cell], cells.borders[cell + 1]);
@@ -293,7 +186,7 @@ impl Groups {
     }
 }
 
-/// Samples sorted by group: those that start in the same chunks.
+/// Samples sorted by group: samples that start in the same chunks.
 struct Sorted<'a> {
     groups: &'a Groups,
     depth: usize,
@@ -362,7 +255,7 @@ impl<'a> Sorted<'a> {
         chain
     }
 
-    /// Adds the samples of a part of the chain as somebody meets them who walks along it.
+    /// Adds the samples of a part of the chain in the order of a walk along it.
     fn walk(&self, part: &[u32], forward: bool, walked: &mut Vec<u32>, random: &mut ChaCha8Rng) {
         // The stage of a sample of the group at a place; backward the first stage is that of the last place.
         let stage = |place: usize, sample: u32| {
@@ -370,7 +263,7 @@ impl<'a> Sorted<'a> {
                 return part.len() - 1 - place;
             }
             let group = part[place] as usize;
-            // It can come once the last group that it reaches into is there.
+            // The sample can come once the walk is at the last group that the sample reaches into.
             let mut stage = place;
             while stage + 1 < part.len() && part[stage + 1] == part[stage] + 1 {
                 let (row, cell) = self.cell(part[stage + 1] as usize);
@@ -405,12 +298,6 @@ impl<'a> Sorted<'a> {
             from = end as usize;
         }
     }
-}
-
-/// A random number below `end`, or 0.
-fn below(end: u64, random: &mut ChaCha8Rng) -> u64 {
-    // The high half of a 128-bit product: uniform but for a bias below end / 2^64.
-    ((u128::from(random.next_u64()) * u128::from(end)) >> 64) as u64
 }
 
 #[cfg(test)]
@@ -598,16 +485,5 @@ mod tests {
             order.sort_unstable();
             prop_assert_eq!(order, (0..all as u32).collect::<Vec<_>>());
         }
-    }
-
-    #[test]
-    fn grids_of_joined_parts_have_borders_of_their_own() {
-        let grid = Grid::new([(0, vec![4, 2]), (10, vec![3])]);
-        let cells: Vec<u64> = (0..17).map(|index| grid.cell(index)).collect();
-        assert_eq!(cells, [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 3, 3, 3, 4, 4, 4, 5]);
-        // Chunks of 3 beside those of 4 reach into the next cell, but not into the next part.
-        let grid = Grid::new([(0, vec![4, 3]), (10, vec![3])]);
-        let reach: Vec<u64> = (0..12).map(|index| grid.reach(index)).collect();
-        assert_eq!(reach, [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3]);
     }
 }

@@ -2,14 +2,21 @@
 //! chunks together. Pure.
 #![forbid(unsafe_code)]
 
+mod axis;
+mod grid;
 mod groups;
 mod order;
+mod random;
 mod rest;
+mod visit;
 mod windows;
 
-pub use groups::{Buffer, Grid, Groups};
-pub use order::{Drawn, Order, OrderArguments, Played, Position, Shuffle};
-pub use windows::{Axis, Run, WindowArguments, Windows};
+pub use axis::{Axis, Run};
+pub use grid::Grid;
+pub use groups::{Buffer, Groups};
+pub use order::{Drawn, Order, OrderArguments, Position, Shuffle};
+pub use rest::Played;
+pub use windows::{WindowArguments, Windows};
 
 /// Version of the order of samples. It is raised whenever the same arguments would give another order, so that checkpoints of
 /// the old order are refused.

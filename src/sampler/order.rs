@@ -1,26 +1,25 @@
 //! The order of samples: DALI's reader shards, epochs and padding, and a shuffle inside them.
 //!
-//! With N samples and P reader shards, shard `v` holds the positions `N*v/P .. N*(v+1)/P`. A position is a sample, or,
-//! if samples are shuffled, an entry of the list of samples sorted by chunk. A reader starts with its own shard and
-//! moves on to the next in every epoch, unless it sticks to its own. Without padding its batches run on across epochs;
-//! with padding every epoch has the same number of batches on every shard, and the last sample repeats. This is what
-//! DALI's `Loader` does; a batch number is therefore the whole state.
+//! With N samples and P reader shards, reader shard `v` holds the positions `N*v/P .. N*(v+1)/P`. A position is a sample,
+//! or, if samples are shuffled, an entry of the list of samples sorted by chunk. A reader starts with its own reader shard
+//! and moves on to the next in every epoch, unless it sticks to its own. Without padding its batches run on across epochs;
+//! with padding every epoch has the same number of batches on every reader shard, and the last sample repeats. This is
+//! what DALI's `Loader` does; a batch number is therefore the whole state.
 //!
-//! The shuffle permutes the samples of one visit to a shard. It is a function of seed, epoch and shard alone,
-//! so it needs no state, and it never moves a sample to another shard.
+//! The shuffle permutes the samples of one visit to a reader shard. It is a function of seed, epoch and reader shard
+//! alone, so it needs no state, and it never moves a sample to another reader shard.
 //!
-//! An epoch that was begun with other shards or batches can be finished: what they left is a list that all of them
-//! agree in, and it is cut anew.
+//! An epoch that was begun with another number of reader shards or another batch size can be finished: the samples that
+//! are left form one list, the same for every reader, and the list is cut into reader shards anew.
 
 use super::groups::{Buffer, Groups};
-use super::rest::Rest;
+use super::random;
+use super::rest::{Played, Rest};
+use super::visit::{Visit, cut};
 use crate::error::Result;
 use crate::options::argument;
 
 use std::sync::{Arc, Mutex, PoisonError};
-
-use rand_chacha::ChaCha8Rng;
-use rand_chacha::rand_core::{Rng, SeedableRng};
 
 /// The sequence of batches of one reader.
 #[derive(Clone, Debug)]
@@ -43,7 +42,7 @@ type Visits = Vec<(Visit, Vec<u32>)>;
 /// How samples are shuffled.
 #[derive(Clone, Debug)]
 pub struct Shuffle {
-    /// Of all random numbers.
+    /// Seed of all random numbers.
     pub seed: u64,
     /// What keeps chunks together; none if no chunk belongs to several samples.
     pub groups: Option<(Arc<Groups>, Buffer)>,
@@ -54,19 +53,8 @@ pub struct Shuffle {
 struct Origin {
     epoch: u64,
     played: Vec<Played>,
-    /// What they left of the epoch.
+    /// The samples of the epoch that `played` left.
     rest: Option<Arc<Rest>>,
-}
-
-/// A part of an epoch that readers have been through: all shards the same number of batches.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Played {
-    /// How many shards there were.
-    pub shards: u64,
-    /// Samples of a batch.
-    pub batch_size: u64,
-    /// Batches of each shard.
-    pub batches: u64,
 }
 
 /// A place between two batches. Without padding there are no epochs to count in: all batches are in epoch 0.
@@ -74,18 +62,10 @@ pub struct Played {
 pub struct Position {
     /// The epoch.
     pub epoch: u64,
-    /// What was read of it by readers with other shards or batches, in this order.
+    /// What readers with another number of reader shards or another batch size read of the epoch, in this order.
     pub played: Vec<Played>,
-    /// Batches of the epoch that came behind that.
+    /// Batches of the epoch that were read after that.
     pub batch: u64,
-}
-
-/// One pass over one shard.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Visit {
-    pub epoch: u64,
-    pub shard: u64,
-    pub shards: u64,
 }
 
 /// A sample of a batch.
@@ -110,15 +90,15 @@ pub struct OrderArguments {
 }
 
 impl Order {
-    /// The most samples that are shuffled: the numbers of those have 32 bits.
+    /// The most samples that are shuffled: the numbers of shuffled samples have 32 bits.
     pub const MOST_SHUFFLED: u64 = 1 << 30;
-    /// So many visits are kept besides the one that is asked for; of those before the last as many as have at most so many
-    /// entries together.
+    /// How many visits are kept besides the one that is asked for.
     const KEPT_VISITS: usize = 8;
+    /// The most samples in the lists of the kept visits; the newest list is kept whatever its length.
     const KEPT_ENTRIES: usize = 1 << 20;
 
-    /// Bytes that shuffling so many samples of a shard takes at most: the lists of this visit and of the one before it, and
-    /// with groups what the order of a visit is made from.
+    /// Bytes that shuffling a reader shard of `shard_samples` samples takes at most: the lists of this visit and of the one
+    /// before it, and with groups what the order of a visit is made from.
     pub fn shuffle_bytes(shard_samples: u64, grouped: bool) -> u64 {
         let made = if grouped { Groups::BYTES_PER_SAMPLE } else { 0 };
         shard_samples.saturating_mul(2 * size_of::<u32>() as u64 + made)
@@ -159,27 +139,27 @@ impl Order {
         })
     }
 
-    /// How many samples all shards hold together.
+    /// How many samples all reader shards hold together.
     pub fn samples(&self) -> u64 {
         self.samples
     }
 
-    /// `samples`, counted as if every shard were as large as the largest.
+    /// `samples`, counted as if every reader shard were as large as the largest.
     pub fn padded_samples(&self) -> u64 {
         if self.pad { self.samples.div_ceil(self.shards) * self.shards } else { self.samples }
     }
 
-    /// How many shards there are.
+    /// How many reader shards there are.
     pub fn shards(&self) -> u64 {
         self.shards
     }
 
-    /// The shard this reader starts with.
+    /// The reader shard that this reader starts with.
     pub fn shard(&self) -> u64 {
         self.shard
     }
 
-    /// Whether this reader stays with its shard.
+    /// Whether this reader stays with its reader shard.
     pub fn sticks(&self) -> bool {
         self.stick
     }
@@ -194,7 +174,7 @@ impl Order {
         self.shuffle.as_ref()
     }
 
-    /// Shuffles by another seed and another buffer from now on, if at all.
+    /// Shuffles by another seed and another buffer from now on, if samples are shuffled.
     pub fn reshuffle(&mut self, seed: u64, buffer: Option<Buffer>) {
         if let Some(shuffle) = &mut self.shuffle {
             shuffle.seed = seed;
@@ -205,7 +185,7 @@ impl Order {
         self.visits = Arc::default();
     }
 
-    /// Counts batches from the epoch and what was played of it on. Batch `position.batch` comes next then.
+    /// Counts batches from the epoch of a position, less what was played of the epoch. Batch `position.batch` comes next.
     pub fn start_at(&mut self, position: &Position) {
         let Position { epoch, played, .. } = position.clone();
         let rest = (!played.is_empty()).then(|| Arc::new(Rest::new(self.samples, epoch, &played)));
@@ -235,7 +215,7 @@ impl Order {
             None => (self.samples, Some(Visit { epoch, shard, shards: self.shards })),
         };
         let (start, end) = (cut(all, self.shards, shard), cut(all, self.shards, shard + 1));
-        // With fewer samples left than shards, some shards have none of their own.
+        // With fewer samples left than reader shards, some reader shards have none of their own.
         let last = end.max(start + 1).min(all) - 1;
         let batch_size = self.batch_size;
         let place = |i: u64| (start + batch * batch_size + i).min(last);
@@ -279,7 +259,7 @@ impl Order {
             return Drawn { sample: self.sample(visit, rest), epoch: cycle };
         }
         let position = (self.start() + rest) % self.samples;
-        // The shard that holds the position: the last one that starts at or before it.
+        // The reader shard that holds the position: the last one that starts at or before it.
         let shard = (((u128::from(position) + 1) * u128::from(shards) - 1) / u128::from(self.samples)) as u64;
         let steps = (shard + shards - self.shard) % shards;
         let epoch = cycle * shards + steps;
@@ -295,8 +275,8 @@ impl Order {
         if let Some((_, order)) = visits.iter().find(|(known, _)| *known == visit) {
             return order[place as usize].into();
         }
-        // Before the next one is made. A batch may hold the end of one visit and the start of the next, and of small ones
-        // those who look ahead are several further.
+        // Old visits are dropped before the next one is made. A batch may hold the end of one visit and the start of the
+        // next, and prefetching may be several small visits ahead.
         visits.truncate(Self::KEPT_VISITS);
         let mut entries = 0;
         visits.retain(|(_, order)| {
@@ -305,12 +285,12 @@ impl Order {
             is_last || entries <= Self::KEPT_ENTRIES
         });
         let end = cut(self.samples, visit.shards, visit.shard + 1);
-        let mut random = visit.random(shuffle.seed);
+        let mut numbers = visit.random(shuffle.seed);
         let order = match &shuffle.groups {
-            Some((groups, buffer)) => groups.order(start..end, *buffer, &mut random),
+            Some((groups, buffer)) => groups.order(start..end, *buffer, &mut numbers),
             None => {
                 let mut order: Vec<u32> = (start..end).map(|sample| sample as u32).collect();
-                self::shuffle(&mut order, &mut random);
+                random::shuffle(&mut order, &mut numbers);
                 order
             }
         };
@@ -319,34 +299,9 @@ impl Order {
         sample
     }
 
-    /// First position of the shard this reader starts with.
+    /// First position of the reader shard that this reader starts with.
     fn start(&self) -> u64 {
         cut(self.samples, self.shards, self.shard)
-    }
-}
-
-impl Visit {
-    /// ChaCha8: the same on every machine and with every version of the random crates.
-    fn random(&self, seed: u64) -> ChaCha8Rng {
-        let mut key = [0; 32];
-        for (bytes, value) in key.chunks_exact_mut(8).zip([seed, self.epoch, self.shard, 0x7a61_7272]) {
-            bytes.copy_from_slice(&value.to_le_bytes());
-        }
-        ChaCha8Rng::from_seed(key)
-    }
-}
-
-/// First position of a shard of so many. In 128 bits, because samples times shards may exceed 64.
-pub(super) fn cut(samples: u64, shards: u64, shard: u64) -> u64 {
-    (u128::from(samples) * u128::from(shard) / u128::from(shards)) as u64
-}
-
-/// Fisher and Yates.
-pub(super) fn shuffle<T>(list: &mut [T], random: &mut ChaCha8Rng) {
-    for i in (1..list.len()).rev() {
-        // The high half of a 128-bit product: uniform but for a bias below len / 2^64.
-        let j = (u128::from(random.next_u64()) * u128::from(i as u64 + 1)) >> 64;
-        list.swap(i, j as usize);
     }
 }
 
@@ -379,7 +334,7 @@ mod tests {
         batch.iter().map(|drawn| drawn.sample).collect()
     }
 
-    /// What DALI's loader does, step by step: walk the samples, moving on at the end of each shard.
+    /// What DALI's loader does, step by step: walk the samples, moving on at the end of each reader shard.
     fn walk(order: &Order, batches: usize) -> Vec<Vec<u64>> {
         let (n, p, b) = (order.samples, order.shards, order.batch_size);
         let start = |v: u64| n * v / p;

@@ -1,36 +1,48 @@
-//! What readers with other shards or batches left of an epoch: a list that is never made, because it may be as long as the
-//! array.
+//! The samples of an epoch that readers with another number of reader shards or another batch size left. The list of these
+//! samples is never made, because it may be as long as the array.
 #![forbid(unsafe_code)]
 
-use super::order::{Played, Visit, cut};
+use super::visit::{Visit, cut};
+
+/// A part of an epoch that was read: the same number of batches of every reader shard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Played {
+    /// How many reader shards there were.
+    pub shards: u64,
+    /// Samples of a batch.
+    pub batch_size: u64,
+    /// Batches of each reader shard.
+    pub batches: u64,
+}
 
 /// The samples that are left of an epoch, in the order in which they are cut anew.
 #[derive(Clone, Debug)]
 pub(super) struct Rest {
     epoch: u64,
-    /// What was played, with what there was to be played of.
+    /// The lists of samples that were cut into reader shards and read in part, each what the one before left.
     parts: Vec<Part>,
     len: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Part {
-    /// How many there were, cut into so many shards.
+    /// How many samples the list had.
     all: u64,
+    /// How many reader shards the list was cut into.
     shards: u64,
-    /// So many are gone of each shard, no more than the smallest has.
+    /// How many samples of each reader shard were read, no more than the smallest reader shard has.
     gone: u64,
 }
 
 impl Part {
-    /// Where what a shard left begins in the list of what all shards left.
+    /// Where the samples that are left of a reader shard begin in the list of all samples that are left.
     fn first(&self, shard: u64) -> u64 {
         cut(self.all, self.shards, shard) - shard * self.gone
     }
 
-    /// The shard and the place in it of an entry of what all shards left.
+    /// The reader shard of an entry of the list of all samples that are left, and the entry's place in that reader shard.
     fn place(&self, entry: u64) -> (u64, u64) {
-        // The last shard that begins at or before it.
+        // The last reader shard that begins at or before the entry.
         let (mut shard, mut end) = (0, self.shards);
         while end - shard > 1 {
             let middle = shard + (end - shard) / 2;
@@ -46,7 +58,7 @@ impl Rest {
         let (mut parts, mut len) = (vec![], samples);
         for part in played {
             let gone = part.batches.saturating_mul(part.batch_size);
-            // Shards differ by one sample at most.
+            // Reader shards differ by one sample at most.
             let least = len / part.shards;
             parts.push(Part { all: len, shards: part.shards, gone: gone.min(least) });
             len = if gone > least { 0 } else { len - part.shards * gone };
@@ -54,7 +66,7 @@ impl Rest {
         Self { epoch, parts, len }
     }
 
-    /// How many are left.
+    /// How many samples are left.
     pub fn len(&self) -> u64 {
         self.len
     }

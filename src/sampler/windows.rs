@@ -1,9 +1,8 @@
 //! Samples as windows over the leading dimensions of an array.
 
+use super::axis::{Axis, Run};
 use crate::error::Result;
 use crate::options::argument;
-
-use std::sync::Arc;
 
 /// The arguments that decide which windows there are, as the user gave them.
 #[derive(Clone, Copy, Debug, Default)]
@@ -31,122 +30,8 @@ pub struct Windows {
     pub drops_first: bool,
 }
 
-/// Indices `start`, `start + step`, ... that go to neighbouring places of a sample, the first to `place`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub struct Run {
-    pub start: u64,
-    pub step: u64,
-    pub count: u64,
-    pub place: u64,
-}
-
-impl Run {
-    /// Neighbouring indices.
-    pub fn whole(extent: u64) -> Self {
-        Self { start: 0, step: 1, count: extent, place: 0 }
-    }
-
-    /// The last of its indices.
-    pub fn last(&self) -> u64 {
-        self.start + (self.count - 1) * self.step
-    }
-
-    /// As many of its indices as lie in `from..to`.
-    pub fn within(&self, from: u64, to: u64) -> Option<Self> {
-        let before = |bound: u64| bound.saturating_sub(self.start).div_ceil(self.step).min(self.count);
-        let (skipped, end) = (before(from), before(to));
-        (skipped < end).then(|| Self {
-            start: self.start + skipped * self.step,
-            count: end - skipped,
-            place: self.place + skipped,
-            ..*self
-        })
-    }
-}
-
-/// The windows along one dimension.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Axis {
-    /// Where windows start: at the least index that they touch.
-    starts: Starts,
-    /// The indices of a window that starts at 0.
-    runs: Vec<Run>,
-    /// From a window's start to the index that it is named by.
-    anchor: i64,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Starts {
-    Regular { first: u64, step: u64, count: u64 },
-    Listed(Arc<[u64]>),
-}
-
-impl Axis {
-    /// How many windows there are.
-    pub fn count(&self) -> u64 {
-        match &self.starts {
-            Starts::Regular { count, .. } => *count,
-            Starts::Listed(starts) => starts.len() as u64,
-        }
-    }
-
-    /// The least index that a window touches.
-    pub fn start(&self, window: u64) -> u64 {
-        match &self.starts {
-            Starts::Regular { first, step, .. } => first + window * step,
-            Starts::Listed(starts) => starts[window as usize],
-        }
-    }
-
-    /// From the first index that a window touches to behind the last.
-    pub fn span(&self) -> u64 {
-        self.runs.iter().map(Run::last).max().map_or(0, |last| last + 1)
-    }
-
-    /// How many elements a window has.
-    pub fn extent(&self) -> u64 {
-        self.runs.iter().map(|run| run.count).sum()
-    }
-
-    /// The indices of a window.
-    pub fn runs(&self, window: u64) -> impl Iterator<Item = Run> {
-        let start = self.start(window);
-        self.runs.iter().map(move |run| Run { start: run.start + start, ..*run })
-    }
-
-    /// The index that a window is named by: its start, or where offset 0 would be.
-    pub fn index(&self, window: u64) -> i64 {
-        self.start(window) as i64 + self.anchor
-    }
-
-    /// Windows with these runs in the region `from..to`, a step apart. `None` if there is no room for one.
-    fn new(runs: Vec<Run>, anchor: i64, (from, to): (u64, u64), step: u64) -> Option<Self> {
-        let mut axis = Self { starts: Starts::Listed([].into()), runs, anchor };
-        let room = (to - from).checked_sub(axis.span())?;
-        axis.starts = Starts::Regular { first: from, step, count: room / step + 1 };
-        Some(axis)
-    }
-
-    /// Leaves out the windows that touch one of these indices.
-    fn exclude(&mut self, indices: &[u64]) {
-        let mut sorted = indices.to_vec();
-        sorted.sort_unstable();
-        let touches = |window: &u64| {
-            let start = self.start(*window);
-            let from = sorted.partition_point(|&index| index < start);
-            sorted[from..].iter().take_while(|&&index| index < start + self.span()).any(|&index| {
-                let relative = index - start;
-                self.runs.iter().any(|run| run.within(relative, relative + 1).is_some())
-            })
-        };
-        let left = (0..self.count()).filter(|window| !touches(window)).map(|window| self.start(window));
-        self.starts = Starts::Listed(left.collect());
-    }
-}
-
 impl Windows {
-    /// Windows along the first dimension of which some can be left out: the others are listed, 8 bytes each.
+    /// The most windows along the first dimension if some are excluded: the others are listed, 8 bytes each.
     pub const MOST_LISTED: u64 = 1 << 27;
     /// Bytes that a listed window takes at most, while the list is made and told apart from others.
     pub const LISTED_BYTES: u64 = 64;
@@ -179,61 +64,16 @@ impl Windows {
         let mut axes = vec![];
         for d in 0..asked.max(region.len()) {
             let bounds = region.get(d).copied().unwrap_or((0, shape[d]));
-            if d >= asked {
+            if d < asked {
+                let step = stride.as_ref().map(|stride| stride[d]);
+                axes.push(axis(d, shape, bounds, given, &extents, &dilation, step)?);
+            } else {
                 let whole = Run::whole(bounds.1 - bounds.0);
                 axes.extend(Axis::new(vec![whole], 0, bounds, 1));
-                continue;
             }
-            let (runs, anchor) = match given.offsets.filter(|_| d == 0) {
-                Some(offsets) => runs_of(offsets)?,
-                None => (vec![Run { step: dilation[d], ..Run::whole(extents[d]) }], 0),
-            };
-            let name = if d == 0 && given.offsets.is_some() { "offsets" } else { "window" };
-            let spanned = runs.iter().map(|run| {
-                let tail = (run.count - 1).checked_mul(run.step)?;
-                run.start.checked_add(tail)?.checked_add(1)
-            });
-            let span = spanned.collect::<Option<Vec<u64>>>().and_then(|spans| spans.into_iter().max());
-            let default = if d == 0 { Some(1) } else { span };
-            let step = stride.as_ref().map(|stride| stride[d]).or(default).unwrap_or(1);
-            let axis = span.and_then(|_| Axis::new(runs, anchor, bounds, step));
-            let Some(axis) = axis else {
-                let (asked, inside) = (given.offsets.filter(|_| d == 0), bounds.1 - bounds.0);
-                let values = asked.map_or_else(|| format!("{extents:?}"), |offsets| format!("{offsets:?}"));
-                let place = match bounds == (0, shape[d]) {
-                    true => format!("the array's shape {shape:?}"),
-                    false => format!("the region {}..{} of roi_start and roi_end", bounds.0, bounds.1),
-                };
-                let steps = span.map_or_else(|| "too many".into(), |span| span.to_string());
-                let values = match dilation[d] {
-                    1 => values,
-                    _ => format!("{values} with dilation={dilation:?}"),
-                };
-                let problem = format!(
-                    "{values} does not fit into {place}: {steps} steps are asked for in dimension {d}, which has {inside}"
-                );
-                return Err(argument(name, problem));
-            };
-            axes.push(axis);
         }
         if !given.exclude.is_empty() {
-            let indices = within("exclude", given.exclude, shape[0])?;
-            let most = given.most_listed.unwrap_or(u64::MAX).min(Self::MOST_LISTED);
-            if axes[0].count() > most {
-                let problem = format!(
-                    "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",
-                    axes[0].count(),
-                );
-                return Err(argument("exclude", problem));
-            }
-            axes[0].exclude(&indices);
-            if axes[0].count() == 0 {
-                let problem = format!(
-                    "its {} indices touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
-                    indices.len()
-                );
-                return Err(argument("exclude", problem));
-            }
+            exclude(&mut axes[0], shape[0], given, &extents)?;
         }
         let windows = Self { axes, asked, drops_first: given.window.is_none() && given.offsets.is_none() };
         let all = windows.axes.iter().try_fold(1u64, |all, axis| all.checked_mul(axis.count()));
@@ -256,7 +96,7 @@ impl Windows {
         self.len() == 0
     }
 
-    /// The leading dimensions that the windows cover, those that are only cut to a region behind them.
+    /// The leading dimensions that the windows cover, then the dimensions that are only cut to a region.
     pub fn axes(&self) -> &[Axis] {
         &self.axes
     }
@@ -312,6 +152,70 @@ fn extents(given: &WindowArguments<'_>) -> Result<Vec<u64>> {
         (None, Some(offsets)) => Ok(vec![offsets.len() as u64]),
         (None, None) => Ok(vec![1]),
     }
+}
+
+/// The windows along dimension `d` of an array, inside of `bounds`. Without a `stride` the starts of neighbouring
+/// windows are a step apart in the first dimension, and as far as a window reaches in the others.
+fn axis(
+    d: usize,
+    shape: &[u64],
+    bounds: (u64, u64),
+    given: &WindowArguments<'_>,
+    extents: &[u64],
+    dilation: &[u64],
+    stride: Option<u64>,
+) -> Result<Axis> {
+    let offsets = given.offsets.filter(|_| d == 0);
+    let (runs, anchor) = match offsets {
+        Some(offsets) => runs_of(offsets)?,
+        None => (vec![Run { step: dilation[d], ..Run::whole(extents[d]) }], 0),
+    };
+    let spanned = runs.iter().map(|run| {
+        let tail = (run.count - 1).checked_mul(run.step)?;
+        run.start.checked_add(tail)?.checked_add(1)
+    });
+    let span = spanned.collect::<Option<Vec<u64>>>().and_then(|spans| spans.into_iter().max());
+    let default = if d == 0 { Some(1) } else { span };
+    let step = stride.or(default).unwrap_or(1);
+    span.and_then(|_| Axis::new(runs, anchor, bounds, step)).ok_or_else(|| {
+        let values = offsets.map_or_else(|| format!("{extents:?}"), |offsets| format!("{offsets:?}"));
+        let values = match dilation[d] {
+            1 => values,
+            _ => format!("{values} with dilation={dilation:?}"),
+        };
+        let place = match bounds == (0, shape[d]) {
+            true => format!("the array's shape {shape:?}"),
+            false => format!("the region {}..{} of roi_start and roi_end", bounds.0, bounds.1),
+        };
+        let asked = span.map_or_else(|| "too many".into(), |span| span.to_string());
+        let problem = format!(
+            "{values} does not fit into {place}: {asked} steps are asked for in dimension {d}, which has {}",
+            bounds.1 - bounds.0
+        );
+        argument(if offsets.is_some() { "offsets" } else { "window" }, problem)
+    })
+}
+
+/// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps.
+fn exclude(axis: &mut Axis, steps: u64, given: &WindowArguments<'_>, extents: &[u64]) -> Result<()> {
+    let indices = within("exclude", given.exclude, steps)?;
+    let most = given.most_listed.unwrap_or(u64::MAX).min(Windows::MOST_LISTED);
+    if axis.count() > most {
+        let problem = format!(
+            "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",
+            axis.count(),
+        );
+        return Err(argument("exclude", problem));
+    }
+    axis.exclude(&indices);
+    if axis.count() == 0 {
+        let problem = format!(
+            "its {} indices touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
+            indices.len()
+        );
+        return Err(argument("exclude", problem));
+    }
+    Ok(())
 }
 
 /// A list with one positive entry for each dimension of the window.
@@ -504,17 +408,6 @@ mod tests {
                     }
                 }
             }
-        }
-
-        #[test]
-        fn parts_of_a_run_are_its_indices_inside(
-            start in 0u64..20, step in 1u64..5, count in 1u64..8, from in 0u64..40, length in 0u64..20,
-        ) {
-            let run = Run { start, step, count, place: 3 };
-            let all = |run: Run| (0..run.count).map(move |i| (run.place + i, run.start + i * run.step));
-            let expected: Vec<_> = all(run).filter(|(_, i)| (from..from + length).contains(i)).collect();
-            let inside: Vec<_> = run.within(from, from + length).into_iter().flat_map(all).collect();
-            prop_assert_eq!(inside, expected);
         }
     }
 

@@ -252,7 +252,7 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
             "check URL, endpoint, region and credentials, and whether the network is there",
         ),
     };
-    io::Error::new(kind, format!("{url}: {text}; {remedy}"))
+    io::Error::new(kind, Obstacle::Request { problem: format!("{url}: {text}"), remedy })
 }
 
 impl Store for CloudStore {
@@ -319,8 +319,9 @@ impl Config {
             .with_user_agent(HeaderValue::from_static(concat!("zarr-dali/", env!("CARGO_PKG_VERSION"))));
         let mut config = Self { kind, named: vec![], client };
         config.add(options)?;
-        let over_http =
-            |(name, value): &(String, String)| name.contains("endpoint") && value.starts_with("http://");
+        let over_http = |(name, value): &(String, String)| {
+            (name.contains("endpoint") || name == "base_url") && value.starts_with("http://")
+        };
         if config.named.iter().any(over_http) {
             config.client = config.client.with_allow_http(true);
         }

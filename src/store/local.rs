@@ -65,6 +65,13 @@ pub enum Obstacle {
     },
     /// Somebody writes to the file.
     Written,
+    /// A request that a store did not answer as it should.
+    Request {
+        /// The store and what it said, without secrets.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// An object that is not the one any more that was read before.
     Changed,
     /// Bytes that an object does not have.
@@ -117,6 +124,7 @@ impl fmt::Display for Obstacle {
             Self::Written => f.write_str(
                 "the file was written to while it was read; read it when its writer has finished, or write another file and rename it",
             ),
+            Self::Request { problem, remedy } => write!(f, "{problem}; {remedy}"),
             Self::Changed => f.write_str(
                 "the object changed while it was read; build the pipeline again when its writer has finished",
             ),

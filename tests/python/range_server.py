@@ -1,52 +1,61 @@
-"""A web server over a folder, with what clients of object stores ask for: ranges, suffixes, entity tags and `If-Match`.
+"""A web server over a folder with what clients of object stores ask for: ranges, suffixes, tags, `If-Match`.
 
-S3, Google Cloud Storage and Azure answer a plain GET in the same way, so that it stands in for them where requests need not be signed
-and nothing is listed.
+S3, Google Cloud Storage and Azure answer a plain GET in the same way, so that it stands in for them where
+requests need not be signed and nothing is listed. It is a process of its own, because a pipeline that is being
+built holds Python's lock while it waits.
 """
 
 import email.utils
+import json
+import random
 import re
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-
-@dataclass
-class Request:
-    """What a client asked for."""
-
-    method: str
-    path: str
-    query: str
-    range: str | None
-    headers: dict[str, str]
+LOG = "/requests-so-far"
 
 
 @dataclass
-class Answers:
-    """How the server answers, and what it was asked."""
+class Faults:
+    """Which requests for chunks fail, and how.
 
+    Kinds are "403", "503", "reset" (the connection ends without an answer), "short" (it ends in the middle),
+    "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for requests of
+    a part.
+    """
+
+    kinds: Sequence[str] = ()
+    every: int = 0
+    """Each request of this number fails, if it is not 0."""
+    rate: float = 0.0
+    """Else a request fails with this probability."""
+    seed: int = 0
+
+
+@dataclass
+class Settings:
+    root: str
     latency_s: float = 0.0
-    fault: Callable[[Request, int], str | None] = lambda request, number: None
-    """For a request and its number: "403", "503", "reset", "short", "whole" (200 in place of 206), "etag", or None."""
-    log: list[Request] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def note(self, request: Request) -> int:
-        with self.lock:
-            self.log.append(request)
-            return len(self.log) - 1
+    faults: Faults = field(default_factory=Faults)
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
-    root: Path
-    answers: Answers
+    chunks = 0
+    """Requests for chunks so far."""
+    settings: Settings
+    chance: random.Random
+    log: list
+    lock: threading.Lock
 
     def log_message(self, *_):
         pass
@@ -57,25 +66,41 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         self._answer(with_body=True)
 
+    def _fault(self, path, wanted):
+        """What goes wrong with a request, which is noted."""
+        faults = self.settings.faults
+        with self.lock:
+            self.log.append({"method": self.command, "path": path, "range": wanted})
+            kinds = [kind for kind in faults.kinds if wanted or kind not in ("whole", "etag")]
+            if "/c/" not in path or not kinds:
+                return None
+            type(self).chunks += 1
+            if faults.every:
+                fails = self.chunks % faults.every == faults.every - 1
+            else:
+                fails = self.chance.random() < faults.rate
+            return self.chance.choice(kinds) if fails else None
+
     def _answer(self, with_body):
-        url = urlsplit(self.path)
+        path = unquote(urlsplit(self.path).path)
+        if path == LOG:
+            return self._send(200, json.dumps(self.log).encode())
         wanted = self.headers.get("Range")
-        request = Request(self.command, unquote(url.path), url.query, wanted, dict(self.headers))
-        fault = self.answers.fault(request, self.answers.note(request))
-        time.sleep(self.answers.latency_s)
+        fault = self._fault(path, wanted)
+        time.sleep(self.settings.latency_s)
         if fault == "reset":
             self.close_connection = True
             self.connection.close()
             return None
         if fault in ("403", "503"):
             return self._send(int(fault), b"<Error><Code>Refused</Code></Error>")
-        file = self.root / request.path.strip("/")
+        file = Path(self.settings.root) / path.strip("/")
         if not file.is_file():
             return self._send(404, b"")
         data = file.read_bytes()
         tag = f'"{file.stat().st_mtime_ns:x}-{len(data):x}"'
         if fault == "etag":
-            tag = f'"{len(self.answers.log)}"'
+            tag = f'"{len(self.log)}"'
         if (expected := self.headers.get("If-Match")) and expected != tag:
             return self._send(412, b"")
         start, end, status = 0, len(data), 200
@@ -114,17 +139,47 @@ class _Server(ThreadingHTTPServer):
         """Clients that go away are part of the tests."""
 
 
+class Server:
+    """A running server."""
+
+    def __init__(self, url):
+        self.url = url
+
+    def requests(self):
+        """All requests so far: `method`, `path` and `range`."""
+        with urllib.request.urlopen(self.url + LOG) as answer:
+            return json.load(answer)
+
+
 @contextmanager
-def serving(root, **settings):
-    """The URL of a server over a folder, and its `Answers`."""
-    answers = Answers(**settings)
-    handler = type("Handler", (_Handler,), {"root": Path(root), "answers": answers})
-    server = _Server(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-    thread.start()
+def serving(root, latency_s=0.0, **faults):
+    """A server over a folder, with the fields of `Faults`."""
+    settings = Settings(str(root), latency_s, Faults(**faults))
+    process = subprocess.Popen(
+        [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
+    )
     try:
-        yield f"http://127.0.0.1:{server.server_port}", answers
+        yield Server(process.stdout.readline().strip())
     finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+        process.kill()
+        process.wait()
+        process.stdout.close()
+
+
+def main():
+    settings = json.loads(sys.argv[1])
+    settings["faults"] = Faults(**settings["faults"])
+    settings = Settings(**settings)
+    shared = {
+        "settings": settings,
+        "chance": random.Random(settings.faults.seed),
+        "log": [],
+        "lock": threading.Lock(),
+    }
+    server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), shared))
+    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()

@@ -342,7 +342,7 @@ def sources(*patterns):
 def test_every_error_has_an_entry():
     """Troubleshooting names each kind of error of the core, and each with a text that is in the sources."""
     page = (DOCS / "troubleshooting.md").read_text()
-    errors = (ROOT / "src" / "error.rs").read_text()
+    errors = (ROOT / "src" / "error" / "mod.rs").read_text()
     body = re.search(r"pub enum Error \{\n(.*?)\n\}\n", errors, re.DOTALL)[1]
     kinds = set(re.findall(r"^    (\w+)", body, re.MULTILINE)) - {"Sticky"}
     entries = re.findall(r"^#### `(.+)`\n\n<!-- (?:error: (\w+)|(python)) -->$", page, re.MULTILINE)

@@ -19,7 +19,7 @@ import numpy as np
 
 from zarr_dali._bench.work import Work
 from zarr_dali._codecs import inner_codecs, short_name
-from zarr_dali._info import ArrayReport
+from zarr_dali._description import ArrayReport
 
 COUNTS = (1, 16, 96, 384, 1536)
 """Chunks of a call. Its time hardly depends on them up to hundreds."""

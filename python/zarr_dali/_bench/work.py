@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 import zarr_dali
-from zarr_dali._info import ArrayReport
+from zarr_dali._description import ArrayReport
 
 Selection = tuple[slice, ...]
 """Of a sample: a range for each dimension of the window."""

@@ -19,13 +19,13 @@ import numpy as np
 import zarr
 
 from zarr_dali._rechunk import journal, metadata, publishing, stamps, statistics
+from zarr_dali._rechunk.array_plan import ArrayPlan
 from zarr_dali._rechunk.failing import FinalError, explained, explaining
 from zarr_dali._rechunk.journal import Journal
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk.plan import (
     ZARR_PYTHON,
     ZARRS,
-    ArrayPlan,
     Plan,
     arrays_of,
     attributes_of,

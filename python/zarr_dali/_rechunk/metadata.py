@@ -9,7 +9,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 from zarr_dali._rechunk import journal
-from zarr_dali._rechunk.plan import ArrayPlan, Plan, attributes_of, dimensions_of
+from zarr_dali._rechunk.array_plan import ArrayPlan
+from zarr_dali._rechunk.plan import Plan, attributes_of, dimensions_of
 
 
 def documents(plan: Plan, groups: dict[str, zarr.Group], arrays: dict[str, zarr.Array]) -> dict[str, bytes]:

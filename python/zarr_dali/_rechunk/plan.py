@@ -9,7 +9,7 @@ import posixpath
 import re
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +20,11 @@ from zarr.errors import NodeNotFoundError
 
 from zarr_dali._advice import size
 from zarr_dali._rechunk import codecs, journal, proposal
-from zarr_dali._rechunk.regions import Cut, Extents, Grid, cut, fitted
+from zarr_dali._rechunk.array_plan import STRING_BYTES, ArrayPlan
+from zarr_dali._rechunk.regions import Extents, Grid, cut, fitted
 
 WHOLE_BYTES = 16_000_000
 """Coordinates up to this many bytes become one chunk."""
-STRING_BYTES = 64
-"""Taken for a string of any length where memory is counted."""
 ZARRS = "zarrs.ZarrsCodecPipeline"
 ZARR_PYTHON = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 MAX_WORKERS = 8
@@ -44,60 +43,6 @@ class Request:
     use: proposal.Use | None
     memory: int
     workers: int
-
-
-@dataclass(frozen=True)
-class ArrayPlan:
-    """How one array is copied.
-
-    Shapes are of the copy; `start` is where it begins in the source.
-    """
-
-    name: str
-    """Path inside the store; empty where the store is an array."""
-    dimensions: tuple[str, ...]
-    shape: Extents
-    start: Extents
-    dtype: np.dtype
-    source_chunk: Extents
-    source_shard: Extents | None
-    source_codecs: tuple[dict[str, Any], ...]
-    """As Zarr v3 writes them; those of a Zarr v2 array by their numcodecs names."""
-    chunk: Extents
-    shard: Extents | None
-    codecs: codecs.Chain = field(repr=False)
-    coordinate: bool
-    """Whether it was laid out as a coordinate: in one chunk, whatever the request says."""
-    cut: Cut
-    reasons: tuple[str, ...] = ()
-    """Why these shapes, where they were proposed."""
-
-    @property
-    def unit(self) -> Extents:
-        """What one file holds."""
-        return self.shard or self.chunk
-
-    @property
-    def element_bytes(self) -> int:
-        return STRING_BYTES if self.dtype.kind in "OT" else self.dtype.itemsize
-
-    @property
-    def grid(self) -> Grid:
-        return Grid(self.shape, self.start, self.source_chunk, self.unit, self.element_bytes)
-
-    @property
-    def bytes(self) -> int:
-        """Decoded bytes of the copy."""
-        return math.prod(self.shape) * self.element_bytes
-
-    @property
-    def regions(self) -> int:
-        return self.grid.count(self.cut.region)
-
-    @property
-    def files(self) -> int:
-        """Files at most: those that hold nothing but the fill value are not written."""
-        return math.prod(-(-extent // one) for extent, one in zip(self.shape, self.unit))
 
 
 @dataclass(frozen=True)
@@ -121,7 +66,7 @@ class Plan:
     def __str__(self) -> str:
         from zarr_dali._rechunk import report
 
-        return report.as_text(self)
+        return report.as_text(self.source, self.destination, self.arrays, self.memory)
 
 
 def open_source(path: Path, store: Store | None = None) -> zarr.Group | zarr.Array:

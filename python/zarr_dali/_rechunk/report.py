@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Sequence
 from typing import Any
 
 from rich import box
@@ -13,30 +14,29 @@ from rich.text import Text
 
 from zarr_dali._advice import number, size
 from zarr_dali._codecs import chain_in_words
-from zarr_dali._rechunk.plan import ArrayPlan, Plan
+from zarr_dali._rechunk.array_plan import ArrayPlan
 from zarr_dali._rechunk.regions import SAME, Extents
 
 WIDTH = 160
 """Columns of the text where no terminal says how many there are."""
 
 
-def as_text(plan: Plan) -> str:
-    """The plan without colours."""
+def as_text(source: str, destination: str, arrays: Sequence[ArrayPlan], memory: int) -> str:
+    """The plan of a copy without colours."""
     console = Console(file=io.StringIO(), width=WIDTH, color_system=None, legacy_windows=False)
-    console.print(render(plan))
+    console.print(_render(source, destination, arrays, memory))
     return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
 
 
-def render(plan: Plan) -> RenderableType:
-    """The plan for a console of rich."""
-    title = Text(f"{plan.source} -> {plan.destination}", style="bold")
+def _render(source: str, destination: str, arrays: Sequence[ArrayPlan], memory: int) -> RenderableType:
+    title = Text(f"{source} -> {destination}", style="bold")
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     columns = ("array", "shape", "type", "chunk now", "chunk", "sharded chunk", "codecs")
     for column in columns:
         table.add_column(column, overflow="fold")
     for column in ("decoded", "files", "regions", "workers", "memory"):
         table.add_column(column, justify="right")
-    for array in plan.arrays:
+    for array in arrays:
         cells = (
             array.name or "array",
             _extents(array.shape),
@@ -52,8 +52,8 @@ def render(plan: Plan) -> RenderableType:
             size(array.cut.memory * array.cut.workers),
         )
         table.add_row(*(Text(cell) for cell in cells))
-    lines = _grouped([(_reads(plan, array), array.name) for array in plan.arrays if not array.coordinate])
-    reasons = _grouped([(reason, array.name) for array in plan.arrays for reason in array.reasons])
+    lines = _grouped([(_reads(array, memory), array.name) for array in arrays if not array.coordinate])
+    reasons = _grouped([(reason, array.name) for array in arrays for reason in array.reasons])
     return Group(table, *lines, *([Text("Why", style="bold"), *reasons] if reasons else []))
 
 
@@ -76,11 +76,11 @@ def _number(value: float | int | None) -> str:
     return f"{value:.7g}" if isinstance(value, float) else f"{value:,}"
 
 
-def _reads(plan: Plan, array: ArrayPlan) -> str:
+def _reads(array: ArrayPlan, memory: int) -> str:
     text = f"each source chunk is read {array.cut.reads:.1f} times"
-    if array.cut.reads > SAME and array.cut.memory_for_least > plan.memory:
+    if array.cut.reads > SAME and array.cut.memory_for_least > memory:
         needed = size(array.cut.memory_for_least)
-        text += f", because {size(plan.memory)} of memory hold no more; as few as possible with {needed}"
+        text += f", because {size(memory)} of memory hold no more; as few as possible with {needed}"
     elif array.cut.reads > SAME:
         text += f" with these shapes, {number(array.cut.reads)} at least"
     return text

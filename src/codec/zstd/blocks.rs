@@ -11,8 +11,8 @@
 //! Source: RFC 8878, section 3.1.1.3 (compressed blocks).
 #![forbid(unsafe_code)]
 
+use super::frame::{BlockHeader, BlockKind, Cursor, Header, MAX_BLOCK_BYTES};
 use super::tables::{CodeEnds, Counts, HUFFMAN_BITS, last_bit, read_huffman};
-use super::{BlockHeader, BlockKind, Cursor, Header, MAX_BLOCK_BYTES};
 
 const LITERAL_CODES: usize = 36;
 const MATCH_CODES: usize = 53;
@@ -24,7 +24,7 @@ const MAX_OFFSET_LOG: u32 = 8;
 
 /// libzstd's `ZSTD_WINDOWLOG_MAX`, and the largest fraction on top.
 const MAX_WINDOW_BYTES: u64 = 15 << 28;
-/// A match copies at least so many bytes.
+/// The fewest bytes that a match copies.
 const MIN_MATCH: u64 = 3;
 
 /// One block for the kernels. Field for field the `Block` of `zstd_check.cuh`; offsets count from the frame's first byte.

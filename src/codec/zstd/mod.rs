@@ -1,28 +1,25 @@
 //! Zstandard frames: what is checked before nvCOMP sees a byte, because it promises nothing for input that is not valid.
 //!
-//! [`check`] reads the frame header and the chain of block headers, and chooses who decodes. [`blocks`] reads what is left
-//! of headers and tables inside the blocks of a frame for the GPU; the bitstreams are checked there
-//! (`src/kernels/zstd_check.cu`).
+//! [`check`] reads the frame header and the chain of block headers, and chooses GPU or CPU. [`blocks`] reads the headers
+//! and tables inside the blocks of a frame for the GPU, which checks the bitstreams (`src/kernels/zstd_check.cu`).
 //!
 //! Source: RFC 8878, section 3.1 (frames and blocks).
 #![forbid(unsafe_code)]
 
 mod blocks;
+mod frame;
 mod tables;
 
 pub use blocks::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME, blocks};
+pub use frame::Frame;
 
-use super::work::{self, Checksum, Decoder, Expected, Pass, Stream, Work};
 use crate::memory;
+use frame::{MAX_BLOCK_BYTES, skippable_bytes};
 
-use std::ops::{Range, RangeInclusive};
+use std::ops::RangeInclusive;
 
 /// nvCOMP's limit for a decoded chunk, `nvcompZstdDecompressionMaxAllowedChunkSize`.
 pub const MAX_GPU_CHUNK_BYTES: u64 = (1 << 31) - 1;
-
-const MAGIC: u32 = 0xFD2F_B528;
-/// Block_Maximum_Size: no block regenerates more, whatever the window.
-const MAX_BLOCK_BYTES: u64 = 128 << 10;
 
 /// The most bytes that zstd makes of `decoded` bytes, whatever they are (`ZSTD_compressBound`).
 pub fn encoded_bound(decoded: u64) -> u64 {
@@ -42,23 +39,6 @@ pub fn gpu_scratch_bound(decoded: u64) -> u64 {
 /// More compressed blocks than this are left to the CPU: encoders make blocks of 128 KiB and split them a few times.
 fn max_gpu_blocks(decoded: u64) -> u64 {
     16 + decoded / (8 << 10)
-}
-
-/// What the headers of a frame say.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Frame {
-    /// Size of the decoded content, if the frame declares it.
-    pub content_bytes: Option<u64>,
-    /// The frame needs a dictionary.
-    pub needs_dictionary: bool,
-    /// The checksum that follows the content: the low 32 bits of its XXH64, seed 0.
-    pub checksum: Option<u32>,
-    /// Encoded size of the frame, from the first byte of the magic number.
-    pub frame_bytes: u64,
-    /// The least and the most that the blocks can regenerate.
-    pub regenerates: (u64, u64),
-    /// How many blocks are compressed.
-    pub compressed_blocks: u64,
 }
 
 /// What the GPU may do with an encoded chunk.
@@ -102,28 +82,6 @@ pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
     }
     let unusual = frame.needs_dictionary || frame.compressed_blocks > max_gpu_blocks(expected);
     Ok(if unusual { Verdict::Cpu } else { Verdict::Gpu { checksum: frame.checksum } })
-}
-
-/// Adds a frame that starts at `offset` of the chunk and decodes to the bytes `to` of the area.
-///
-/// # Errors
-/// As [`check`].
-pub fn work(encoded: &[u8], offset: u64, to: Range<u64>, work: &mut Work) -> Result<work::Verdict, String> {
-    const UNUSUAL: &str = "its zstd frames are unusual, or damaged";
-    let expected = to.end - to.start;
-    let Verdict::Gpu { checksum } = check(encoded, expected)? else { return Ok(work::Verdict::Cpu(UNUSUAL)) };
-    let Ok(blocks) = blocks(encoded, expected) else { return Ok(work::Verdict::Cpu(UNUSUAL)) };
-    if let Some(checksum) = checksum {
-        work.passes.push(Pass::Check {
-            checksum: Checksum::Xxh64,
-            start: to.start,
-            end: to.end,
-            expected: Expected::Value(checksum),
-        });
-    }
-    let from = offset..offset + encoded.len() as u64;
-    work.streams.push(Stream { decoder: Decoder::Zstd(blocks), from, to });
-    Ok(work::Verdict::Gpu)
 }
 
 /// Checks any number of frames that together have to decode to a number of bytes within `expected`, before a decoder that allocates what
@@ -178,154 +136,9 @@ fn content_bounds(mut encoded: &[u8]) -> Result<(u64, u64), String> {
     Ok((least, most))
 }
 
-/// Size of the skippable frame at the start, if there is one.
-fn skippable_bytes(encoded: &[u8]) -> Option<u64> {
-    let header = encoded.first_chunk::<8>()?;
-    let [kind, 0x2A, 0x4D, 0x18, size @ ..] = *header else { return None };
-    (kind & 0xF0 == 0x50).then(|| 8 + u64::from(u32::from_le_bytes(size)))
-}
-
-impl Frame {
-    /// Reads the frame header and every block header.
-    ///
-    /// # Errors
-    /// Where the bytes stop being a frame.
-    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
-        let mut cursor = Cursor { bytes, at: 0 };
-        let header = Header::read(&mut cursor)?;
-        let (mut least, mut most, mut compressed_blocks) = (0, 0, 0);
-        loop {
-            let block = BlockHeader::read(&mut cursor)?;
-            let (low, high) = match block.kind {
-                BlockKind::Raw | BlockKind::Rle => (block.size, block.size),
-                BlockKind::Compressed => {
-                    compressed_blocks += 1;
-                    (0, MAX_BLOCK_BYTES)
-                }
-            };
-            (least, most) = (least + low, most + high);
-            cursor.skip(block.encoded_bytes())?;
-            if block.last {
-                break;
-            }
-        }
-        let checksum = if header.has_checksum { Some(cursor.number(4)? as u32) } else { None };
-        Ok(Self {
-            content_bytes: header.content_bytes,
-            needs_dictionary: header.needs_dictionary,
-            checksum,
-            frame_bytes: cursor.at as u64,
-            regenerates: (least, most),
-            compressed_blocks,
-        })
-    }
-}
-
-/// The header of a frame.
-struct Header {
-    content_bytes: Option<u64>,
-    needs_dictionary: bool,
-    has_checksum: bool,
-    /// Size of the window; that of the content, if it is all in one.
-    window_bytes: u64,
-}
-
-impl Header {
-    fn read(cursor: &mut Cursor) -> Result<Self, String> {
-        if cursor.number(4)? != u64::from(MAGIC) {
-            return Err("it does not start with a zstd frame".into());
-        }
-        let descriptor = cursor.number(1)?;
-        if descriptor & 0x08 != 0 {
-            return Err("the zstd frame header uses a reserved bit".into());
-        }
-        let single_segment = descriptor & 0x20 != 0;
-        let window = if single_segment { None } else { Some(cursor.number(1)?) };
-        let dictionary = cursor.number([0, 1, 2, 4][(descriptor & 3) as usize])?;
-        let content_bytes = match descriptor >> 6 {
-            0 if single_segment => Some(cursor.number(1)?),
-            0 => None,
-            1 => Some(cursor.number(2)? + 256),
-            2 => Some(cursor.number(4)?),
-            _ => Some(cursor.number(8)?),
-        };
-        let window_bytes = match window {
-            Some(window) => (8 + (window & 7)) << (7 + (window >> 3)),
-            None => content_bytes.unwrap_or(0),
-        };
-        Ok(Self {
-            content_bytes,
-            needs_dictionary: dictionary != 0,
-            has_checksum: descriptor & 0x04 != 0,
-            window_bytes,
-        })
-    }
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum BlockKind {
-    Raw,
-    Rle,
-    Compressed,
-}
-
-/// The header of a block.
-struct BlockHeader {
-    last: bool,
-    kind: BlockKind,
-    /// Encoded bytes; of an RLE block, regenerated ones.
-    size: u64,
-}
-
-impl BlockHeader {
-    fn read(cursor: &mut Cursor) -> Result<Self, String> {
-        let header = cursor.number(3)?;
-        let size = header >> 3;
-        if size > MAX_BLOCK_BYTES {
-            return Err(format!("a zstd block of {size} bytes is larger than blocks can be"));
-        }
-        let kind = match header >> 1 & 3 {
-            0 => BlockKind::Raw,
-            1 => BlockKind::Rle,
-            2 => BlockKind::Compressed,
-            _ => return Err("a zstd block has the reserved type".into()),
-        };
-        Ok(Self { last: header & 1 != 0, kind, size })
-    }
-
-    /// Size of what follows the header.
-    fn encoded_bytes(&self) -> u64 {
-        if self.kind == BlockKind::Rle { 1 } else { self.size }
-    }
-}
-
-struct Cursor<'a> {
-    bytes: &'a [u8],
-    at: usize,
-}
-
-impl Cursor<'_> {
-    /// The next little-endian number of up to 8 bytes.
-    fn number(&mut self, size: usize) -> Result<u64, String> {
-        let start = self.at;
-        self.skip(size as u64)?;
-        Ok(self.bytes[start..self.at].iter().rev().fold(0, |number, &byte| number << 8 | u64::from(byte)))
-    }
-
-    fn skip(&mut self, size: u64) -> Result<(), String> {
-        if size > (self.bytes.len() - self.at) as u64 {
-            return Err(format!(
-                "the zstd frame ends after {} bytes, in the middle of a block or header",
-                self.bytes.len()
-            ));
-        }
-        self.at += size as usize;
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use super::frame::MAGIC;
     use super::*;
     use proptest::prelude::*;
 

@@ -1,4 +1,4 @@
-//! Descriptions of zstd's entropy tables: read and checked, so that whoever builds a table from them needs no checks.
+//! Descriptions of zstd's entropy tables: read and checked, so that the kernels build tables from them without checks.
 //!
 //! Source: RFC 8878, sections 4.1.1 (FSE tables) and 4.2.1 (Huffman trees).
 #![forbid(unsafe_code)]

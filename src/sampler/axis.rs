@@ -1,0 +1,136 @@
+//! The windows along one dimension, and the indices that each of them takes.
+
+use std::sync::Arc;
+
+/// Indices `start`, `start + step`, ... that go to neighbouring places of a sample, the first to `place`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub struct Run {
+    pub start: u64,
+    pub step: u64,
+    pub count: u64,
+    pub place: u64,
+}
+
+impl Run {
+    /// Neighbouring indices.
+    pub fn whole(extent: u64) -> Self {
+        Self { start: 0, step: 1, count: extent, place: 0 }
+    }
+
+    /// The last of its indices.
+    pub fn last(&self) -> u64 {
+        self.start + (self.count - 1) * self.step
+    }
+
+    /// As many of its indices as lie in `from..to`.
+    pub fn within(&self, from: u64, to: u64) -> Option<Self> {
+        let before = |bound: u64| bound.saturating_sub(self.start).div_ceil(self.step).min(self.count);
+        let (skipped, end) = (before(from), before(to));
+        (skipped < end).then(|| Self {
+            start: self.start + skipped * self.step,
+            count: end - skipped,
+            place: self.place + skipped,
+            ..*self
+        })
+    }
+}
+
+/// The windows along one dimension.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Axis {
+    /// Where windows start: at the least index that they touch.
+    starts: Starts,
+    /// The indices of a window that starts at 0.
+    runs: Vec<Run>,
+    /// From a window's start to the index that it is named by.
+    anchor: i64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Starts {
+    Regular { first: u64, step: u64, count: u64 },
+    Listed(Arc<[u64]>),
+}
+
+impl Axis {
+    /// How many windows there are.
+    pub fn count(&self) -> u64 {
+        match &self.starts {
+            Starts::Regular { count, .. } => *count,
+            Starts::Listed(starts) => starts.len() as u64,
+        }
+    }
+
+    /// The least index that a window touches.
+    pub fn start(&self, window: u64) -> u64 {
+        match &self.starts {
+            Starts::Regular { first, step, .. } => first + window * step,
+            Starts::Listed(starts) => starts[window as usize],
+        }
+    }
+
+    /// From the first index that a window touches to behind the last.
+    pub fn span(&self) -> u64 {
+        self.runs.iter().map(Run::last).max().map_or(0, |last| last + 1)
+    }
+
+    /// How many elements a window has.
+    pub fn extent(&self) -> u64 {
+        self.runs.iter().map(|run| run.count).sum()
+    }
+
+    /// The indices of a window.
+    pub fn runs(&self, window: u64) -> impl Iterator<Item = Run> {
+        let start = self.start(window);
+        self.runs.iter().map(move |run| Run { start: run.start + start, ..*run })
+    }
+
+    /// The index that a window is named by: its start, or where offset 0 would be.
+    pub fn index(&self, window: u64) -> i64 {
+        self.start(window) as i64 + self.anchor
+    }
+
+    /// Windows with these runs in the region `from..to`, a step apart. `None` if there is no room for one.
+    pub(super) fn new(runs: Vec<Run>, anchor: i64, (from, to): (u64, u64), step: u64) -> Option<Self> {
+        let mut axis = Self { starts: Starts::Listed([].into()), runs, anchor };
+        let room = (to - from).checked_sub(axis.span())?;
+        axis.starts = Starts::Regular { first: from, step, count: room / step + 1 };
+        Some(axis)
+    }
+
+    /// Leaves out the windows that touch one of these indices.
+    pub(super) fn exclude(&mut self, indices: &[u64]) {
+        let mut sorted = indices.to_vec();
+        sorted.sort_unstable();
+        let touches = |window: &u64| {
+            let start = self.start(*window);
+            let from = sorted.partition_point(|&index| index < start);
+            sorted[from..].iter().take_while(|&&index| index < start + self.span()).any(|&index| {
+                let relative = index - start;
+                self.runs.iter().any(|run| run.within(relative, relative + 1).is_some())
+            })
+        };
+        let left = (0..self.count()).filter(|window| !touches(window)).map(|window| self.start(window));
+        self.starts = Starts::Listed(left.collect());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn parts_of_a_run_are_its_indices_inside(
+            start in 0u64..20, step in 1u64..5, count in 1u64..8, from in 0u64..40, length in 0u64..20,
+        ) {
+            let run = Run { start, step, count, place: 3 };
+            let all = |run: Run| (0..run.count).map(move |i| (run.place + i, run.start + i * run.step));
+            let expected: Vec<_> = all(run).filter(|(_, i)| (from..from + length).contains(i)).collect();
+            let inside: Vec<_> = run.within(from, from + length).into_iter().flat_map(all).collect();
+            prop_assert_eq!(inside, expected);
+        }
+    }
+}
