@@ -21,12 +21,39 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 EXTRAS := build train test dev
 SOURCES := $(shell find Cargo.toml Cargo.lock build.rs pyproject.toml LICENSE README.md cpp_shim nvcomp-sys python src \
 	-type f -not -path '*/__pycache__/*')
+# Many thousand zstd frames each.
+LONG_RUST_TESTS := damaged_frames_do_not_pass valid_frames_pass
+# So many Python tests run side by side; each process takes up to 1 GB of memory.
+JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8)))
+
+# Python tests that an expression of markers chooses: side by side, then one after the other those that measure.
+define python_tests
+	@echo '==> Python tests, $(JOBS) at a time'
+	$(call run_pytest,($(1)) and not alone,-n $(JOBS) --dist loadfile)
+	@echo '==> Python tests that measure, one after the other'
+	$(call run_pytest,($(1)) and alone,)
+endef
+
+# What fails runs again, one after the other, which counts: it may have lacked time or memory, or a process may have been
+# ended. Where that leaves nothing to run (5), or the run itself ended (3: an internal error of pytest, 128 and more: a
+# signal), all of it does.
+define run_pytest
+	@$(BIN)/python -m pytest $(2) -m '$(1)' || { status=$$?; \
+		again() { echo "==> exit status $$status: again, one after the other"; $(BIN)/python -m pytest -m '$(1)' "$$@"; }; \
+		case $$status in \
+			1) again --last-failed --last-failed-no-failures none --maxfail 10 || { \
+				status=$$?; [ $$status -eq 5 ] || exit $$status; again; } ;; \
+			2|4|5) exit $$status ;; \
+			*) again ;; \
+		esac; }
+endef
+
 MINIMUM_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 MINIMUM_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
 
 .PHONY: help
 help: ## list the targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/make \1\t\2/p' $(firstword $(MAKEFILE_LIST)) | expand -t 14
 
 .PHONY: demo
 demo: $(STAMPS)/installed ## train a small U-Net for a few steps on a store it writes; ARGS="..." goes to the script
@@ -34,11 +61,16 @@ demo: $(STAMPS)/installed ## train a small U-Net for a few steps on a store it w
 	@$(BIN)/python pipelines/train_unet.py $(ARGS)
 
 .PHONY: test
-test: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
+test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, every part of the code
+	@echo '==> Rust tests'
+	@cargo test --release --workspace -- $(addprefix --skip ,$(LONG_RUST_TESTS))
+	$(call python_tests,not full)
+
+.PHONY: test-all
+test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
 	@echo '==> Rust tests'
 	@cargo test --release --workspace
-	@echo '==> Python tests'
-	@$(BIN)/python -m pytest
+	$(call python_tests,full or not full)
 
 .PHONY: check
 check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warnings are errors

@@ -1,61 +1,84 @@
-"""Draws the charts of the newest results and fills the README's section on performance with their tables.
+"""Fills the tables of results in README.md and docs/performance.md, draws the charts, and keeps the history.
 
-    python benches/report.py            # charts to benches/results/, tables into README.md
-    python benches/report.py --check    # exit status 1 if README.md is not what the results say
-    python benches/report.py --print    # only shows the section
+    python benches/report.py            # charts, tables, and a line for each new run in results/history.csv
+    python benches/report.py --check    # exit status 1 if something of that is missing or stale
+    python benches/report.py --print    # only shows the section of docs/performance.md
 
-Of each benchmark the newest results count that are not of a quick run, and together with them others of the
-same machine that are at most two days older, so that a run may be done in parts: of a point that is in
-several, the newest figures.
+A table is of one run: every file in benches/results/ that is not of a quick run gets one of its own, with the
+command, the commit and the day. Charts are drawn from the run that measured the most.
 Drawing needs matplotlib, the rest does not.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
+import csv
+import io
 import json
 import os
 import statistics
 import sys
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import common
 import training
 
-BEGIN, END = "<!-- performance: begin -->", "<!-- performance: end -->"
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 NOTE = "<!-- Written by `python benches/report.py` from benches/results/. -->"
-GPU_KINDS = ("scaling", "budgets", "beside_training", "training", "overlap", "cold", "gds")
-KINDS = (*GPU_KINDS, "cpu_backend")
-TOGETHER = datetime.timedelta(days=2)
-"""Results so far apart may stand in one table."""
+FIGURES = {
+    "beside_training": ("share_of_alone", "of the speed alone"),
+    "budgets": ("delivered_gb_per_s", "GB/s"),
+    "cold": ("delivered_gb_per_s", "GB/s"),
+    "cpu_backend": ("zarr-dali", "GB/s"),
+    "gds": ("delivered_gb_per_s", "GB/s"),
+    "overlap": ("hidden", "hidden"),
+    "read_table": ("delivered_gb_per_s", "GB/s"),
+    "rechunk": ("delivered_gb_per_s", "GB/s"),
+    "scaling": ("delivered_gb_per_s", "GB/s"),
+    "training": ("samples_per_s", "samples/s"),
+}
+"""What the history says of each point of a benchmark, and its unit."""
+ON_ANY_DEVICE = ("cpu_backend", "rechunk")
+"""Benchmarks whose runs without a GPU are shown, too."""
+HISTORY = "history.csv"
+COLUMNS = ("benchmark", "date", "machine", "cores", "commit", "file", "unit", "figures")
 EMPTY_QUEUE = 0.9
 """Below this share of supplied batches a reader is said to have run empty."""
 
 
 @dataclass
 class Found:
-    """The results of one benchmark that count.
+    """A run of a benchmark.
 
     Attributes:
-        runs: whole results, the newest first.
-        rows: by point, in the order of measuring.
-        files: names of the files that rows came from.
+        run: the whole result.
+        file: the name of its file.
+        drawn: whether the charts are of this run.
     """
 
-    runs: list[dict[str, Any]] = field(default_factory=list)
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
-    files: list[str] = field(default_factory=list)
+    run: dict[str, Any]
+    file: str
+    drawn: bool = False
+
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """All points; of read_table.py the stores, with the reader's own figure."""
+        if "stores" not in self.run:
+            return self.run["rows"]
+        loaders = {store: row["loaders"].get("zarr-dali", {}) for store, row in self.run["stores"].items()}
+        return [
+            {"point": name, "delivered_gb_per_s": row.get("median_gb_per_s")} for name, row in loaders.items()
+        ]
 
     def good(self, section: str | None = None) -> list[dict[str, Any]]:
         """Rows with figures, of one section if there are several."""
         return [
             row
-            for row in self.rows.values()
+            for row in self.rows
             if "problem" not in row and (section is None or row.get("section") == section)
         ]
 
@@ -65,9 +88,9 @@ def written(result: dict[str, Any]) -> str:
     return result.get("written") or result["date"]
 
 
-def day(result: dict[str, Any]) -> datetime.date:
-    """The day of a result."""
-    return datetime.date.fromisoformat(result["date"])
+def kind_of(name: str, result: dict[str, Any]) -> str:
+    """The benchmark: results of read_table.py tell it by their file's name only."""
+    return result.get("kind") or name.partition("-")[0]
 
 
 def results_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
@@ -80,63 +103,19 @@ def results_of(folder: Path) -> list[tuple[str, dict[str, Any]]]:
     return found
 
 
-def kind_of_machine(result: dict[str, Any]) -> tuple[Any, ...]:
-    """What has to be the same for results to stand in one table."""
-    machine = result["machine"]
-    return machine["cpu"], machine["cores"], tuple(machine["gpus"])
-
-
-def newest(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> Found:
-    """The results of a kind that count; empty if there are none."""
-    of_kind = [
-        (name, result)
+def runs_of(results: Sequence[tuple[str, dict[str, Any]]], kind: str) -> list[Found]:
+    """The runs of a benchmark: first the one that measured the most, which is drawn, then the newest."""
+    found = [
+        Found(result, name)
         for name, result in results
-        if result.get("kind") == kind and (kind not in GPU_KINDS or result["work"]["device"] == "gpu")
+        if kind_of(name, result) == kind and (kind in ON_ANY_DEVICE or result["work"]["device"] == "gpu")
     ]
-    of_kind.sort(key=lambda item: written(item[1]), reverse=True)
-    found = Found()
-    for name, result in of_kind:
-        first = found.runs[0] if found.runs else result
-        if day(first) - day(result) > TOGETHER or kind_of_machine(result) != kind_of_machine(first):
-            continue
-        new = {
-            row["point"]: row
-            for row in result["rows"]
-            if row["point"] not in found.rows
-            # A point that failed, or was left out, gives way to older figures.
-            or ("problem" in found.rows[row["point"]] and "problem" not in row)
-        }
-        if new:
-            found.runs.append(result)
-            found.files.append(name)
-            found.rows |= new
-    return found
-
-
-def newest_tables(results: Sequence[tuple[str, dict[str, Any]]], *, peers: bool) -> Found:
-    """The newest results of read_table.py on a GPU, with or without peers; a row is a store.
-
-    Others of the same day, machine and commit give the stores that it lacks.
-    """
-    tables = [
-        (name, result)
-        for name, result in results
-        if name.startswith("read_table")
-        and result["work"]["device"] == "gpu"
-        and any(store.get("best_peer") for store in result["stores"].values()) == peers
-    ]
-    tables.sort(key=lambda item: (written(item[1]), len(item[1]["stores"]), item[0]), reverse=True)
-    found = Found()
-    for name, result in tables:
-        first = found.runs[0] if found.runs else result
-        same = all(result.get(key) == first.get(key) for key in ("date", "revision", "work"))
-        new = {store: row for store, row in result["stores"].items() if store not in found.rows}
-        if same and new and kind_of_machine(result) == kind_of_machine(first):
-            found.runs.append(result)
-            found.files.append(name)
-            found.rows |= new
-    found.rows = {name: found.rows[name] for name in sorted(found.rows, key=in_order_of_stores)}
-    return found
+    found = [one for one in found if one.good()]
+    found.sort(key=lambda one: written(one.run), reverse=True)
+    found.sort(key=lambda one: len(one.good()), reverse=True)
+    for one in found[:1]:
+        one.drawn = True
+    return found[:1] + sorted(found[1:], key=lambda one: written(one.run), reverse=True)
 
 
 def in_order_of_stores(name: str) -> tuple[int, str]:
@@ -151,27 +130,32 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return lines + ["| " + " | ".join(row) + " |" for row in rows]
 
 
-def caption(runs: Sequence[dict[str, Any]], files: Sequence[str], folder: str) -> str:
-    """How the figures came about: command, machine, day and the files that hold them."""
-    run = runs[0]
-    where = ", ".join(run["machine"]["gpus"]) if run["work"]["device"] == "gpu" else run["machine"]["cpu"]
-    commands = dict.fromkeys(" ".join(common.without_places(one["command"])) for one in reversed(runs))
-    days = " and ".join(sorted({one["date"] for one in runs}))
-    links = ", ".join(f"[{'figures' if n == 0 else n + 1}]({folder}/{f})" for n, f in enumerate(files))
-    notes = [
-        f" [{'figures' if n == 0 else n + 1}]: {run['machine']['note']}."
-        for n, run in enumerate(runs)
-        if "note" in run["machine"]
-    ]
+def caption(found: Found, folder: str) -> str:
+    """How the figures came about: command, commit, machine, day and the file that holds them."""
+    run = found.run
+    machine = run["machine"]
+    where = ", ".join(machine["gpus"]) if run["work"]["device"] == "gpu" else machine["cpu"]
+    commit = f"commit `{run['revision'][:7]}`, " if run.get("revision") else ""
+    note = f" {machine['note'][0].upper()}{machine['note'][1:]}." if "note" in machine else ""
     return (
-        f"{'; '.join(f'`{command}`' for command in commands)}: {where}, {run['machine']['cores']} cores, "
-        f"{run['work']['page_cache']} page cache, {days} ({links})." + "".join(notes)
+        f"`{' '.join(without_revision(common.without_places(run['command'])))}`: {commit}{where}, "
+        f"{machine['cores']} cores, {run['work']['page_cache']} page cache, {run['date']} "
+        f"([figures]({folder}/{found.file})).{note}"
     )
 
 
-def picture(name: str, text: str, folder: str) -> str:
-    """The Markdown of a chart."""
-    return f"![{text}]({folder}/{name}.png)"
+def without_revision(command: Sequence[str]) -> list[str]:
+    """A command without the option that only names the commit."""
+    words = list(command)
+    if "--revision" in words:
+        at = words.index("--revision")
+        del words[at : at + 2]
+    return words
+
+
+def picture(found: Found, name: str, text: str, folder: str) -> list[str]:
+    """The Markdown of a chart behind an empty line; nothing for a run that is not drawn."""
+    return ["", f"![{text}]({folder}/{name}.png)"] if found.drawn else []
 
 
 def percent(share: float | None, digits: int = 1) -> str:
@@ -196,36 +180,33 @@ def distinct(rows: Iterable[dict[str, Any]], key: str) -> list[Any]:
 
 def problems(found: Found) -> list[str]:
     """A list of the points that were refused or failed, behind an empty line; nothing if there are none."""
-    lines = [f"- {row['point']}: {row['problem']}" for row in found.rows.values() if "problem" in row]
+    lines = [f"- {row['point']}: {row['problem']}" for row in found.rows if "problem" in row]
     return ["", *lines] if lines else []
 
 
-def read_table_lines(title: str, found: Found, folder: str) -> list[str]:
+def read_table_lines(found: Found, folder: str) -> list[str]:
     """The table of read_table.py: loaders and stores."""
-    stores = found.rows
-    loaders = dict.fromkeys(loader for store in stores.values() for loader in store["loaders"])
+    names = sorted(found.run["stores"], key=in_order_of_stores)
+    stores = [found.run["stores"][name] for name in names]
+    loaders = dict.fromkeys(loader for store in stores for loader in store["loaders"])
 
     def cell(store: dict[str, Any], loader: str) -> str:
         row = store["loaders"].get(loader, {})
         return f"{row['median_gb_per_s']:.1f}" if "median_gb_per_s" in row else row.get("problem", "")
 
-    rows = [[loader, *(cell(store, loader) for store in stores.values())] for loader in loaders]
-    times = [store["times_best_peer"] for store in stores.values()]
+    rows = [[loader, *(cell(store, loader) for store in stores)] for loader in loaders]
+    times = [store["times_best_peer"] for store in stores]
     if any(times):
         rows.append(["**times the best peer**", *(f"**{n:.1f}**" if n else "" for n in times)])
-    work = found.runs[0]["work"]
-    values = (
-        f"batches of {work['batch_size']} steps of 6 x {work['grid'][0]} x {work['grid'][1]} float32, "
-        + ("one round" if work["rounds"] == 1 else f"median of {work['rounds']} rounds")
-    )
+    work = found.run["work"]
+    rounds = "one round" if work["rounds"] == 1 else f"median of {work['rounds']} rounds"
     return [
-        f"### {title}",
+        f"GB/s of decoded values on the GPU; batches of {work['batch_size']} steps of "
+        f"6 x {work['grid'][0]} x {work['grid'][1]} float32, {rounds}.",
         "",
-        f"GB/s of decoded values on the GPU; {values}.",
+        *table(["", *names], rows),
         "",
-        *table(["", *stores], rows),
-        "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
     ]
 
 
@@ -250,8 +231,7 @@ def scaling_lines(found: Found, folder: str) -> list[str]:
             f"decoded {min(decodes):.2f} to {max(decodes):.2f} times an epoch.",
             "",
             *table(["", *head], body),
-            "",
-            picture("scaling-windows", "GB/s by batch, window and order", folder),
+            *picture(found, "scaling-windows", "GB/s by batch, window and order", folder),
             "",
         ]
     if rows := found.good("chunks"):
@@ -268,8 +248,7 @@ def scaling_lines(found: Found, folder: str) -> list[str]:
             "bytes; batches of 8 steps.",
             "",
             *table(["", *map(kilo, sizes)], body),
-            "",
-            picture("scaling-chunks", "GB/s by chunk size", folder),
+            *picture(found, "scaling-chunks", "GB/s by chunk size", folder),
             "",
         ]
     if rows := found.good("cores"):
@@ -285,16 +264,15 @@ def scaling_lines(found: Found, folder: str) -> list[str]:
             "GB/s with the process held to so many cores; batches of 8 steps.",
             "",
             *table(["", *(f"{n} cores" for n in counts)], body),
-            "",
-            picture("scaling-cores", "GB/s by cores", folder),
+            *picture(found, "scaling-cores", "GB/s by cores", folder),
             "",
         ]
-    return ["### How it scales", "", *lines, caption(found.runs, found.files, folder), *problems(found)]
+    return [*lines, caption(found, folder), *problems(found)]
 
 
 def budgets_lines(found: Found, folder: str) -> list[str]:
     """Speed and peak by budget."""
-    rows = list(found.rows.values())
+    rows = found.rows
     budgets = sorted({row["budget"] for row in rows})
     cells = {(row["store"], row["batch_size"], row["budget"]): row for row in rows}
 
@@ -312,17 +290,14 @@ def budgets_lines(found: Found, folder: str) -> list[str]:
     seen = " and ".join(distinct(good, "measured")) or "GPU"
     looks = max((row["look_ms"] for row in good), default=0.0)
     return [
-        "### Device memory",
-        "",
         "GB/s at a `device_memory_budget`, and the growth of used memory: NVML's figure for "
         f"the {seen}, asked by another process every {looks:.0f} ms, less what was used before the reader "
         "was built, when CUDA and the decoders' kernels were loaded.",
         "",
         *table(["", *map(kilo, budgets)], body),
+        *picture(found, "budgets", "Speed and peak of device memory by budget", folder),
         "",
-        picture("budgets", "Speed and peak of device memory by budget", folder),
-        "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
@@ -351,11 +326,9 @@ def beside_lines(found: Found, folder: str) -> list[str]:
         for cores in sorted(distinct(rows, "cores"), reverse=True)
         for decode in distinct(rows, "decode")
     ]
-    work = found.runs[0]["work"]
+    work = found.run["work"]
     alone = statistics.median(row["alone_samples_per_s"] for row in rows)
     lines = [
-        "### Beside a training",
-        "",
         "What a U-Net (ResNet-18, scSE, bf16) keeps of its speed on synthetic data, "
         f"{alone:.0f} samples/s, while the reader delivers a batch for each step: batch "
         f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the "
@@ -367,10 +340,9 @@ def beside_lines(found: Found, folder: str) -> list[str]:
         lines += ["", "† less was decoded than taken: the reader's queue was running empty."]
     return [
         *lines,
+        *picture(found, "beside_training", "Share of the training's speed alone", folder),
         "",
-        picture("beside_training", "Share of the training's speed alone", folder),
-        "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
@@ -411,20 +383,17 @@ def training_lines(found: Found, folder: str) -> list[str]:
         ]
         return table(["", *head], body)
 
-    work = found.runs[0]["work"]
+    work = found.run["work"]
     warm = [row for row in loaded if row["case"] == "warm"]
     speeds = [row["samples_per_s"] for row in synthetic]
     alone = f" ({statistics.median(speeds):.0f} samples/s)" if speeds else ""
     lines = [
-        "### Trainings",
-        "",
         f"Samples/s of the same U-Net, batch {work['batch_size']}, shuffled windows of 2 steps; in brackets "
         f"the share of a training on synthetic data{alone} and the CPU time of all processes for a sample."
         + waiting(warm, "loader", "ours", "wait_share", "zarr-dali (`ours`)"),
         "",
         *cells(warm, "store"),
-        "",
-        picture("training", "Share of the speed on synthetic data, and CPU time", folder),
+        *picture(found, "training", "Share of the speed on synthetic data, and CPU time", folder),
     ]
     others = [{**row, "case, store": f"{row['case']}, {row['store']}"} for row in loaded if row not in warm]
     others.sort(key=lambda row: (row["case"], in_order_of_stores(row["store"])))
@@ -436,7 +405,7 @@ def training_lines(found: Found, folder: str) -> list[str]:
             "",
             *cells(others, "case, store"),
         ]
-    return [*lines, "", caption(found.runs, found.files, folder), *problems(found)]
+    return [*lines, "", caption(found, folder), *problems(found)]
 
 
 def overlap_lines(found: Found, folder: str) -> list[str]:
@@ -453,17 +422,14 @@ def overlap_lines(found: Found, folder: str) -> list[str]:
         for row in found.good()
     ]
     return [
-        "### Overlap",
-        "",
         "The part of the reader's copies and kernels during which a kernel of the training ran "
         "too (*with pauses*: or one ended and the next began within 30 us), and the share of the time in "
         "which each of the three was running; from CUPTI.",
         "",
         *table(head, body),
+        *picture(found, "overlap", "What ran on the GPU during a few steps", folder),
         "",
-        picture("overlap", "What ran on the GPU during a few steps", folder),
-        "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
@@ -481,14 +447,12 @@ def cold_lines(found: Found, folder: str) -> list[str]:
         )
     ]
     return [
-        "### From the disk",
-        "",
         "The same files, dropped from the page cache before each reading, by the reader and "
         "by threads that do nothing else.",
         "",
         *table(["", *(row["store"] for row in rows)], body),
         "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
@@ -510,23 +474,21 @@ def gds_lines(found: Found, folder: str) -> list[str]:
     ]
     direct = any(row["direct"] for row in rows)
     return [
-        "### With cuFile",
-        "",
         f"GB/s with {'the direct path to the GPU' if direct else 'cuFile in its compatibility mode'}, beside "
         "threads that call cuFileRead for the same files and do nothing else.",
         "",
         *table(["", *(row["store"] for row in rows)], body),
         "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
 
 def rechunk_lines(found: Found, folder: str) -> list[str]:
     """A copy, and what it is good for."""
-    copy = found.rows.get("copy", {})
+    copy = next((row for row in found.rows if row["point"] == "copy"), {})
     both = [row for row in found.good() if row["point"] in ("before", "after")]
-    lines = ["### Other chunks", ""]
+    lines: list[str] = []
     if "equal" in copy:
         lines += [
             f"`zarr-dali rechunk` on {copy['decoded_bytes'] / 1e9:.2f} GB in chunks of ten steps, as "
@@ -549,7 +511,7 @@ def rechunk_lines(found: Found, folder: str) -> list[str]:
         *lines,
         *table(["", *(row["point"] for row in both)], body),
         "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
@@ -574,33 +536,32 @@ def cpu_lines(found: Found, folder: str) -> list[str]:
         times = [row.get("of_best_zarrs") for row in here]
         body.append(["**times the best of zarrs**", *(f"**{n:.2f}**" if n else "" for n in times)])
     return [
-        "### Without a GPU",
-        "",
         "GB/s of decoded values in host memory: the CPU backend beside zarrs, called from "
         "zarr-python and, where it is there, by a Rust program.",
         "",
         *table(["", *stores], body),
         "",
-        caption(found.runs, found.files, folder),
+        caption(found, folder),
         *problems(found),
     ]
 
 
-SECTIONS: dict[str, Callable[[Found, str], list[str]]] = {
-    "training": training_lines,
-    "beside_training": beside_lines,
-    "overlap": overlap_lines,
-    "scaling": scaling_lines,
-    "budgets": budgets_lines,
-    "cold": cold_lines,
-    "gds": gds_lines,
-    "rechunk": rechunk_lines,
-    "cpu_backend": cpu_lines,
+SECTIONS: dict[str, tuple[str, Callable[[Found, str], list[str]]]] = {
+    "read_table": ("Beside other loaders", read_table_lines),
+    "training": ("Trainings", training_lines),
+    "beside_training": ("Beside a training", beside_lines),
+    "overlap": ("Overlap", overlap_lines),
+    "scaling": ("How it scales", scaling_lines),
+    "budgets": ("Device memory", budgets_lines),
+    "cold": ("From the disk", cold_lines),
+    "gds": ("With cuFile", gds_lines),
+    "rechunk": ("Other chunks", rechunk_lines),
+    "cpu_backend": ("Without a GPU", cpu_lines),
 }
 
 
-def section(results: Path, folder: str) -> str:
-    """The README's section, without its markers.
+def page_section(results: Path, folder: str) -> str:
+    """What docs/performance.md says of all runs, without its markers.
 
     Args:
         results: where the JSON files are.
@@ -608,17 +569,52 @@ def section(results: Path, folder: str) -> str:
     """
     all_results = results_of(results)
     parts = [NOTE]
-    beside, alone = (newest_tables(all_results, peers=peers) for peers in (True, False))
-    # Without peers only where that is newer.
-    if alone.runs and not (beside.runs and written(beside.runs[0]) >= written(alone.runs[0])):
-        parts.append("\n".join(read_table_lines("The reader alone", alone, folder)))
-    if beside.runs:
-        parts.append("\n".join(read_table_lines("Beside other loaders", beside, folder)))
-    for kind, lines in SECTIONS.items():
-        found = newest(all_results, kind)
-        if found.good():
-            parts.append("\n".join(lines(found, folder)))
+    for kind, (title, lines) in SECTIONS.items():
+        if found := runs_of(all_results, kind):
+            parts.append(f"### {title}")
+            parts += ["\n".join(lines(run, folder)) for run in found]
     return "\n".join(wrapped("\n\n".join(parts).splitlines())) + "\n"
+
+
+def readme_section(results: Path, folder: str) -> str:
+    """The README's table, without its markers: this reader beside others."""
+    parts = [NOTE]
+    for run in runs_of(results_of(results), "read_table")[:1]:
+        parts.append("\n".join(read_table_lines(run, folder)))
+    return "\n".join(wrapped("\n\n".join(parts).splitlines())) + "\n"
+
+
+def with_history(results: Path, text: str) -> str:
+    """The history with a line for each result that it does not have, under the heads of its columns.
+
+    Args:
+        results: where the JSON files are.
+        text: the history as it is; may be empty.
+    """
+    known = {line["file"] for line in csv.DictReader(io.StringIO(text))}
+    new = io.StringIO(newline="")
+    lines = csv.writer(new, lineterminator="\n")
+    if not text:
+        lines.writerow(COLUMNS)
+    for name, run in sorted(results_of(results), key=lambda item: (written(item[1]), item[0])):
+        if name not in known:
+            lines.writerow(history_line(name, run))
+    return text + new.getvalue()
+
+
+def history_line(name: str, run: dict[str, Any]) -> list[str]:
+    """What the history says of a run, by `COLUMNS`."""
+    kind = kind_of(name, run)
+    machine = run["machine"]
+    key, unit = FIGURES[kind]
+    figures = [
+        f"{row['point']} {row[key]:.3g}" if row.get(key) is not None else f"{row['point']} failed"
+        for row in Found(run, name).rows
+        if "problem" in row or row.get(key) is not None
+    ]
+    where = " + ".join(machine["gpus"]) if run["work"]["device"] == "gpu" else machine["cpu"]
+    commit = (run.get("revision") or "")[:7]
+    return [kind, run["date"], where, str(machine["cores"]), commit, name, unit, "; ".join(figures)]
 
 
 def wrapped(lines: Iterable[str]) -> Iterator[str]:
@@ -631,7 +627,7 @@ def wrapped(lines: Iterable[str]) -> Iterator[str]:
 
 
 def filled(text: str, content: str) -> str:
-    """A README with its section on performance replaced; ValueError where it has no markers."""
+    """A page with its section of results replaced; ValueError where it has no markers."""
     head, begin, rest = text.partition(BEGIN)
     _, end, tail = rest.partition(END)
     if not begin or not end:
@@ -681,6 +677,21 @@ def bars(axes: Any, groups: Sequence[str], series: dict[str, Sequence[float | No
         axes.bar(places, [value or 0.0 for value in values], width, label=label)
     axes.set_xticks(range(len(groups)), groups)
     axes.grid(axis="x", visible=False)
+
+
+def draw_read_table(plt: Any, found: Found) -> Any:
+    """This reader and the best of the others."""
+    rows = found.run["stores"]
+    stores = [name for name in sorted(rows, key=in_order_of_stores) if rows[name].get("best_peer")]
+    figure, axes = plt.subplots(figsize=(8, 3.2))
+    ours = [rows[name]["loaders"]["zarr-dali"]["median_gb_per_s"] for name in stores]
+    best = [rows[name]["loaders"][rows[name]["best_peer"]]["median_gb_per_s"] for name in stores]
+    bars(axes, stores, {"zarr-dali": ours, "the fastest other loader": best})
+    for drawn in axes.containers:
+        axes.bar_label(drawn, fmt="%.1f")
+    axes.set_ylabel("GB/s on the GPU")
+    axes.legend()
+    return figure
 
 
 def draw_windows(plt: Any, found: Found) -> Any:
@@ -807,23 +818,24 @@ def draw(results: Path) -> list[Path]:
     """
     plt = plot_style()
     all_results = results_of(results)
-    found = {kind: newest(all_results, kind) for kind in KINDS}
-    scaling = found["scaling"]
+    found = {kind: one for kind in SECTIONS for one in runs_of(all_results, kind)[:1]}
     charts: list[tuple[str, Any]] = []
-    if scaling.good("windows"):
-        charts.append(("scaling-windows", draw_windows(plt, scaling)))
-    if rows := scaling.good("chunks"):
-        figure = draw_lines(plt, rows, "codec", "chunk_bytes", "decoded bytes of a chunk, MB", 1e6)
-        charts.append(("scaling-chunks", figure))
-    if rows := scaling.good("cores"):
-        charts.append(("scaling-cores", draw_lines(plt, rows, "store", "cores", "CPU cores")))
+    if scaling := found.get("scaling"):
+        if scaling.good("windows"):
+            charts.append(("scaling-windows", draw_windows(plt, scaling)))
+        if rows := scaling.good("chunks"):
+            figure = draw_lines(plt, rows, "codec", "chunk_bytes", "decoded bytes of a chunk, MB", 1e6)
+            charts.append(("scaling-chunks", figure))
+        if rows := scaling.good("cores"):
+            charts.append(("scaling-cores", draw_lines(plt, rows, "store", "cores", "CPU cores")))
     for kind, drawn in (
+        ("read_table", draw_read_table),
         ("budgets", draw_budgets),
         ("training", draw_training),
         ("beside_training", draw_beside),
         ("overlap", draw_overlap),
     ):
-        if found[kind].good():
+        if kind in found:
             charts.append((kind, drawn(plt, found[kind])))
     paths = []
     for name, figure in charts:
@@ -834,43 +846,59 @@ def draw(results: Path) -> list[Path]:
     return paths
 
 
+def charts_in(text: str, page: Path) -> list[Path]:
+    """The files of the charts that a page shows."""
+    links = [part.partition(")")[0] for part in text.split("](")[1:]]
+    return [page.parent / link for link in links if link.endswith(".png") and "://" not in link]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Draw charts and fill the README from benches/results/.")
+    parser = argparse.ArgumentParser(
+        description="Draw charts, fill README.md and docs/performance.md, and keep the history of results."
+    )
     add = parser.add_argument
     add("--results", type=Path, default=common.RESULTS, help="where the JSON files are")
-    add("--readme", type=Path, default=common.ROOT / "README.md", help="what is filled (default: README.md)")
-    add("--check", action="store_true", help="write nothing; exit status 1 if the README or a chart is stale")
-    add("--print", action="store_true", help="write nothing; print the section")
+    add("--readme", type=Path, default=common.ROOT / "README.md", help="gets one table")
+    add("--page", type=Path, default=common.ROOT / "docs" / "performance.md", help="gets all tables")
+    add("--check", action="store_true", help="write nothing; exit status 1 if anything is missing or stale")
+    add("--print", action="store_true", help="write nothing; print the section of the page")
     args = parser.parse_args(argv)
-    folder = Path(os.path.relpath(args.results.resolve(), args.readme.resolve().parent)).as_posix()
-    content = section(args.results, folder)
+
+    def linked(page: Path) -> str:
+        return Path(os.path.relpath(args.results.resolve(), page.resolve().parent)).as_posix()
+
     if args.print:
-        print(content, end="")
+        print(page_section(args.results, linked(args.page)), end="")
         return 0
-    try:
-        old = args.readme.read_text()
-        new = filled(old, content)
-    except (OSError, ValueError) as error:
-        print(f"report.py: {args.readme.name}: {error}", file=sys.stderr)
-        return 1
+    old: dict[Path, str] = {}
+    new: dict[Path, str] = {}
+    for path, section in ((args.readme, readme_section), (args.page, page_section)):
+        try:
+            old[path] = path.read_text()
+            new[path] = filled(old[path], section(args.results, linked(path)))
+        except (OSError, ValueError) as error:
+            print(f"report.py: {path.name}: {error}", file=sys.stderr)
+            return 1
+    history = args.results / HISTORY
+    old[history] = history.read_text() if history.exists() else ""
+    new[history] = with_history(args.results, old[history])
     if args.check:
-        charts = [
-            part.partition(")")[0] for part in content.split("](") if part.partition(")")[0].endswith(".png")
-        ]
-        missing = [chart for chart in charts if not (args.readme.parent / chart).exists()]
-        if new == old and not missing:
-            return 0
-        what = f"{missing[0]} is missing" if missing else f"{args.readme.name} is not what the results say"
-        print(f"report.py: {what}; run python benches/report.py", file=sys.stderr)
-        return 1
+        wrong = [f"{path.name} is not what the results say" for path in new if new[path] != old[path]]
+        charts = [chart for page in (args.readme, args.page) for chart in charts_in(new[page], page)]
+        wrong += [f"{chart.name} is missing" for chart in charts if not chart.exists()]
+        if wrong:
+            print(f"report.py: {wrong[0]}; run python benches/report.py", file=sys.stderr)
+        return 1 if wrong else 0
     try:
         charts = draw(args.results)
     except ImportError as error:
         print(f"report.py: {error}; pip install matplotlib", file=sys.stderr)
         return 1
-    args.readme.write_text(new)
-    print(f"filled {args.readme.name} and drew {', '.join(chart.name for chart in charts) or 'no charts'}")
+    for path, text in new.items():
+        path.write_text(text)
+    names = ", ".join(chart.name for chart in charts) or "no charts"
+    print(f"filled {args.readme.name} and {args.page.name}, wrote {history.name} and drew {names}")
     return 0
 
 

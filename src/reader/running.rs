@@ -172,7 +172,7 @@ impl Running {
         for _ in 0..device.memory.gpu_workers {
             let mut gpu_worker = GpuWorker::new(gpu_workers.clone(), device.memory.arena_bytes)?;
             let watchdog = gpu_worker.watchdog.clone();
-            self.spawn("zarr GPU lane", watchdog.clone(), move || {
+            self.spawn("zarr GPU worker", watchdog.clone(), move || {
                 while gpu_worker.step() {}
                 let _waiting = watchdog.waits(GpuWork::Freeing, None, 0);
                 drop(gpu_worker);
@@ -404,7 +404,7 @@ mod tests {
         let jobs = Jobs::new(Arc::new(PartPlans::new(vec![])), 0, progress.clone(), Arc::default());
         let mut running = Running::without_threads(jobs, progress);
         let (release, held) = mpsc::channel::<()>();
-        running.spawn("zarr GPU lane", watchdog.clone(), move || _ = held.recv()).unwrap();
+        running.spawn("zarr GPU worker", watchdog.clone(), move || _ = held.recv()).unwrap();
         assert!(running.stuck().is_none());
         watchdog::tests::set_stuck(&watchdog);
         assert!(running.stuck().is_some_and(|error| error.to_string().contains("end this process")));

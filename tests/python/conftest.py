@@ -1,15 +1,24 @@
-"""Fixtures shared by all tests.
+"""Fixtures shared by all tests, and what belongs to which tier.
+
+`-m "not full"` is the quick tier. Left out of it are tests with the marker `full` and, of a test with many
+parameters, all cases but those that have a value of a parameter which no other chosen case has.
 
 Tests that take `backend` run once on the CPU and once on the GPU. Without a GPU the latter are skipped with
 the reason, or fail when the environment variable ZARR_DALI_REQUIRE_GPU is 1: a GPU job that skips is none.
 """
 
 import os
+import zlib
+from collections import defaultdict
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 import pytest
 
 import reading
+
+QUICK_SEEDS = 3
+"""So many seeds of a random test are in the quick tier."""
 
 
 def pytest_configure(config):
@@ -21,7 +30,10 @@ def pytest_configure(config):
     config.addinivalue_line("filterwarnings", "ignore:Combining a `sharding_indexed` codec")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    for item in repetitions(items):
+        item.add_marker("full")
     left_out = []
     for item in items:
         case = getattr(item, "callspec", None)
@@ -33,6 +45,40 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def repetitions(items):
+    """The cases of parametrised tests whose values of parameters are all in cases that are not returned.
+
+    Cases are looked at in an order that depends on nothing but their names and mixes the values.
+    """
+    seen = defaultdict(set)
+    for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        case = getattr(item, "callspec", None)
+        if case is None:
+            continue
+        # Without a GPU its cases are skipped, so that those on the CPU have to have every value.
+        known = seen[item.nodeid.partition("[")[0], case.params.get("backend")]
+        if item.get_closest_marker("full"):
+            continue
+        values = {value for name, given in case.params.items() for value in values_of(name, given)}
+        if values <= known:
+            yield item
+        known |= values
+
+
+def values_of(name, given):
+    """What a parameter brings: its value, of a case that is a dataclass the values of its fields.
+
+    A few seeds stand for all.
+    """
+    if name == "seed":
+        yield name, given % QUICK_SEEDS
+    elif is_dataclass(given) and not isinstance(given, type):
+        for field in fields(given):
+            yield name, field.name, repr(getattr(given, field.name))
+    else:
+        yield name, repr(given)
 
 
 def require_gpu():

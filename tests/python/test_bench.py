@@ -224,7 +224,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("codec, zarr_format, window, batch_size", CASES, ids=str)
+@pytest.mark.parametrize(
+    "codec, zarr_format, window, batch_size",
+    [CASES[0], *(pytest.param(*case, marks=pytest.mark.full) for case in CASES[1:])],
+    ids=str,
+)
 def test_all_loaders_read_the_same(tmp_path, rng, codec, zarr_format, window, batch_size):
     values = rng.normal(size=(7, 8, 10)).astype("float32")
     path = write_array(

@@ -1,5 +1,6 @@
 """The scripts in `benches/` on small stores and the CPU backend, and what they make of what they measure."""
 
+import csv
 import json
 import os
 import random
@@ -13,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from programs import help_of
 from stores import FORMATS
 
 if 3 not in FORMATS:
@@ -26,6 +28,8 @@ import gds
 import overlap
 import rechunk
 import report
+
+pytestmark = pytest.mark.alone
 
 BENCHES = Path(common.__file__).parent
 SCRIPTS = (
@@ -109,9 +113,7 @@ def from_cold(quick):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_help(script):
-    done = run_script(script, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "usage:" in done.stdout
+    assert "usage:" in help_of(BENCHES / f"{script}.py")
 
 
 def test_results_say_how_they_came_about(quick, data, results):
@@ -192,6 +194,7 @@ def rechunked(quick):
     return quick("rechunk", "--points", "copy", "after")
 
 
+@pytest.mark.full
 def test_rechunk(quick):
     rows = rows_of(rechunked(quick))
     copy, after = rows["copy"], rows["after"]
@@ -290,6 +293,7 @@ def test_gds_needs_a_gpu():
     assert done.returncode == 2 and "cuFile reads to a GPU" in done.stderr
 
 
+@pytest.mark.full
 def test_beside_training(quick):
     (row,) = beside(quick)["rows"]
     assert row["share_of_alone"] == row["samples_per_s"] / row["alone_samples_per_s"]
@@ -300,6 +304,7 @@ def test_beside_training(quick):
     assert 0 <= row["waited_share"] <= row["blocked_share"] <= 1
 
 
+@pytest.mark.full
 def test_cpu_backend(quick, tmp_path):
     program = tmp_path / "zarrs_direct"
     program.write_text('#!/bin/sh\n[ "$2 $3" = "/ 2" ] && [ -d "$1" ] && echo "{\\"gb_per_s\\": 1e-6}"\n')
@@ -314,6 +319,7 @@ def test_cpu_backend(quick, tmp_path):
     assert str(program) not in json.dumps(result)
 
 
+@pytest.mark.full
 def test_a_peer_that_fails_costs_its_own_figures_only(quick):
     result = quick("cpu_backend", "--stores", "raw", "--rounds", "1", "--zarrs-direct", "/bin/false")
     (row,) = result["rows"]
@@ -342,6 +348,7 @@ def test_a_child_that_dies_costs_one_point(tmp_path):
     assert rows == [{"seen": "a"}, {"problem": "the process ended with -6"}, {"seen": "c"}]
 
 
+@pytest.mark.full
 def test_a_child_that_hangs_costs_one_point(tmp_path):
     script = tmp_path / "hangs.py"
     script.write_text(
@@ -457,7 +464,7 @@ def test_a_trace_without_a_training_is_an_error():
 
 @pytest.fixture(scope="module")
 def reported(quick, tmp_path_factory):
-    """A folder with results as a GPU's would be, and a README with an empty section."""
+    """A folder with results as a GPU's would be, and pages with an empty section."""
     root = tmp_path_factory.mktemp("reported")
     folder = root / "results"
     folder.mkdir()
@@ -490,18 +497,20 @@ def reported(quick, tmp_path_factory):
     row = {"point": "raw", "store": "raw", "delivered_gb_per_s": 14.5, "bare_gb_per_s": 15.0, "direct": False}
     row |= {"bare_way": "8 threads, 4 MiB", "share_of_bare": 14.5 / 15, "posix_gb_per_s": 50.0}
     (folder / "gds.json").write_text(json.dumps({**result, "kind": "gds", "rows": [row]}))
-    (root / "README.md").write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n\nThe end\n")
+    for page in ("README.md", "performance.md"):
+        (root / page).write_text(f"# Title\n\n{report.BEGIN}\n{report.END}\n\nThe end\n")
     return root
 
 
+@pytest.mark.full
 def test_report(reported):
     pytest.importorskip("matplotlib")
-    results, readme = reported / "results", reported / "README.md"
-    arguments = ["--results", str(results), "--readme", str(readme)]
+    results, page = reported / "results", reported / "performance.md"
+    arguments = ["--results", str(results), "--readme", str(reported / "README.md"), "--page", str(page)]
     assert report.main([*arguments, "--check"]) == 1
     assert report.main(arguments) == 0
     assert report.main([*arguments, "--check"]) == 0
-    text = readme.read_text()
+    text = page.read_text()
     assert text.startswith("# Title\n") and text.endswith("\nThe end\n")
     charts = {path.stem: path for path in results.glob("*.png")}
     assert set(charts) == {
@@ -518,6 +527,10 @@ def test_report(reported):
     assert "equal value by value" in text and "times that a byte is decoded" in text
     assert "compatibility mode" in text and "15.0 (8 threads, 4 MiB) |" in text and "**96.7 %**" in text
     assert "refused" in text and "host_memory_budget" in text
+    with (results / report.HISTORY).open() as file:
+        history = list(csv.DictReader(file))
+    assert sorted(line["file"] for line in history) == sorted(path.name for path in results.glob("*.json"))
+    assert report.with_history(results, (results / report.HISTORY).read_text()).count("scaling.json") == 1
     charts["budgets"].unlink()
     assert report.main([*arguments, "--check"]) == 1
 
@@ -525,7 +538,7 @@ def test_report(reported):
 def test_a_readme_without_markers_is_an_error(tmp_path, capsys):
     readme = tmp_path / "README.md"
     readme.write_text("nothing")
-    assert report.main(["--results", str(tmp_path), "--readme", str(readme)]) == 1
+    assert report.main(["--results", str(tmp_path), "--readme", str(readme), "--page", str(readme)]) == 1
     assert report.BEGIN in capsys.readouterr().err
     assert readme.read_text() == "nothing"
 
@@ -543,46 +556,41 @@ def a_result(points, *, written="2026-01-02T03:00:00", **changes):
     return {**kept, "rows": rows, **changes}
 
 
-def test_the_newest_results_count():
-    later = "2026-01-02T04:00:00"
+def test_a_table_is_of_one_run():
+    """The run that measured the most is drawn and comes first; then the others, the newest first."""
     results = [
-        ("too old", a_result({"a": 0, "e": 0}, written="2025-12-30T09:00:00")),
-        ("old", a_result({"a": 1, "c": 1}, written="2025-12-31T09:00:00")),
-        ("part", a_result({"a": 2, "b": 2, "d": 2})),
-        ("newest", a_result({"b": 3, "d": "left out"}, written=later)),
-        ("cpu", a_result({"b": 4}, written="2026-01-03T00:00:00", work={"device": "cpu", "quick": False})),
+        ("whole, old", a_result({"a": 0, "b": 0, "c": 0}, written="2025-12-30T09:00:00")),
+        ("whole", a_result({"a": 1, "b": 1, "c": 1}, written="2025-12-31T09:00:00", revision="abcdef012")),
+        ("part", a_result({"a": 2, "b": 2, "c": "left out"})),
+        ("newest", a_result({"b": 3}, written="2026-01-02T04:00:00")),
+        ("failed", a_result({"b": "no disk"}, written="2026-01-02T05:00:00")),
+        ("cpu", a_result({"b": 4}, work={"device": "cpu", "quick": False})),
         ("other", a_result({"b": 5}, written="2026-01-03T00:00:00", kind="budgets")),
     ]
-    found = report.newest(results, "cold")
-    assert found.files == ["newest", "part", "old"]
-    assert {row["point"]: row["figure"] for row in found.good()} == {"a": 2, "b": 3, "c": 1, "d": 2}
-    assert "cold page cache, 2025-12-31 and 2026-01-02" in report.caption(found.runs, found.files, "results")
+    found = report.runs_of(results, "cold")
+    assert [(one.file, one.drawn) for one in found] == [
+        ("whole", True), ("newest", False), ("part", False), ("whole, old", False),
+    ]  # fmt: skip
+    assert [row["figure"] for row in found[2].good()] == [2, 2]
+    text = report.caption(found[0], "results")
+    assert "commit `abcdef0`" in text and "cold page cache, 2025-12-31 ([figures](results/whole))" in text
+    assert report.picture(found[0], "x", "y", "z") and not report.picture(found[1], "x", "y", "z")
 
 
-def test_a_table_may_be_measured_in_parts():
-    def part(stores, written, revision="abc"):
-        row = {
-            "loaders": {"zarr-dali": {"median_gb_per_s": written}},
-            "best_peer": "x",
-            "times_best_peer": 2.0,
-        }
-        result = a_result({}, written=f"2026-01-02T0{written}:00:00")
-        work = {"device": "gpu", "batch_size": 8, "grid": [2, 2], "rounds": 1, "page_cache": "warm"}
-        return {**result, "revision": revision, "work": work, "stores": dict.fromkeys(stores, row)}
-
-    results = [
-        ("read_table-1", part(["raw", "zstd"], 1)),
-        ("read_table-2", part(["blosc-lz4", "zstd"], 2)),
-        ("read_table-3", part(["sharded"], 3, revision="before")),
-        ("read_table-4", part(["blosc-zstd"], 4)),
-    ]
-    found = report.newest_tables(results, peers=True)
-    assert found.files == ["read_table-4", "read_table-2", "read_table-1"]
-    assert list(found.rows) == ["raw", "zstd", "blosc-lz4", "blosc-zstd"]
-    lines = report.read_table_lines("Title", found, "results")
-    assert "| zarr-dali | 1.0 | 2.0 | 2.0 | 4.0 |" in lines
-    assert all(f"results/{file}" in lines[-1] for file in found.files)
-    assert not report.newest_tables(results, peers=False).runs
+def test_the_table_of_loaders():
+    row = {"loaders": {"zarr-dali": {"median_gb_per_s": 1.25}, "other": {"problem": "refused"}}}
+    row |= {"best_peer": "x", "times_best_peer": 2.0}
+    work = {"device": "gpu", "batch_size": 8, "grid": [2, 2], "rounds": 1, "page_cache": "warm"}
+    result = a_result({}, work=work) | {"stores": dict.fromkeys(["blosc-lz4", "raw", "zstd"], row)}
+    del result["kind"], result["rows"]
+    (found,) = report.runs_of([("read_table-1.json", result)], "read_table")
+    lines = report.read_table_lines(found, "results")
+    assert "|  | raw | zstd | blosc-lz4 |" in lines
+    assert "| other | refused | refused | refused |" in lines
+    assert "| **times the best peer** | **2.0** | **2.0** | **2.0** |" in lines
+    line = dict(zip(report.COLUMNS, report.history_line("read_table-1.json", result)))
+    assert (line["benchmark"], line["unit"]) == ("read_table", "GB/s")
+    assert line["figures"] == "blosc-lz4 1.25; raw 1.25; zstd 1.25"
 
 
 def test_trainings_are_shown_by_cores_and_loader():
@@ -602,7 +610,7 @@ def test_trainings_are_shown_by_cores_and_loader():
         row(16, "ours", "zstd", 50.0, case="cold", share=0.5),
     ]
     run = a_result({}, work={"device": "gpu", "quick": False, "batch_size": 16, "page_cache": "warm"})
-    found = report.Found([run], {row["point"]: row for row in rows}, ["training.json"])
+    found = report.Found({**run, "rows": rows}, "training.json")
     lines = report.training_lines(found, "results")
     at = lines.index("|  | raw | zstd |")
     assert lines[at + 2 : at + 5] == [
@@ -611,7 +619,7 @@ def test_trainings_are_shown_by_cores_and_loader():
         "| 4 cores, ours |  | 95.0 (95.0 %, 21 ms) |",
     ]
     assert "| 16 cores, ours | 50.0 (50.0 %, 21 ms) |" in lines
-    assert "100 samples/s" in lines[2] and "0.03 %" in lines[2]
+    assert "100 samples/s" in lines[0] and "0.03 %" in lines[0]
 
 
 def test_quick_results_do_not_count(tmp_path):
@@ -637,5 +645,12 @@ def test_results_are_whole_after_every_row(tmp_path):
     assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
 
 
-def test_the_readme_says_what_the_results_say():
+def test_pages_and_history_say_what_the_results_say():
     assert report.main(["--check"]) == 0
+
+
+def test_every_result_is_in_the_history():
+    with (report.common.RESULTS / report.HISTORY).open() as file:
+        known = {line["file"] for line in csv.DictReader(file)}
+    kept = {path.name for path in report.common.RESULTS.iterdir() if path.suffix in (".json", ".md")}
+    assert kept <= known

@@ -44,6 +44,7 @@ def quick(tmp_path_factory):
     return json.loads(path.read_text()), path, done.stdout
 
 
+@pytest.mark.full
 def test_points_are_measured(quick):
     result, _, _ = quick
     cores = len(os.sched_getaffinity(0))
@@ -75,6 +76,7 @@ def test_points_are_measured(quick):
     assert rows["cold/zstd/ours"]["samples"] == 12
 
 
+@pytest.mark.full
 def test_table_and_chart(quick):
     pytest.importorskip("matplotlib")
     result, path, printed = quick
@@ -91,6 +93,7 @@ def test_table_and_chart(quick):
     assert chart.exists() and path.with_suffix(".md").read_text() == table
 
 
+@pytest.mark.full
 def test_a_loader_that_cannot_run_costs_its_own_points(tmp_path):
     """KvikIO needs a GPU; asked for by a child of the CPU backend it says so, and the row with it."""
     store = common.ensure_stores(

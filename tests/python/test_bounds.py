@@ -182,8 +182,10 @@ def encoders():
     }
 
 
-@pytest.mark.parametrize("name", encoders())
-@pytest.mark.parametrize("outer", ["", "gzip", "bz2", "zstd"])
+@pytest.mark.parametrize(
+    "name", [name if name == "zstd" else pytest.param(name, marks=pytest.mark.full) for name in encoders()]
+)
+@pytest.mark.parametrize("outer", ["", "gzip", pytest.param("bz2", marks=pytest.mark.full), "zstd"])
 def test_a_bomb_is_an_error(tmp_path, name, outer):
     """Half a gigabyte of zeros in a chunk of a thousand."""
     encode = encoders()
@@ -205,6 +207,7 @@ def test_a_bomb_of_numbers_is_an_error(tmp_path):
     refused(folder, "c/0", "more than the 80 bytes")
 
 
+@pytest.mark.full
 def test_unusual_encodings_of_the_right_size_are_read(tmp_path):
     """Longer than encoders make them, in several frames, members and streams, with skipped frames."""
     content = np.arange(1000, dtype=np.uint8).tobytes()
@@ -231,6 +234,7 @@ def test_unusual_encodings_of_the_right_size_are_read(tmp_path):
 # --- plans, orders, rests ----------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_the_plan_of_many_chunks_is_counted(tmp_path):
     folder = array(tmp_path / "a.zarr", [4, 1 << 20], [1, 1])
     refused(folder, "`host_memory_budget`", "the plan of a batch", batch_size=1)
@@ -246,6 +250,7 @@ def test_the_plan_of_many_chunks_is_counted(tmp_path):
     assert found["error"] is None and found["grown"] < 2 * budget + CONSTANT, found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("samples", [1 << 40, 1 << 62])
 def test_the_number_of_chunks_is_no_matter(tmp_path, samples):
     folder = array(tmp_path / "a.zarr", [samples, 2], [1, 2], fill=7)
@@ -266,6 +271,7 @@ def test_a_list_of_windows_is_counted(tmp_path):
     assert found["error"] is None and found["grown"] < BUDGET + CONSTANT, found
 
 
+@pytest.mark.full
 def test_the_list_of_a_shuffle_is_counted(tmp_path):
     folder = array(tmp_path / "a.zarr", [1 << 26], [1], fill=7)
     refused(folder, "`host_memory_budget`", "67108864 shuffled samples", random_shuffle=True)
@@ -307,21 +313,24 @@ def test_info_counts_before_it_looks(tmp_path):
 # --- numbers at the end of their range ---------------------------------------------------------------
 
 
+NUMBERS = [
+    ([1 << 62, 1 << 62], [1, 1], {}),
+    ([1 << 62, 1 << 62], [1 << 20, 1 << 20], {"window": [1, 1]}),
+    ([(1 << 63) - 1, 4], [1, 4], {"window": [3], "stride": [1 << 61]}),
+    ([(1 << 64) - 1], [1], {}),
+    ([(1 << 64) - 1, 3], [1, 2], {"window": [1, 3]}),
+    ([1 << 62, 8], [3, 5], {"roi_start": [(1 << 62) - 4, 1], "window": [2, 3], "dilation": [2, 2]}),
+    ([1 << 40, 1 << 40, 1 << 40], [1, 1, 1], {"window": [1, 1, 1]}),
+    ([10, 10], [(1 << 63) - 1, 1], {}),
+    ([10, 10], [1 << 32, 1 << 32], {}),
+    ([1 << 62, 2], [1, 2], {"offsets": [0, (1 << 61)]}),
+    ([1 << 62, 2], [1, 2], {"num_shards": 1 << 40, "shard_id": 5}),
+]
+
+
 @pytest.mark.parametrize(
     ("shape", "chunks", "arguments"),
-    [
-        ([1 << 62, 1 << 62], [1, 1], {}),
-        ([1 << 62, 1 << 62], [1 << 20, 1 << 20], {"window": [1, 1]}),
-        ([(1 << 63) - 1, 4], [1, 4], {"window": [3], "stride": [1 << 61]}),
-        ([(1 << 64) - 1], [1], {}),
-        ([(1 << 64) - 1, 3], [1, 2], {"window": [1, 3]}),
-        ([1 << 62, 8], [3, 5], {"roi_start": [(1 << 62) - 4, 1], "window": [2, 3], "dilation": [2, 2]}),
-        ([1 << 40, 1 << 40, 1 << 40], [1, 1, 1], {"window": [1, 1, 1]}),
-        ([10, 10], [(1 << 63) - 1, 1], {}),
-        ([10, 10], [1 << 32, 1 << 32], {}),
-        ([1 << 62, 2], [1, 2], {"offsets": [0, (1 << 61)]}),
-        ([1 << 62, 2], [1, 2], {"num_shards": 1 << 40, "shard_id": 5}),
-    ],
+    [*NUMBERS[:2], *(pytest.param(*case, marks=pytest.mark.full) for case in NUMBERS[2:])],
     ids=repr,
 )
 def test_no_number_is_an_internal_error(tmp_path, shape, chunks, arguments):

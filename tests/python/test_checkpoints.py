@@ -431,7 +431,13 @@ print(json.dumps(resumed))
 
 
 @pytest.mark.gpu_where(lambda case: case["name"] in ("shuffled shards", "offsets", "patches"))
-@pytest.mark.parametrize("name", CONFIGURATIONS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if name == "shuffled shards" else pytest.param(name, marks=pytest.mark.full)
+        for name in CONFIGURATIONS
+    ],
+)
 def test_another_process(backend, weather, tmp_path, name):
     """From random positions the rest of the epoch and the next two are what the uninterrupted run reads.
 

@@ -32,6 +32,7 @@ def short_run(device):
     return damage.run(device, CHAINS, MUTATIONS, jobs=2)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("chain", CHAINS)
 def test_damaged_chunks(backend, chain):
     """No crash, no hang, no values other than zarr-python's, no checksum unnoticed, no chunk unnamed."""
@@ -44,6 +45,7 @@ def test_damaged_chunks(backend, chain):
     assert report.total(chain)["error"] >= MUTATIONS // 4, report.total(chain)
 
 
+@pytest.mark.full
 def test_workers_may_crash_and_hang():
     """The tool writes down what they were at, and goes on behind it."""
     faults = {3: "crash", 8: "hang"}

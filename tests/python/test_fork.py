@@ -85,7 +85,7 @@ def assert_refused(lines, subjects):
         assert "fork" in found[subject][2] and "spawn" in found[subject][2], found[subject]
 
 
-@pytest.mark.parametrize("dynamic", [True, False])
+@pytest.mark.parametrize("dynamic", [True, pytest.param(False, marks=pytest.mark.full)])
 def test_pipelines_of_the_parent(backend, path, dynamic):
     """Every use raises at once in the child, whatever the pipeline has done; the parent goes on."""
     lines = run(
@@ -173,6 +173,7 @@ fork_and(child)
     assert sum(line[:2] == ("child", "ended") for line in lines) == 2
 
 
+@pytest.mark.full
 def test_readers_of_dynamic_mode(backend, path):
     """One that has begun raises in the child; a new one works there."""
     lines = run(

@@ -110,6 +110,7 @@ def planted():
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name, verdict, words",
     [
@@ -143,6 +144,7 @@ def test_what_is_planted_is_found(planted, name, verdict, words):
     assert (f"- {name}, " in report) == (not good)
 
 
+@pytest.mark.full
 def test_failures_are_counted(planted):
     outcomes, report, failures = planted
     assert failures == sum(not good for _, good, _ in outcomes.values()) == 16

@@ -402,6 +402,7 @@ def test_with_a_gpu_the_budget_is_a_part_of_what_is_free(tmp_path):
     assert reading.chosen.budget_bytes > 0 and reading.not_chosen is None
 
 
+@pytest.mark.alone
 def test_ten_thousand_chunks_are_described_in_seconds(tmp_path):
     values = np.ones((100, 100, 4), "float32")
     folder = write_array(tmp_path / "a.zarr", None, values, chunks=(1, 1, 4), codec="raw", separator=".")
@@ -419,6 +420,7 @@ def test_ten_thousand_chunks_are_described_in_seconds(tmp_path):
     assert "~" in str(zarr_dali.info(folder))
 
 
+@pytest.mark.alone
 def test_more_chunks_than_anyone_counts(tmp_path):
     folder = empty_array(tmp_path / "a.zarr", (10**6, 10**6, 10**5), (1, 1, 1))
     start = time.perf_counter()

@@ -198,6 +198,7 @@ def random_block(rng, tokens):
     return bits.code(literal_codes[256]).bytes()
 
 
+@pytest.mark.full
 def test_streams_of_zlib(program):
     rng = np.random.default_rng(1)
     records = []

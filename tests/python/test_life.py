@@ -25,12 +25,15 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import life
 from life import MIB, Held, Part
 
+pytestmark = pytest.mark.alone
+
 PROMPT_S = 1.0
 """What has to end ends within this time."""
 
 # --- the tool -------------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_nothing_grows(backend):
     """A short run of the tool: every line is printed and nothing grew behind the warm-up."""
     # On a GPU 2 MiB are taken at a time in some of the first epochs, and hardly anything later: probably when
@@ -165,6 +168,7 @@ FILES = textwrap.dedent(
 )
 
 
+@pytest.mark.full
 def test_small_cold_files_do_not_use_up_what_may_be_open(tmp_path):
     """Chunks that are announced hold files open: few of those that all readers of a process may have."""
     count, limit = 4000, 256
@@ -314,7 +318,10 @@ IDLE = """
 """
 
 
-@pytest.mark.parametrize("script", [LOOP, ITERATOR], ids=["pipeline", "iterator"])
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(LOOP, id="pipeline"), pytest.param(ITERATOR, id="iterator", marks=pytest.mark.full)],
+)
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_interrupt(slow_store, batch_size, script):
     """Ctrl-C in a loop over slow batches. DALI waits for a whole batch before Python sees the signal."""

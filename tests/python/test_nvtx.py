@@ -167,7 +167,7 @@ def test_ranges_on_the_gpu(consumer, store, tmp_path, decode, stage):
     assert {each.payload for each in found["fetch"]} == {str(encoded)}
     if decode == "gpu":
         assert "decode on the CPU" not in found
-        assert {each.thread for each in found[stage]} == {"zarr GPU lane"}
+        assert {each.thread for each in found[stage]} == {"zarr GPU worker"}
         assert sum(int(each.payload) for each in found[stage]) >= BATCHES * BATCH_SIZE
     else:
         assert {each.payload for each in found[stage]} == {str(decoded)}

@@ -695,7 +695,7 @@ DYNAMIC = """
     "imports",
     [
         "import zarr_dali, nvidia.dali.experimental.dynamic as ndd",
-        "import nvidia.dali.experimental.dynamic as ndd, zarr_dali",
+        pytest.param("import nvidia.dali.experimental.dynamic as ndd, zarr_dali", marks=pytest.mark.full),
     ],
     ids=["before", "after"],
 )

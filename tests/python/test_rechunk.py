@@ -393,6 +393,7 @@ def killed_after(count, era, copy, tmp_path, number=signal.SIGKILL):
     assert child.returncode == -number, text.decode()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("seed", range(3))
 def test_killed_twice_and_resumed(era, tmp_path, seed):
     rng = np.random.default_rng(seed)
@@ -457,6 +458,7 @@ def test_region_of_the_array_end_with_half_a_file(tmp_path, rng, monkeypatch):
         assert_same(read_array(copy), values)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "end of a job"])
 def test_stop_says_how_to_go_on(era, tmp_path, number):
     copy = tmp_path / "copy.zarr"
@@ -697,6 +699,7 @@ MEASURED = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("zarrs", [True, False], ids=["zarrs", "zarr-python"])
 def test_memory_stays_under_its_bound(tmp_path, zarrs):
     """150 MB of values with bounds of 20 and 60 MB, beside what a copy of one chunk takes."""

@@ -940,6 +940,7 @@ def test_a_journal_that_is_torn_in_its_middle(source, copy):
 # --- kills and races ------------------------------------------------------------------------------
 
 
+@pytest.mark.full
 def test_kills_and_races():
     """A short run of `../rechunk_kills.py`, which begins with kills at each of the renames."""
     tool = Path(__file__).parents[1] / "rechunk_kills.py"

@@ -258,7 +258,9 @@ def scene_of(tmp_path_factory):
     return get
 
 
-@pytest.mark.parametrize("number", range(SCENES))
+@pytest.mark.parametrize(
+    "number", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, SCENES))]
+)
 def test_random_configurations(backend, scene_of, number):
     """Number, set, order, values, indices and names of samples are those of the naive enumeration."""
     rng = np.random.default_rng([20260103, number])

@@ -132,7 +132,16 @@ def test_no_chunk(backend, tmp_path, codec):
         assert f'"{store}/a/c/7/0"' in text and name in text and "write the file again" in text
 
 
-@pytest.mark.parametrize("file", ["a/zarr.json", "zarr.json", "a/.zarray", "a/.zattrs", ".zgroup"])
+@pytest.mark.parametrize(
+    "file",
+    [
+        "a/zarr.json",
+        *(
+            pytest.param(n, marks=pytest.mark.full)
+            for n in ("zarr.json", "a/.zarray", "a/.zattrs", ".zgroup")
+        ),
+    ],
+)
 def test_no_metadata(tmp_path, file):
     stores = [write(tmp_path / kind, zarr_format=3 if file.endswith("json") else 2) for kind in KINDS]
     for store in stores:
@@ -142,6 +151,7 @@ def test_no_metadata(tmp_path, file):
         assert str(store / file) in text and name in text
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("reads", ["select", "rechunk", "rechunk-dry"])
 def test_what_zarr_python_reads(tmp_path, reads):
     files = ("a/zarr.json", "zarr.json", "a/c/7/0", "dim_0/c/0")
@@ -569,6 +579,7 @@ def test_codecs_are_listed_where_they_are_known(tmp_path):
         assert any(name.endswith("bz2") for name in listed)
 
 
+@pytest.mark.full
 def test_a_store_without_permission():
     """As another user, because root may read everything."""
     if os.geteuid() != 0:

@@ -181,7 +181,13 @@ def is_refused(name, dtype):
 
 
 @pytest.mark.parametrize("zarr_format", stores.FORMATS)
-@pytest.mark.parametrize("dtype", (*stores.INTEGERS, *stores.FLOATS, "bool"))
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        dtype if dtype == "float32" else pytest.param(dtype, marks=pytest.mark.full)
+        for dtype in (*stores.INTEGERS, *stores.FLOATS, "bool")
+    ],
+)
 def test_cf_decoding_is_that_of_xarray(backend, cached_store, tmp_path, rng, dtype, zarr_format):
     values, common = sample_values(rng, dtype)
     cases = list(cf_cases(dtype, zarr_format, common))
