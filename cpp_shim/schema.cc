@@ -66,7 +66,11 @@ first use with `lazy_init`. What is found while reading, such as a damaged chunk
     .AddParent("LoaderBase")
     .AddArg(
         "path",
-        R"code(Folder of a Zarr group or array on a local or mounted file system, or a list of them.
+        R"code(Folder or URL of a Zarr group or array, or a list of them.
+
+A folder is on a local or mounted file system. URLs are those of S3 (``s3://``), Google Cloud Storage
+(``gs://``), Azure (``az://``, ``abfs://``) and web servers (``https://``); `storage_options` has their
+credentials.
 
 A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
 its order along the first dimension, and windows cross from one to the next. A path with ``*``,

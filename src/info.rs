@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
 use crate::reader::{Setup, decode_path};
-use crate::store::Session;
+use crate::store::{Access, Session};
 
 use serde_json::{Value, from_str, from_value, json};
 
@@ -96,7 +96,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     let names = if named {
         arguments.arrays.clone()
     } else {
-        Dataset::names(&arguments.paths, &arguments.access()?)?
+        Dataset::names(&arguments.paths, &Access::new(arguments)?)?
     };
     let free = || Gpu::open(options.device.unwrap_or_default())?.free_bytes();
     let budget = options.device.map(|_| options.device_budget(free));
@@ -111,7 +111,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
                 *values = vec![values[number]];
             }
         }
-        let declared = Dataset::declared(&arguments.paths, name, &arguments.access()?)?;
+        let declared = Dataset::declared(&arguments.paths, name, &Access::new(arguments)?)?;
         let mut description = json!({
             "name": name,
             "zarr_format": declared.zarr_format,
@@ -147,7 +147,7 @@ struct Describer {
 impl Describer {
     /// Adds what is known of an array once it is open.
     fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
-        let dataset = Dataset::open(&asked.paths, &asked.arrays, &asked.access()?)?;
+        let dataset = Dataset::open(&asked.paths, &asked.arrays, &Access::new(asked)?)?;
         let array = &dataset.arrays[0];
         let decode_paths =
             array.parts.iter().map(|part| decode_path(part, &self.options)).collect::<Result<Vec<_>>>()?;

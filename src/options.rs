@@ -1,7 +1,6 @@
 //! Every tunable: its meaning, unit, default and range; filled from the operator's arguments.
 
 use crate::error::{Error, Result};
-use crate::store::{Access, StorageOptions};
 
 /// What a missing chunk means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,15 +112,6 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// How the stores are accessed.
-    ///
-    /// # Errors
-    /// `storage_options` that are no JSON object.
-    pub fn access(&self) -> Result<Access> {
-        let storage_options = StorageOptions::parse(&self.storage_options)?;
-        Ok(Access { follow_links: self.follow_links, storage_options })
-    }
-
     /// The operator's defaults for the array at `path`, in batches of one sample on the CPU backend.
     pub fn new(path: &str) -> Self {
         Self {

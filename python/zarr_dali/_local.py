@@ -30,8 +30,8 @@ def check_url(argument: str, path: str | os.PathLike[str]) -> None:
     scheme = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path))
     if scheme and not os.path.exists(path):
         raise ValueError(
-            f'{argument}: "{_without_secrets(path)}" is a URL, which readers and info take, but this does not yet; '
-            "copy the store to a local disk, or mount the object store as a folder"
+            f'{argument}: "{_without_secrets(path)}" is a URL, which readers and info take and this does '
+            "not yet; copy the store to a local disk, or mount the object store as a folder"
         )
 
 

@@ -24,6 +24,7 @@ def zarr(
     stack: bool = False,
     missing_chunks: Literal["fill", "error"] = "fill",
     follow_links: bool = True,
+    storage_options: str = "",
     window: int | Sequence[int] | None = None,
     stride: int | Sequence[int] | None = None,
     dilation: int | Sequence[int] | None = None,
@@ -94,7 +95,10 @@ def zarr(
     then stays in that error.
 
     Args:
-        path: Folder of a Zarr group or array on a local or mounted file system, or a list of them.
+        path: Folder or URL of a Zarr group or array, or a list of them.
+            A folder is on a local or mounted file system. URLs are those of S3 (`s3://`), Google Cloud
+            Storage (`gs://`), Azure (`az://`, `abfs://`) and web servers (`https://`); `storage_options` has
+            their credentials.
             A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined
             in its order along the first dimension, and windows cross from one to the next. A path with `*`,
             `?` or `[...]` that does not exist as it stands is a pattern for all the folders that it matches,
@@ -117,6 +121,12 @@ def zarr(
             By default they are followed wherever they lead, as zarr-python does. Give False for stores from
             strangers: a link that leads out of the folder `path` is an error then, which names it; links
             inside the folder are fine, and the folder may be a link itself.
+        storage_options: Credentials, endpoints and other options of stores at URLs, as a JSON object.
+            The names are obstore's (those of the Rust crate `object_store`) or fsspec's: `{"anon": true}` for
+            public data, `{"key": ..., "secret": ..., "endpoint_url": ...}` for S3 and what speaks it, and so
+            on; the page "Remote stores" lists them. What is not given comes from the environment that the
+            cloud's own tools use. Options for one bucket or host only are an object under its URL, such as
+            `{"s3://bucket": {"anon": true}}`.
         window: Extents of a sample along the leading dimensions of the array, in elements.
             Each is at least 1 and at most the array's extent. Dimensions beyond the list are taken whole, so
             that a sample has the shape `window + array.shape[len(window):]`. If not given, a sample is

@@ -3,7 +3,8 @@
 //!
 //! Source: `xarray/coding/variables.py` and `xarray/backends/zarr.py` of xarray 2026.9, with `decode_times=False`.
 
-use super::{ArrayInfo, ElementType};
+use super::array::ArrayInfo;
+use super::element::ElementType;
 
 use serde_json::{Map, Value};
 use zarrs::metadata::ArrayMetadata;

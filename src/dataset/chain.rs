@@ -9,7 +9,7 @@
 //! `fixedscaleoffset` is taken out of the metadata before zarrs sees it (`fixed_scale_offset.rs`).
 
 use super::codecs::SHARDING;
-use super::{Sharding, non_zero};
+use super::sharding::Sharding;
 use crate::plan::row_major_strides;
 
 use std::num::NonZeroU64;
@@ -153,4 +153,9 @@ impl Sharding {
         };
         Ok(Some((sharding, inner)))
     }
+}
+
+/// Extents of chunks, which zarrs has checked to be at least 1.
+fn non_zero(shape: &[u64]) -> Vec<NonZeroU64> {
+    shape.iter().map(|&n| NonZeroU64::new(n).unwrap_or(NonZeroU64::MIN)).collect()
 }

@@ -1,6 +1,6 @@
 //! Which dimensions of several arrays belong together.
 
-use super::ArrayInfo;
+use super::array::ArrayInfo;
 use crate::error::{Error, Result};
 
 /// For each dimension of each array of a store, the dimension of the reference array that it belongs to: the one with its

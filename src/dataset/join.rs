@@ -1,6 +1,6 @@
 //! Arrays of several stores as one, joined along the sample dimension.
 
-use super::ArrayInfo;
+use super::array::ArrayInfo;
 use crate::error::{Context, Error, Result};
 use crate::plan::{ArrayGeometry, PartGeometry};
 

@@ -1,14 +1,16 @@
 //! Opens stores and arrays: from metadata on disk to what the other rooms need to know.
 
+use super::array::ArrayInfo;
 use super::chain::ReadCodec;
 use super::codecs::{self, Culprit, drop_bitround};
+use super::declared::Declared;
+use super::element::{ElementType, StoredType};
 use super::fixed_scale_offset::{FixedScaleOffset, numpy_name};
-use super::layout::{layout, names};
-use super::{
-    ArrayInfo, Declared, ElementType, MOST_METADATA_BYTES, MetadataFile, NoStore, Sharding, Source,
-    StoredType, fields, json,
-};
-use crate::error::{Context, Error, Result};
+use super::layout::{NoStore, layout, names};
+use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
+use super::sharding::Sharding;
+use super::{fields, json};
+use crate::error::{Context, Error, Result, Source};
 use crate::store::{self, Access, Session, Store};
 
 use std::collections::{BTreeMap, HashSet};

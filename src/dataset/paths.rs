@@ -67,12 +67,13 @@ fn check_local(path: &str) -> Result<()> {
     if !is_scheme || store::is_url(path) || Path::new(path).exists() {
         return Ok(());
     }
+    let path = store::without_secrets(path);
     Err(argument(
         "path",
         match scheme {
             "file" => format!("\"{path}\" is a URL; give the path alone, \"{rest}\""),
             _ => format!(
-                "\"{path}\" is a URL, and stores are read from local folders only, not yet from object stores; copy the store to a local disk, or mount the object store as a folder"
+                "\"{path}\" is a URL of a kind that is not read; give s3://, gs://, az://, abfs(s):// or http(s)://, or copy the store to a local disk"
             ),
         },
     ))
@@ -218,16 +219,16 @@ mod tests {
     }
 
     #[test]
-    fn object_stores_are_said_not_to_be_read() {
-        for url in [
-            "s3://bucket/era5.zarr",
-            "gs://b/*.zarr",
-            "zip::s3://b/z.zip",
-            "https://host/era5.zarr",
-            "file:///data/era5.zarr",
-        ] {
+    fn urls_are_taken_as_they_are_or_refused() {
+        let urls = ["s3://bucket/era5.zarr", "gs://b/x[1]?", "https://host/era5.zarr"].map(String::from);
+        assert_eq!(expand(&urls).unwrap(), urls);
+        for url in ["s3://b/*.zarr", "zip::s3://b/z.zip", "file:///data/era5.zarr", "ftp://h/x", "hdfs://h/x"]
+        {
             let error = expand(&["x".into(), url.into()]).unwrap_err().to_string();
-            assert!(error.contains(url) && error.contains("URL"), "{error}");
+            assert!(
+                error.contains(url) && (error.contains("URL") || error.contains("list the stores")),
+                "{error}"
+            );
         }
         assert_eq!(expand(&["a://b".into()]).map_err(|_| ()), Err(()));
         assert!(expand(&["://b".into(), "9:/b".into(), "a b://c".into()]).is_ok());

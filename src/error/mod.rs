@@ -1,9 +1,11 @@
 //! Errors: what went wrong, where, and what to do about it.
 
 mod context;
+mod obstacle;
 mod text;
 
 pub use context::Context;
+pub use obstacle::Obstacle;
 
 use std::collections::HashSet;
 use std::fmt;

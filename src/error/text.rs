@@ -1,7 +1,7 @@
 //! What errors say: what, where, expected and found, and the remedy.
 
+use super::obstacle::Obstacle;
 use super::{Error, GpuWork};
-use crate::store::Obstacle;
 
 use std::fmt;
 

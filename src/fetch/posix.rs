@@ -1,7 +1,8 @@
 //! Plain files through the page cache.
 
 use super::{Blob, Fetch};
-use crate::store::{Folder, Obstacle, Stamp};
+use crate::error::Obstacle;
+use crate::store::{Folder, Stamp};
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};

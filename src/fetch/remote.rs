@@ -159,7 +159,7 @@ impl<C: Send + 'static> Remote<C> {
             Err(source) => Err(Error::Io { at: address.at, source }),
             Ok(None) if address.in_shard.is_none() => Ok((Located::Missing, address.at)),
             Ok(None) => {
-                let source = io::Error::other(crate::store::Obstacle::Changed);
+                let source = io::Error::other(crate::error::Obstacle::Changed);
                 Err(Error::Io { at: address.at, source })
             }
             Ok(Some(received)) => {

@@ -7,8 +7,9 @@
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. Requests are admitted in the order
 //! in which they were made, so that the oldest batch always gets what it needs first.
 
+use crate::error::Obstacle;
 use crate::memory;
-use crate::store::{Extent, Head, Obstacle, Store, Version};
+use crate::store::{Extent, Head, Store, Version};
 
 use std::collections::HashMap;
 use std::io;
@@ -16,6 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -207,19 +209,27 @@ impl<T: Send + 'static> Network<T> {
     }
 }
 
-/// The clients of one thread: a connection is best polled by the thread that uses it. Each with the store that it was made from, which
-/// keeps the address of that store its own.
+/// The clients of one thread, by the addresses of their stores: a connection is best polled by the thread that uses it.
 #[derive(Default)]
-struct Clients(HashMap<*const (), (Arc<dyn Store>, Arc<dyn Store>)>);
+struct Clients(HashMap<*const (), Client>);
+
+struct Client {
+    /// Keeps the address of the store its own.
+    _store: Arc<dyn Store>,
+    client: Arc<dyn Store>,
+}
 
 impl Clients {
+    /// A training outlasts a server that is restarted.
+    const PATIENCE: Duration = Duration::from_secs(180);
+
     fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<dyn Store>> {
         let address = Arc::as_ptr(store).cast::<()>();
-        if let Some((_, client)) = self.0.get(&address) {
-            return Ok(client.clone());
+        if let Some(known) = self.0.get(&address) {
+            return Ok(known.client.clone());
         }
-        let client = store.connect()?.unwrap_or_else(|| store.clone());
-        self.0.insert(address, (store.clone(), client.clone()));
+        let client = store.connect(Self::PATIENCE)?.unwrap_or_else(|| store.clone());
+        self.0.insert(address, Client { _store: store.clone(), client: client.clone() });
         Ok(client)
     }
 }

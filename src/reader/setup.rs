@@ -19,6 +19,8 @@ use crate::options::{Arguments, Decode, Io, Options, argument};
 use crate::plan::{ArrayGeometry, OutputGeometry};
 use crate::sampler::{Order, OrderArguments, Shuffle, WindowArguments, Windows};
 
+use crate::store::Access;
+
 use std::sync::Arc;
 
 /// A reader before it has memory and threads.
@@ -62,7 +64,7 @@ impl Setup {
     pub fn new(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         codec::register();
-        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, &arguments.access()?)?);
+        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, &Access::new(arguments)?)?);
         check_dimensions(&dataset)?;
         // The array whose shape the windows are made for: the first that samples are taken along.
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));

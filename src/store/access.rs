@@ -1,7 +1,7 @@
 //! How stores are accessed: what the user says of links, credentials and endpoints.
 
 use crate::error::Result;
-use crate::options::argument;
+use crate::options::{Arguments, argument};
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,6 +18,15 @@ pub struct Access {
 }
 
 impl Access {
+    /// What a reader's arguments say of it.
+    ///
+    /// # Errors
+    /// `storage_options` that are no JSON object.
+    pub fn new(arguments: &Arguments) -> Result<Self> {
+        let storage_options = StorageOptions::parse(&arguments.storage_options)?;
+        Ok(Self { follow_links: arguments.follow_links, storage_options })
+    }
+
     /// Access to folders, with links or without.
     pub fn to_folders(follow_links: bool) -> Self {
         Self { follow_links, storage_options: StorageOptions::default() }

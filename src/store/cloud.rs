@@ -3,8 +3,8 @@
 //! It signs requests, refreshes credentials and repeats what failed. What is asked for, and when, is decided elsewhere.
 
 use super::access::{Options, redact, without_secrets};
-use super::{Body, Extent, Head, Listing, Obstacle, Store, Version};
-use crate::error::{Error, Result};
+use super::contract::{Body, Extent, Head, Listing, Store, Version};
+use crate::error::{Error, Obstacle, Result};
 use crate::options::argument;
 
 use std::fmt;
@@ -22,7 +22,7 @@ use object_store::http::HttpBuilder;
 use object_store::path::Path;
 use object_store::{
     Certificate, ClientConfigKey, ClientOptions, GetOptions, GetRange, HeaderMap, HeaderValue, ObjectMeta,
-    ObjectStore, ObjectStoreExt,
+    ObjectStore, ObjectStoreExt, RetryConfig,
 };
 use reqwest::header::HeaderName;
 use serde_json::Value;
@@ -49,16 +49,17 @@ enum Builder {
     S3(Box<AmazonS3Builder>),
     Google(Box<GoogleCloudStorageBuilder>),
     Azure(Box<MicrosoftAzureBuilder>),
-    Http(HttpBuilder),
+    Http(Box<HttpBuilder>),
 }
 
 impl Builder {
-    fn build(&self) -> object_store::Result<Arc<dyn ObjectStore>> {
+    fn build(&self, patience: Duration) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let retry = RetryConfig { retry_timeout: patience, ..RetryConfig::default() };
         Ok(match self.clone() {
-            Self::S3(builder) => Arc::new(builder.build()?),
-            Self::Google(builder) => Arc::new(builder.build()?),
-            Self::Azure(builder) => Arc::new(builder.build()?),
-            Self::Http(builder) => Arc::new(builder.build()?),
+            Self::S3(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Self::Google(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Self::Azure(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Self::Http(builder) => Arc::new(builder.with_retry(retry).build()?),
         })
     }
 }
@@ -138,7 +139,7 @@ impl CloudStore {
                 (options.http(&format!("{scheme}://{host}"))?, prefix)
             }
         };
-        let client = builder.build().map_err(|error| {
+        let client = builder.build(Duration::ZERO).map_err(|error| {
             let problem = format!("\"{shown}\" cannot be opened: {}", redact(&error.to_string()));
             argument("path", problem)
         })?;
@@ -243,7 +244,7 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
             io::ErrorKind::PermissionDenied,
             "credentials are missing, wrong or expired; for public data give storage_options={\"anon\": True}",
         ),
-        Of::NotSupported { .. } => (
+        _ if matches!(error, Of::NotSupported { .. }) || text.contains("non-partial response") => (
             io::ErrorKind::Unsupported,
             "the server does not answer requests for a part of an object; use another server",
         ),
@@ -256,8 +257,8 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
 }
 
 impl Store for CloudStore {
-    fn connect(&self) -> io::Result<Option<Arc<dyn Store>>> {
-        let client = self.builder.build().map_err(|error| self.failed(&error))?;
+    fn connect(&self, patience: Duration) -> io::Result<Option<Arc<dyn Store>>> {
+        let client = self.builder.build(patience).map_err(|error| self.failed(&error))?;
         let (url, prefix, builder) = (self.url.clone(), self.prefix.clone(), self.builder.clone());
         Ok(Some(Arc::new(Self { url, prefix, builder, client })))
     }
@@ -447,7 +448,7 @@ impl Config {
         for (name, value) in self.named {
             client = client.with_config(key::<ClientConfigKey>(&name, "HTTP")?, value);
         }
-        Ok(Builder::Http(HttpBuilder::new().with_url(url).with_client_options(client)))
+        Ok(Builder::Http(Box::new(HttpBuilder::new().with_url(url).with_client_options(client))))
     }
 }
 
@@ -502,7 +503,7 @@ mod tests {
             assert_eq!(store.prefix.as_ref(), prefix, "{url}");
             let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
             assert_eq!(store.path("c/0/1").unwrap().as_ref(), format!("{prefix}c/0/1"));
-            assert!(store.connect().unwrap().is_some());
+            assert!(store.connect(Duration::ZERO).unwrap().is_some());
         }
     }
 
@@ -526,7 +527,7 @@ mod tests {
             ("abfss://c@account/x", json!({}), "names no account"),
             ("s3://b/a//b", json!({}), "cannot be a key"),
         ] {
-            let error = open(url, options).err().expect(url).to_string();
+            let error = open(url, options).expect_err(url).to_string();
             assert!(error.contains(text) && !error.contains("s3cr3t"), "{url}: {error}");
         }
     }

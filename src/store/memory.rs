@@ -1,6 +1,7 @@
 //! Objects in this process's memory, for tests and for stores that are made up as they are opened.
 
-use super::{Body, Extent, Head, Listing, Obstacle, Store, Version};
+use super::contract::{Body, Extent, Head, Listing, Store, Version};
+use crate::error::Obstacle;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -1,9 +1,10 @@
 //! Requests of a thread that waits for their answers, such as the one that opens a store.
 
-use super::{Head, Listing, Store, Version, read_whole};
+use super::contract::{Head, Listing, Store, Version, read_whole};
 
 use std::io;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::{self, Runtime};
 
@@ -15,12 +16,15 @@ pub struct Session {
 }
 
 impl Session {
+    /// Whoever opens a store wants to know soon that it cannot be reached.
+    const PATIENCE: Duration = Duration::from_secs(15);
+
     /// Opens no connection yet.
     ///
     /// # Errors
     /// Clients and file descriptors that cannot be had.
     pub fn new(store: &Arc<dyn Store>) -> io::Result<Self> {
-        match store.connect()? {
+        match store.connect(Self::PATIENCE)? {
             None => Ok(Self { store: store.clone(), runtime: None }),
             Some(store) => {
                 let runtime = runtime::Builder::new_current_thread().enable_all().build()?;

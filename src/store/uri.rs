@@ -1,7 +1,11 @@
 //! From what a user calls a store to the store.
 
+use super::access::Access;
+use super::cloud::CloudStore;
 use super::cloud::is_cloud;
-use super::{Access, CloudStore, Folder, MemoryStore, Store};
+use super::contract::Store;
+use super::folder::Folder;
+use super::memory::MemoryStore;
 use crate::error::{Error, Result};
 
 use std::io::ErrorKind;

@@ -248,9 +248,10 @@ def _path(path, **options):
 
 
 for _name, _url in {
-    "s3": "s3://bucket/store.zarr",
-    "gs": "gs://bucket/store.zarr",
-    "https": "https://example.org/store.zarr",
+    "without-bucket": "s3:///store.zarr",
+    "pattern": "gs://bucket/*/store.zarr",
+    "signed": "https://example.org/store.zarr?signature=1",
+    "ftp": "ftp://example.org/store.zarr",
     "file-of-another-host": "file://host/store.zarr",
     "memory": "memory://store.zarr",
     "chain": "zip::s3://bucket/store.zarr.zip",
@@ -260,15 +261,15 @@ for _name, _url in {
         "paths",
         _path(_url),
         "error",
-        says="not read|not supported|URL|cannot be read|object stor",
+        says="not read|not supported|URL|cannot be read|names no bucket|pattern|query",
         roads=WITH_RECHUNK,
     )
 add(
     "url-s3-among-others",
     "paths",
-    _path(["s3://bucket/store.zarr", "/store.zarr"]),
+    _path(["s3:///store.zarr", "/store.zarr"]),
     "error",
-    says="URL|not read|object",
+    says="URL|names no bucket",
 )
 for _name, _given in {
     "empty": "",

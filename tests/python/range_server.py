@@ -1,8 +1,8 @@
 """A web server over a folder with what clients of object stores ask for: ranges, suffixes, tags, `If-Match`.
 
 S3, Google Cloud Storage and Azure answer a plain GET in the same way, so that it stands in for them where
-requests need not be signed and nothing is listed. It is a process of its own, because a pipeline that is being
-built holds Python's lock while it waits.
+requests need not be signed and nothing is listed. It is a process of its own, because a pipeline that is
+being built holds Python's lock while it waits.
 """
 
 import email.utils
@@ -29,8 +29,8 @@ class Faults:
     """Which requests for chunks fail, and how.
 
     Kinds are "403", "503", "reset" (the connection ends without an answer), "short" (it ends in the middle),
-    "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for requests of
-    a part.
+    "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for requests
+    of a part.
     """
 
     kinds: Sequence[str] = ()

@@ -1,0 +1,124 @@
+//! What stands in the way of the bytes of a store.
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+
+/// What stands in the way of a file, beside what the system says. The text ends with the remedy.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Obstacle {
+    /// Something other than a regular file.
+    NotAFile(&'static str),
+    /// A link that leads nowhere.
+    DanglingLink {
+        /// The link.
+        link: PathBuf,
+        /// Where it should lead.
+        target: PathBuf,
+    },
+    /// A link out of the store's folder, where that is not allowed.
+    LinkLeaves {
+        /// The link.
+        link: PathBuf,
+        /// Where it leads.
+        target: PathBuf,
+    },
+    /// Somebody writes to the file.
+    Written,
+    /// A request that a store did not answer as it should.
+    Request {
+        /// The store and what it said, without secrets.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
+    },
+    /// An object that is not the one any more that was read before.
+    Changed,
+    /// Bytes that an object does not have.
+    OutOfRange {
+        /// The bytes that were asked for.
+        range: Range<u64>,
+        /// Length of the object.
+        object_bytes: u64,
+    },
+    /// A store that stopped sending before all bytes had come.
+    CutShort {
+        /// The bytes that it announced.
+        expected_bytes: u64,
+        /// The bytes that came.
+        received_bytes: u64,
+    },
+    /// A store that sent more bytes than it had announced.
+    Overlong {
+        /// The bytes that it announced.
+        expected_bytes: u64,
+    },
+    /// A chunk that is longer than its codecs can make it.
+    LongerThanEncoded {
+        /// Its bytes.
+        bytes: u64,
+        /// The most that the codecs make.
+        most_bytes: u64,
+    },
+    /// A file that is larger than it can be.
+    TooLarge {
+        /// Its bytes.
+        bytes: u64,
+        /// The most that are read.
+        most_bytes: u64,
+    },
+}
+
+impl fmt::Display for Obstacle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotAFile(what) => write!(f, "it is {what}, not a regular file; write the file again"),
+            Self::DanglingLink { link, target } => write!(
+                f,
+                "{link:?} is a symbolic link to {target:?}, where nothing is; mount or restore what it leads to"
+            ),
+            Self::LinkLeaves { link, target } => write!(
+                f,
+                "{link:?} is a symbolic link to {target:?}, which is not in the store's folder; copy what it leads to, or give follow_links=True for a store that you trust"
+            ),
+            Self::Written => f.write_str(
+                "the file was written to while it was read; read it when its writer has finished, or write another file and rename it",
+            ),
+            Self::Request { problem, remedy } => write!(f, "{problem}; {remedy}"),
+            Self::Changed => f.write_str(
+                "the object changed while it was read; build the pipeline again when its writer has finished",
+            ),
+            Self::OutOfRange { range, object_bytes } => write!(
+                f,
+                "bytes {}..{} end past its {object_bytes} bytes; the object is cut short, write it again",
+                range.start, range.end
+            ),
+            Self::CutShort { expected_bytes, received_bytes } => write!(
+                f,
+                "only {received_bytes} of {expected_bytes} bytes came before the connection ended; check the network, and read again"
+            ),
+            Self::Overlong { expected_bytes } => write!(
+                f,
+                "more than the {expected_bytes} bytes came that were announced; check the server, or a proxy before it"
+            ),
+            Self::LongerThanEncoded { bytes, most_bytes } => write!(
+                f,
+                "it has {bytes} bytes, but the codecs of the array make at most {most_bytes} of a chunk; the object is damaged, write it again"
+            ),
+            Self::TooLarge { bytes, most_bytes } => write!(
+                f,
+                "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Obstacle {}
+
+impl From<Obstacle> for io::Error {
+    fn from(obstacle: Obstacle) -> Self {
+        // Never `NotFound`: what stands in the way is there.
+        Self::other(obstacle)
+    }
+}

@@ -1,0 +1,213 @@
+//! The contract of all stores: an object is named by a key and read in whole or in part.
+
+use super::folder::Folder;
+use super::stamp::Stamp;
+use crate::error::Obstacle;
+
+use std::fmt;
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::StreamExt;
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+
+/// What tells the bytes of an object from those that it had before or has later.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Version {
+    /// Of a file: device, inode, length and times.
+    File(Stamp),
+    /// What an object store calls the entity tag.
+    ETag(Arc<str>),
+    /// When an object was written, in nanoseconds since 1970, of servers that have no entity tags.
+    Modified {
+        /// The time.
+        at_ns: i64,
+    },
+    /// Objects under this key never change.
+    Immutable,
+}
+
+/// What is asked for of an object.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// All of its bytes.
+    Whole,
+    /// A range of its bytes; the end is excluded.
+    Range(Range<u64>),
+    /// Its last bytes, as many as this; all of them if it has fewer.
+    Suffix(u64),
+}
+
+impl Extent {
+    /// The range that this is of an object of so many bytes.
+    ///
+    /// # Errors
+    /// [`Obstacle::OutOfRange`] for a range that ends past the object.
+    pub fn range_in(&self, object_bytes: u64) -> Result<Range<u64>, Obstacle> {
+        match self {
+            Self::Whole => Ok(0..object_bytes),
+            Self::Suffix(bytes) => Ok(object_bytes.saturating_sub(*bytes)..object_bytes),
+            Self::Range(range) if range.start <= range.end && range.end <= object_bytes => Ok(range.clone()),
+            Self::Range(range) => Err(Obstacle::OutOfRange { range: range.clone(), object_bytes }),
+        }
+    }
+}
+
+/// An object, without its bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Head {
+    /// Length of the whole object.
+    pub object_bytes: u64,
+    /// The version that it has now.
+    pub version: Version,
+}
+
+/// The answer to a request: what the object is, and the bytes that were asked for as they arrive.
+pub struct Body {
+    /// The object.
+    pub head: Head,
+    /// Which of its bytes the stream yields.
+    pub range: Range<u64>,
+    /// The bytes, in order. A stream that ends early is an error of whoever reads it.
+    pub stream: BoxStream<'static, io::Result<Bytes>>,
+}
+
+impl fmt::Debug for Body {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Body").field("head", &self.head).field("range", &self.range).finish_non_exhaustive()
+    }
+}
+
+impl Body {
+    /// Appends all bytes to `into`, which has room for them already.
+    ///
+    /// # Errors
+    /// What the store says, or that more or fewer bytes came than the range has.
+    pub async fn read_to(mut self, into: &mut Vec<u8>) -> io::Result<Head> {
+        let (start, expected) = (into.len(), self.range.end - self.range.start);
+        let received = |into: &Vec<u8>| (into.len() - start) as u64;
+        while let Some(part) = self.stream.next().await {
+            let part = part?;
+            if received(into) + part.len() as u64 > expected {
+                return Err(Obstacle::Overlong { expected_bytes: expected }.into());
+            }
+            into.extend_from_slice(&part);
+        }
+        match received(into) {
+            received if received == expected => Ok(self.head),
+            received => Err(Obstacle::CutShort { expected_bytes: expected, received_bytes: received }.into()),
+        }
+    }
+}
+
+/// The groups and arrays below a key.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Listing {
+    /// Names directly below the key, in no order.
+    pub names: Vec<String>,
+    /// What tells this folder from others where links can lead back to it: device and inode.
+    pub identity: Option<(u64, u64)>,
+}
+
+/// A store of objects by key. Keys have no leading slash; the empty key is the store's root.
+///
+/// Requests are futures that any runtime can poll. Those of [`Folder`] and [`MemoryStore`] are ready at the first poll.
+pub trait Store: fmt::Debug + Send + Sync {
+    /// The same store with connections of its own, for a thread that polls requests; `None` if it has none. A request that fails
+    /// for a reason that may pass is repeated for as long as `patience`.
+    ///
+    /// # Errors
+    /// A client that cannot be made.
+    fn connect(&self, patience: Duration) -> io::Result<Option<Arc<dyn Store>>> {
+        let _ = patience;
+        Ok(None)
+    }
+
+    /// The files that keys are, if this is a folder of this machine: threads that decode then read for themselves.
+    fn folder(&self) -> Option<&Folder> {
+        None
+    }
+
+    /// Asks for the bytes of an object. `None` if it is absent.
+    ///
+    /// # Errors
+    /// What the store says; [`Obstacle::OutOfRange`]; [`Obstacle::Changed`] if `expected` is given and the object has another version.
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        extent: Extent,
+        expected: Option<&'a Version>,
+    ) -> BoxFuture<'a, io::Result<Option<Body>>>;
+
+    /// Length and version of an object. `None` if it is absent.
+    ///
+    /// # Errors
+    /// What the store says.
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Option<Head>>>;
+
+    /// What lies below a key.
+    ///
+    /// # Errors
+    /// What the store says; `Unsupported` from one that cannot be listed.
+    fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>>;
+}
+
+/// All bytes of a small object, such as a metadata file, and its version. `None` if it is absent.
+///
+/// # Errors
+/// What the store says, or [`Obstacle::TooLarge`] for more than `most_bytes`.
+pub async fn read_whole(
+    store: &dyn Store,
+    key: &str,
+    most_bytes: u64,
+) -> io::Result<Option<(Vec<u8>, Version)>> {
+    let Some(body) = store.get(key, Extent::Whole, None).await? else { return Ok(None) };
+    let bytes = body.head.object_bytes;
+    if bytes > most_bytes {
+        return Err(Obstacle::TooLarge { bytes, most_bytes }.into());
+    }
+    let mut read = vec![];
+    crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
+    let head = body.read_to(&mut read).await?;
+    Ok(Some((read, head.version)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_extent_is_a_range_within_the_object() {
+        assert_eq!(Extent::Whole.range_in(5), Ok(0..5));
+        assert_eq!(Extent::Suffix(2).range_in(5), Ok(3..5));
+        assert_eq!(Extent::Suffix(9).range_in(5), Ok(0..5));
+        assert_eq!(Extent::Range(1..5).range_in(5), Ok(1..5));
+        assert_eq!(Extent::Range(5..5).range_in(5), Ok(5..5));
+        let past = Extent::Range(1..6).range_in(5).unwrap_err().to_string();
+        assert!(past.contains("1..6") && past.contains('5'), "{past}");
+        assert!(Extent::Range(Range { start: 3, end: 2 }).range_in(5).is_err());
+    }
+
+    #[test]
+    fn a_body_has_as_many_bytes_as_it_said() {
+        let body = |parts: &[&'static [u8]]| Body {
+            head: Head { object_bytes: 9, version: Version::Immutable },
+            range: 2..6,
+            stream: futures::stream::iter(
+                parts.iter().map(|part| Ok(Bytes::from_static(part))).collect::<Vec<_>>(),
+            )
+            .boxed(),
+        };
+        let read = |parts: &[&'static [u8]]| {
+            let mut bytes = b"x".to_vec();
+            futures::executor::block_on(body(parts).read_to(&mut bytes)).map(|_| bytes)
+        };
+        assert_eq!(read(&[b"ab", b"", b"cd"]).unwrap(), b"xabcd");
+        assert!(read(&[b"ab", b"c"]).unwrap_err().to_string().contains("3 of 4 bytes"));
+        assert!(read(&[b"ab", b"cde"]).unwrap_err().to_string().contains("more than the 4 bytes"));
+    }
+}
