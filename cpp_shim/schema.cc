@@ -64,9 +64,8 @@ first use with `lazy_init`. What is found while reading, such as a damaged chunk
     .NumInput(0)
     .OutputFn(OutputCount)
     .AddParent("LoaderBase")
-    .AddArg(
-        "path",
-        R"code(Folder or URL of a Zarr group or array, or a list of them.
+    .AddArg("path",
+            R"code(Folder or URL of a Zarr group or array, or a list of them.
 
 A folder is on a local or mounted file system. URLs are those of S3 (``s3://``), Google Cloud Storage
 (``gs://``), Azure (``az://``, ``abfs://``) and web servers (``https://``); `storage_options` has their
@@ -79,7 +78,7 @@ matches, in the order of their names with numbers by value: ``era5/20??.zarr``. 
 differ in format, chunks, codecs and fill values, but not in further dimensions, data types, and the
 attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
 ``_Unsigned``.)code",
-        DALI_STRING_VEC)
+            DALI_STRING_VEC)
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
@@ -261,15 +260,16 @@ By default they are followed wherever they lead, as zarr-python does. Give False
 strangers: a link that leads out of the folder `path` is an error then, which names it; links inside
 the folder are fine, and the folder may be a link itself.)code",
                     true)
-    .AddOptionalArg("storage_options",
-                    R"code(Credentials, endpoints and other options of stores at URLs, as a JSON object.
+    .AddOptionalArg(
+        "storage_options",
+        R"code(Credentials, endpoints and other options of stores at URLs, as a JSON object.
 
 The names are obstore's (those of the Rust crate ``object_store``) or fsspec's: ``{"anon": true}`` for
 public data, ``{"key": ..., "secret": ..., "endpoint_url": ...}`` for S3 and what speaks it, and so on; the
 page "Remote stores" lists them. What is not given comes from the environment that the cloud's own tools
 use. Options for one bucket or host only are an object under its URL, such as
 ``{"s3://bucket": {"anon": true}}``.)code",
-                    "")
+        "")
     .AddOptionalArg("decode",
                     R"code(Where chunks are decoded: ``"auto"``, ``"gpu"`` or ``"cpu"``.
 

@@ -86,7 +86,7 @@ impl<C: Send + 'static> Remote<C> {
         let array = self.dataset.part(place.0, place.1);
         let address = resolve(array, cell);
         let Some(in_shard) = &address.in_shard else {
-            let bytes = self.most_encoded_bytes(array);
+            let bytes = self.expected_bytes(array)..self.most_encoded_bytes(array);
             return self.request(array, Extent::Whole, None, bytes, Ticket::Chunk(chunk, address));
         };
         let key = (place, in_shard.shard.clone());
@@ -103,7 +103,7 @@ impl<C: Send + 'static> Remote<C> {
         drop(indexes);
         if let Some(sharding) = &array.sharding {
             let (extent, bytes) = (sharding.index_extent(), sharding.index_bytes);
-            self.request(array, extent, None, bytes, Ticket::Index(key, of_index));
+            self.request(array, extent, None, bytes..bytes, Ticket::Index(key, of_index));
         }
     }
 
@@ -125,19 +125,26 @@ impl<C: Send + 'static> Remote<C> {
                 .arrived(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
         }
         let version = Some(known.version.clone());
-        self.request(array, Extent::Range(range), version, bytes, Ticket::Chunk(chunk, address));
+        self.request(array, Extent::Range(range), version, bytes..bytes, Ticket::Chunk(chunk, address));
     }
 
     fn most_encoded_bytes(&self, array: &ArrayInfo) -> u64 {
         array.codec.encoded_bound.map_or(self.most_bytes, codec::lenient_bound)
     }
 
+    /// Memory that is reserved for a chunk whose length is not known before it arrives.
+    fn expected_bytes(&self, array: &ArrayInfo) -> u64 {
+        let usual = array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes());
+        codec::lenient_bound(usual).min(self.most_encoded_bytes(array))
+    }
+
+    /// Makes a request whose answer is expected to have as many bytes as `bytes` starts with, and at most as many as it ends with.
     fn request(
         &self,
         array: &ArrayInfo,
         extent: Extent,
         version: Option<Version>,
-        bytes: u64,
+        bytes: Range<u64>,
         ticket: Ticket<C>,
     ) {
         let (Ticket::Chunk(_, address) | Ticket::Index(_, address)) = &ticket;
@@ -146,8 +153,8 @@ impl<C: Send + 'static> Remote<C> {
             key: address.key().to_string(),
             extent,
             version,
-            expected_bytes: bytes,
-            most_bytes: bytes,
+            expected_bytes: bytes.start,
+            most_bytes: bytes.end,
         };
         if let Some(scheduler) = self.scheduler.get() {
             scheduler.request(request, ticket);

@@ -77,7 +77,7 @@ def test_every_kind_of_store_gives_the_bits_of_the_folder(bucket, rng, kind):
             found, pipe = read(url, storage_options=json.dumps(options))
             np.testing.assert_array_equal(found, expected)
             assert zarr_dali.stats(pipe)["chunks_read"] > 0
-            # Azure has no ranges from the end, so that the length of sharded chunks is asked for. It comes last.
+            # Azure, the last, has no ranges from the end: the length of sharded chunks is asked for.
             if kind_of_store != "az":
                 assert {request["method"] for request in server.requests()} == {"GET"}
 
