@@ -332,7 +332,9 @@ impl Stored {
         let chunks = grid.iter().fold(1u64, |all, &n| all.saturating_mul(n));
         let most = if array.objects.folder().is_some() { MAX_SIZED_CHUNKS } else { MAX_SIZED_REMOTE_CHUNKS };
         let most = (most / parts as u64).max(1);
-        let Ok(session) = Session::new(&array.objects) else { return Self::default() };
+        let Ok(session) = Session::new(&array.objects, Session::WHILE_OPENING) else {
+            return Self::default();
+        };
         let (mut asked, mut present, mut bytes) = (0u64, 0u64, 0u64);
         for mut number in spread(chunks, most) {
             let mut cell = vec![0; rank];

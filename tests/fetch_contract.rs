@@ -466,6 +466,9 @@ fn consolidated_metadata_save_requests() {
     let fake = FakeStore::default();
     let expected = fill(&fake.objects, "x", false);
     fill(&fake.objects, "y", true);
+    // Whether a missing chunk is to be believed is asked of the array's own metadata.
+    let fill_value: Vec<u8> = std::iter::repeat_n((-1f32).to_le_bytes(), 12).flatten().collect();
+    (4..20).step_by(5).for_each(|chunk| fake.objects.put(&format!("x/c/{chunk}/0"), fill_value.clone()));
     fake.objects.put(
         "zarr.json",
         format!(
@@ -483,6 +486,27 @@ fn consolidated_metadata_save_requests() {
     assert_eq!(read, expected);
     let error = read_all("memory://consolidated", &["z"]).unwrap_err().to_string();
     assert!(error.contains(r#""x", "y""#), "{error}");
+}
+
+#[test]
+fn an_array_that_is_deleted_is_not_read_as_fill_values_though_it_is_in_consolidated_metadata() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    for deleted in [false, true] {
+        let fake = FakeStore::default();
+        let expected = fill(&fake.objects, "x", false);
+        let root = r#"{"zarr_format": 3, "node_type": "group", "consolidated_metadata": {"metadata": {"x": METADATA}}}"#;
+        fake.objects.put("zarr.json", root.replace("METADATA", &metadata(false)));
+        if deleted {
+            (0..20).for_each(|chunk| fake.objects.remove(&format!("x/c/{chunk}/0")));
+            fake.objects.remove("x/zarr.json");
+        }
+        let name = format!("consolidated-{deleted}");
+        publish(&name, fake);
+        match (deleted, read_all(&format!("memory://{name}"), &["x"])) {
+            (false, read) => assert_eq!(read.unwrap(), expected),
+            (true, read) => assert!(read.unwrap_err().to_string().contains("went away")),
+        }
+    }
 }
 
 #[test]

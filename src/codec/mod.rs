@@ -1,4 +1,7 @@
 //! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU decode path is zarrs'.
+//!
+//! A codec that zarrs lacks gets a file here and its registration in `guarded`, and its names in the metadata in `dataset/codecs.rs`. One that
+//! the GPU is to decode also gets a variant of `Inner`, what its blocks are for the kernels (`work`), and a kernel.
 
 pub mod blosc;
 mod bz2;

@@ -102,8 +102,8 @@ impl ArrayInfo {
         let at = || Context { key: Some(key.clone()), ..self.context() };
         let failed = |source| Error::Io { at: at(), source };
         let version = || version.lock().unwrap_or_else(PoisonError::into_inner);
-        let session = Session::new(&self.objects).map_err(failed)?;
-        // Elsewhere the version costs a request, and so do the bytes.
+        let session = Session::new(&self.objects, Session::WHILE_READING).map_err(failed)?;
+        // In other stores it costs a request to ask for the version, and no more to ask for the bytes.
         if self.objects.folder().is_some()
             && session.head(key).map_err(failed)?.is_some_and(|head| head.version == *version())
         {
@@ -111,7 +111,7 @@ impl ArrayInfo {
         }
         let problem = match session.read_whole(key, MOST_METADATA_BYTES).map_err(failed)? {
             // Written again with the same bytes, or copied back.
-            Some((bytes, found)) if digest(&bytes) == *known => {
+            Some((bytes, found)) if known.is_none_or(|known| digest(&bytes) == known) => {
                 *version() = found;
                 return Ok(());
             }

@@ -13,15 +13,20 @@ pub(super) const MOST_METADATA_BYTES: u64 = 64 << 20;
 #[derive(Clone)]
 pub(super) struct MetadataFile {
     pub key: String,
-    /// That of the file when it last had these bytes.
+    /// The version that the file had when it was last seen with these bytes.
     pub version: Arc<Mutex<Version>>,
-    /// Of its bytes.
-    pub digest: u64,
+    /// Of its bytes, if they were read.
+    pub digest: Option<u64>,
 }
 
 impl MetadataFile {
     pub fn new(key: String, version: Version, bytes: &[u8]) -> Self {
-        Self { key, version: Arc::new(Mutex::new(version)), digest: digest(bytes) }
+        Self { key, version: Arc::new(Mutex::new(version)), digest: Some(digest(bytes)) }
+    }
+
+    /// A file that consolidated metadata stand for, and that was not read. As long as it is there, so is its array.
+    pub fn consolidated(key: String) -> Self {
+        Self { key, version: Arc::new(Mutex::new(Version::Immutable)), digest: None }
     }
 }
 

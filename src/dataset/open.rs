@@ -13,8 +13,9 @@ use super::{fields, json};
 use crate::error::{Context, Error, Result, Source};
 use crate::store::{self, Access, Session, Store};
 
+use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
-use std::io;
+use std::io::{self, ErrorKind};
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -34,6 +35,9 @@ pub(super) struct OpenStore<'a> {
     store: Arc<dyn Store>,
     /// Asks for metadata.
     session: Session,
+    /// The first metadata file that could not be read for lack of permission. Without the permission to list, some stores answer so for files
+    /// that are absent.
+    denied: RefCell<Option<Error>>,
     /// The metadata of many nodes in one file, of stores where each file costs a request. In a folder the files of the nodes
     /// themselves are read, which are never behind them.
     consolidated: Option<Consolidated>,
@@ -41,8 +45,6 @@ pub(super) struct OpenStore<'a> {
 
 /// Consolidated metadata.
 struct Consolidated {
-    /// The file that they were read from.
-    file: MetadataFile,
     /// The metadata files that it stands for, by key.
     files: BTreeMap<String, Value>,
 }
@@ -70,8 +72,8 @@ impl<'a> OpenStore<'a> {
     pub fn new(path: &'a str, access: &Access) -> Result<Self> {
         let store = store::open(path, access)?;
         let unreadable = |source| Error::Unreadable { path: store::without_secrets(path), source };
-        let session = Session::new(&store).map_err(unreadable)?;
-        let mut store = Self { path, store, session, consolidated: None };
+        let session = Session::new(&store, Session::WHILE_OPENING).map_err(unreadable)?;
+        let mut store = Self { path, store, session, denied: RefCell::default(), consolidated: None };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;
         }
@@ -80,26 +82,26 @@ impl<'a> OpenStore<'a> {
                 return Ok(store);
             }
         }
-        Err(Error::NotZarr { path: path.into() })
+        Err(store.denied.take().unwrap_or_else(|| Error::NotZarr { path: path.into() }))
     }
 
     /// The consolidated metadata of the root: in its `zarr.json` (format 3), or in `.zmetadata` (format 2).
     fn read_consolidated(&self) -> Result<Option<Consolidated>> {
-        if let Some((root, file)) = self.get("", "zarr.json")? {
+        if let Some((root, _)) = self.get("", "zarr.json")? {
             let nodes = root.pointer("/consolidated_metadata/metadata").and_then(Value::as_object);
             return Ok(nodes.map(|nodes| {
                 let mut files: BTreeMap<_, _> =
                     nodes.iter().map(|(name, node)| (key(name, "zarr.json"), node.clone())).collect();
                 files.insert("zarr.json".into(), root.clone());
-                Consolidated { file, files }
+                Consolidated { files }
             }));
         }
-        let Some((root, file)) = self.get("", ".zmetadata")? else { return Ok(None) };
+        let Some((root, _)) = self.get("", ".zmetadata")? else { return Ok(None) };
         let files = root.get("metadata").and_then(Value::as_object);
         let copied = |files: &serde_json::Map<String, Value>| {
             files.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
         };
-        Ok(files.map(|files| Consolidated { file, files: copied(files) }))
+        Ok(files.map(|files| Consolidated { files: copied(files) }))
     }
 
     /// The arrays of those names, or the array that the store itself is if there are none.
@@ -164,12 +166,17 @@ impl<'a> OpenStore<'a> {
     /// What a metadata file says, and the file that it was read from.
     fn get(&self, name: &str, file: &str) -> Result<Option<(Value, MetadataFile)>> {
         let key = key(name, file);
-        if let Some(Consolidated { file, files }) = &self.consolidated
-            && let Some(value) = files.get(&key)
+        if let Some(value) = self.consolidated.as_ref().and_then(|consolidated| consolidated.files.get(&key))
         {
-            return Ok(Some((value.clone(), file.clone())));
+            return Ok(Some((value.clone(), MetadataFile::consolidated(key))));
         }
-        let found = self.session.read_whole(&key, MOST_METADATA_BYTES).map_err(self.unreadable(&key))?;
+        let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied && self.store.folder().is_none() => {
+                self.denied.borrow_mut().get_or_insert_with(|| self.unreadable(&key)(error));
+                None
+            }
+            found => found.map_err(self.unreadable(&key))?,
+        };
         let Some((bytes, version)) = found else { return Ok(None) };
         let value = json::parse(&bytes)
             .map_err(|error| self.unusable(name, &key, format!("it is no JSON ({error})").into()))?;
@@ -246,7 +253,8 @@ impl<'a> OpenStore<'a> {
             Some(Node::Array(metadata, file)) => self.array(name, metadata, file),
             _ => {
                 let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
-                Err(Error::ArrayNotFound { at, present: self.present_arrays() })
+                let denied = self.denied.take();
+                Err(denied.unwrap_or_else(|| Error::ArrayNotFound { at, present: self.present_arrays() }))
             }
         }
     }

@@ -8,6 +8,10 @@
 //!      '------------ units of cached chunks -------------------'
 //! ```
 //!
+//! Four things decide whether the CPU or the GPU decodes a chunk: what the GPU can decode of the array's codec chain (`codec`), whether
+//! `decode=` leaves a choice ([`part::Kind`]), the policy, which says at each moment who takes the next one, and at last the bytes of
+//! the chunk itself, of which a few have to go back to the CPU ([`upload`]).
+//!
 //! [`chunk`], [`job`], [`gpu_task`], [`encoded`] and [`part`] are the values that pass between these. The policy says which chunks the
 //! GPU takes; workers and GPU workers see it as [`pace`]. Pools call [`flush`] before they wait.
 

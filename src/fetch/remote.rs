@@ -18,6 +18,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use lru::LruCache;
@@ -135,7 +136,7 @@ impl<C: Send + 'static> Remote<C> {
     /// Memory that is reserved for a chunk whose length is not known before it arrives.
     fn expected_bytes(&self, array: &ArrayInfo) -> u64 {
         let usual = array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes());
-        codec::lenient_bound(usual).min(self.most_encoded_bytes(array))
+        usual.min(self.most_encoded_bytes(array))
     }
 
     /// Makes a request whose answer is expected to have as many bytes as `bytes` starts with, and at most as many as it ends with.
@@ -185,7 +186,11 @@ impl<C: Send + 'static> Remote<C> {
             (Err(source), _) => Err(Error::Io { at: address.at.clone(), source }),
             (Ok(Some(Received { bytes, range, head, .. })), Some(sharding)) => {
                 let at = Context { byte_range: Some(range), ..address.at.clone() };
-                decode_index(sharding, bytes, head.object_bytes, &at)
+                // What is in an index is the store's, and those who wait for it would wait for ever.
+                let decoded =
+                    catch_unwind(AssertUnwindSafe(|| decode_index(sharding, bytes, head.object_bytes, &at)));
+                decoded
+                    .unwrap_or_else(|payload| Err(Error::panic("decoding a shard index", &*payload)))
                     .map(|index| Some(Arc::new(KnownIndex { index, version: head.version })))
             }
             _ => Ok(None),
@@ -216,7 +221,7 @@ impl<C: Send + 'static> Remote<C> {
     }
 }
 
-/// Leads the answers back. Holds nothing, so that the last owner of [`Remote`] stops its threads.
+/// Hands the answers of the scheduler to its [`Remote`], which owns the scheduler: a strong pointer would keep both alive for ever.
 struct Answers<C>(std::sync::Weak<Remote<C>>);
 
 impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {

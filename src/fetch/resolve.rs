@@ -1,5 +1,5 @@
-//! From a read chunk to the object that holds it, and to the bytes of that object. Nothing is read here: a shard index that is needed for
-//! it is given.
+//! From a read chunk to the object that holds it. Nothing is read here. Where an inner chunk lies in its object is in the shard index,
+//! which is read elsewhere and decoded here.
 
 use crate::dataset::{ArrayInfo, Sharding};
 use crate::error::{Context, Error, Result};

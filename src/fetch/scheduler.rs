@@ -5,19 +5,18 @@
 //! ```
 //!
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. Requests are admitted in the order
-//! in which they were made, so that the oldest batch always gets what it needs first.
+//! in which they were made.
 
 use crate::error::Obstacle;
 use crate::memory;
-use crate::store::{Extent, Head, Store, Version};
+use crate::store::{Extent, Head, Session, Store, Version};
 
 use std::collections::HashMap;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use tokio::runtime;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
@@ -33,7 +32,7 @@ pub struct Request {
     pub extent: Extent,
     /// The version that the object has to have, if an earlier answer told it.
     pub version: Option<Version>,
-    /// Bytes of the answer, as far as that is known: memory is reserved for them.
+    /// Bytes that the answer will probably have. Memory is reserved for them before the request is sent.
     pub expected_bytes: u64,
     /// The most bytes that the answer can have.
     pub most_bytes: u64,
@@ -71,7 +70,9 @@ pub struct Limits {
 
 /// Sends requests, each with a ticket that comes back with the answer. Dropping it drops the requests that are not answered yet.
 pub struct Scheduler<T> {
-    queue: mpsc::UnboundedSender<(Request, T)>,
+    queue: mpsc::UnboundedSender<(Request, Waiting<T>)>,
+    deliver: Arc<dyn Deliver<T>>,
+    stopping: Arc<AtomicBool>,
     threads: Vec<(mpsc::UnboundedSender<Message<T>>, JoinHandle<()>)>,
     in_flight: Arc<InFlight>,
 }
@@ -89,10 +90,35 @@ enum Message<T> {
     Stop,
 }
 
+/// A ticket that waits for its answer. It is answered with an error if it is dropped before, unless the scheduler stops.
+struct Waiting<T> {
+    ticket: Option<T>,
+    deliver: Arc<dyn Deliver<T>>,
+    stopping: Arc<AtomicBool>,
+}
+
+impl<T> Waiting<T> {
+    fn answer(mut self, answer: io::Result<Option<Received>>) {
+        if let Some(ticket) = self.ticket.take() {
+            self.deliver.delivered(ticket, answer);
+        }
+    }
+}
+
+impl<T> Drop for Waiting<T> {
+    fn drop(&mut self) {
+        let ticket = self.ticket.take().filter(|_| !self.stopping.load(Ordering::Relaxed));
+        if let Some(ticket) = ticket {
+            self.deliver
+                .delivered(ticket, Err(io::Error::other("a network thread ended before the answer came")));
+        }
+    }
+}
+
 /// A request that may be sent now.
 struct Admitted<T> {
     request: Request,
-    ticket: T,
+    ticket: Waiting<T>,
     memory: OwnedSemaphorePermit,
     slot: OwnedSemaphorePermit,
 }
@@ -123,7 +149,7 @@ impl<T: Send + 'static> Scheduler<T> {
         }
         for (sender, receiver) in senders.clone().into_iter().zip(receivers) {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let admitted = Network { receiver, deliver: deliver.clone(), in_flight: in_flight.clone() };
+            let admitted = Network { receiver, in_flight: in_flight.clone() };
             // The first thread admits requests, too.
             let admission = admission.take().map(|requests| admit(requests, senders.clone(), limits));
             let work = move || {
@@ -136,13 +162,15 @@ impl<T: Send + 'static> Scheduler<T> {
             };
             threads.push((sender, std::thread::Builder::new().name("zarr net".into()).spawn(work)?));
         }
-        Ok(Self { queue, threads, in_flight })
+        Ok(Self { queue, deliver, stopping: Arc::default(), threads, in_flight })
     }
 
     /// Queues a request behind all others.
     pub fn request(&self, request: Request, ticket: T) {
-        // Without its threads the reader has stopped, and nobody waits for the answer.
-        let _ = self.queue.send((request, ticket));
+        let waiting =
+            Waiting { ticket: Some(ticket), deliver: self.deliver.clone(), stopping: self.stopping.clone() };
+        // If the threads are gone, the drop of what is sent says so.
+        let _ = self.queue.send((request, waiting));
     }
 
     /// The most requests that were in flight at once.
@@ -153,7 +181,7 @@ impl<T: Send + 'static> Scheduler<T> {
 
 /// Reserves memory and a slot for one request after the other, and hands it to the next thread.
 async fn admit<T>(
-    mut requests: mpsc::UnboundedReceiver<(Request, T)>,
+    mut requests: mpsc::UnboundedReceiver<(Request, Waiting<T>)>,
     threads: Vec<mpsc::UnboundedSender<Message<T>>>,
     limits: Limits,
 ) {
@@ -179,7 +207,6 @@ async fn admit<T>(
 /// What a network thread has.
 struct Network<T> {
     receiver: mpsc::UnboundedReceiver<Message<T>>,
-    deliver: Arc<dyn Deliver<T>>,
     in_flight: Arc<InFlight>,
 }
 
@@ -189,11 +216,11 @@ impl<T: Send + 'static> Network<T> {
         let mut clients = Clients::default();
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
             let Admitted { mut request, ticket, memory, slot } = admitted;
-            let (deliver, in_flight) = (self.deliver.clone(), self.in_flight.clone());
+            let in_flight = self.in_flight.clone();
             match clients.of(&request.store) {
                 Ok(client) => request.store = client,
                 Err(error) => {
-                    deliver.delivered(ticket, Err(error));
+                    ticket.answer(Err(error));
                     continue;
                 }
             }
@@ -203,7 +230,7 @@ impl<T: Send + 'static> Network<T> {
                 let answer = receive(&request, memory).await;
                 in_flight.now.fetch_sub(1, Ordering::Relaxed);
                 drop(slot);
-                deliver.delivered(ticket, answer);
+                ticket.answer(answer);
             });
         }
     }
@@ -220,22 +247,19 @@ struct Client {
 }
 
 impl Clients {
-    /// A training outlasts a server that is restarted.
-    const PATIENCE: Duration = Duration::from_secs(180);
-
     fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<dyn Store>> {
         let address = Arc::as_ptr(store).cast::<()>();
         if let Some(known) = self.0.get(&address) {
             return Ok(known.client.clone());
         }
-        let client = store.connect(Self::PATIENCE)?.unwrap_or_else(|| store.clone());
+        let client = store.connect(Session::WHILE_READING)?.unwrap_or_else(|| store.clone());
         self.0.insert(address, Client { _store: store.clone(), client: client.clone() });
         Ok(client)
     }
 }
 
 /// Sends a request and waits for all of its bytes.
-async fn receive(request: &Request, memory: OwnedSemaphorePermit) -> io::Result<Option<Received>> {
+async fn receive(request: &Request, mut memory: OwnedSemaphorePermit) -> io::Result<Option<Received>> {
     let Request { store, key, extent, version, most_bytes, .. } = request;
     let Some(body) = store.get(key, extent.clone(), version.as_ref()).await? else { return Ok(None) };
     let range = body.range.clone();
@@ -243,6 +267,9 @@ async fn receive(request: &Request, memory: OwnedSemaphorePermit) -> io::Result<
     if length > *most_bytes {
         return Err(Obstacle::LongerThanEncoded { bytes: length, most_bytes: *most_bytes }.into());
     }
+    // What was reserved beyond the length, which is known now, is for others.
+    let excess = memory.num_permits().saturating_sub(units(length).max(1) as usize);
+    drop(memory.split(excess));
     let mut bytes = vec![];
     memory::reserve(&mut bytes, length).map_err(io::Error::other)?;
     let head = body.read_to(&mut bytes).await?;
@@ -251,13 +278,14 @@ async fn receive(request: &Request, memory: OwnedSemaphorePermit) -> io::Result<
 
 impl<T> Drop for Scheduler<T> {
     fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Relaxed);
         for (thread, _) in &self.threads {
             let _ = thread.send(Message::Stop);
         }
         let current = std::thread::current().id();
         // One of its own threads can be what drops it, with the last answer.
         for (_, handle) in self.threads.drain(..).filter(|(_, handle)| handle.thread().id() != current) {
-            // Its runtime drops the requests that it still polls. A panic in one of them was told to whoever waits for its ticket.
+            // Its runtime drops the requests that it still polls.
             let _ = handle.join();
         }
     }

@@ -34,14 +34,14 @@ const STAGING_SHARE: u64 = 16;
 const UPLOADED_AHEAD: u64 = 2;
 /// A packed buffer of fewer bytes is of no use.
 const LEAST_PACKED_BYTES: u64 = 64 << 10;
-/// Plans of batches in flight take at most 1/4 of the host budget,
+/// Plans of batches in flight take at most 1/4 of the host budget.
 const PLAN_SHARE: u64 = 4;
-/// indexes of open shards 1/8,
+/// Indexes of sharded chunks that are kept open take at most 1/8 of the host budget.
 const SHARD_INDEX_SHARE: u64 = 8;
-/// One part in this many of the host memory is for chunks of remote stores that have arrived and wait to be decoded.
-const FETCHED_SHARE: u64 = 4;
-/// and the record of which later batches use a chunk 1/8.
+/// The record of which later batches use a chunk takes at most 1/8 of the host budget.
 const CHUNK_USE_SHARE: u64 = 8;
+/// Chunks of remote stores that are in flight, or have arrived and wait to be decoded, take at most 1/4 of the host budget, beyond it.
+const FETCHED_SHARE: u64 = 4;
 
 /// Host memory that a reader may use, in bytes.
 #[derive(Clone, Copy, Debug)]

@@ -263,7 +263,7 @@ impl Running {
 
     /// Queues a batch for the planner.
     pub fn plan(&self, batch: Arc<Batch>) {
-        // The planner only ends with this value.
+        // Sending fails only if the planner has ended, which it does when this value is dropped.
         let _ = self.planner.as_ref().map(|planner| planner.send(batch));
     }
 

@@ -107,8 +107,9 @@ pub fn without_secrets(url: &str) -> String {
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
     // In `abfss://container@account...` the part before the `@` is no secret.
-    let authority = match (scheme, authority.rsplit_once('@')) {
-        ("http" | "https", Some((_, host))) => host,
+    let has_container = ["abfs", "abfss", "wasbs"].iter().any(|azure| scheme.eq_ignore_ascii_case(azure));
+    let authority = match authority.rsplit_once('@') {
+        Some((_, host)) if !has_container => host,
         _ => authority,
     };
     format!("{scheme}://{authority}{path}")
@@ -120,7 +121,7 @@ pub fn redact(text: &str) -> String {
     let mut rest = text;
     while let Some(at) = rest.find("://") {
         let scheme = rest[..at].rfind(|c: char| !c.is_ascii_alphanumeric()).map_or(0, |before| before + 1);
-        // The scheme is ASCII, and what is before it ends at a character.
+        // A character before the scheme can have several bytes.
         let scheme = (scheme..=at).find(|&i| rest.is_char_boundary(i)).unwrap_or(at);
         let end = rest[at + 3..].find(|c: char| c.is_whitespace() || "\"'()<>,".contains(c));
         let end = end.map_or(rest.len(), |end| at + 3 + end);
@@ -169,6 +170,7 @@ mod tests {
             ("s3://bucket/a b", "s3://bucket/a b"),
             ("abfss://c@account.dfs.core.windows.net/a?sv=2", "abfss://c@account.dfs.core.windows.net/a"),
             ("/local/path?x", "/local/path?x"),
+            ("HTTPS://user:pass@host/a", "HTTPS://host/a"),
         ] {
             assert_eq!(without_secrets(text), shown);
         }

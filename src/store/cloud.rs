@@ -117,6 +117,19 @@ impl CloudStore {
             let what = if kind == Kind::Http { "host" } else { "bucket" };
             return Err(argument("path", format!("\"{shown}\" names no {what}")));
         }
+        // With neither, the URL can be shown wherever the store is named.
+        if path.contains(['?', '#']) || host.contains(['?', '#']) {
+            let problem = format!(
+                "\"{shown}\" has a query, which would be for one object only; give the store's URL without it, and what signs requests in storage_options"
+            );
+            return Err(argument("path", problem));
+        }
+        if kind != Kind::Azure && host.contains('@') {
+            let problem = format!(
+                "\"{shown}\" has a user in front of the host; give the URL without, and storage_options={{\"headers\": {{\"authorization\": ...}}}}"
+            );
+            return Err(argument("path", problem));
+        }
         let raw = |path: &str| {
             Path::parse(path.trim_end_matches('/'))
                 .map_err(|error| argument("path", format!("\"{shown}\" cannot be a key ({error})")))
@@ -126,14 +139,6 @@ impl CloudStore {
             Kind::Google => (options.google(host)?, raw(path)?),
             Kind::Azure => (options.azure(host, scheme)?, raw(path)?),
             Kind::Http => {
-                let (path, query) =
-                    path.split_once('?').map_or((path, None), |(path, query)| (path, Some(query)));
-                if query.is_some() {
-                    let problem = format!(
-                        "\"{shown}\" has a query, which would be for one object only; give the store's URL without it, and what signs requests in storage_options"
-                    );
-                    return Err(argument("path", problem));
-                }
                 let prefix = Path::from_url_path(path.trim_end_matches('/'))
                     .map_err(|error| argument("path", format!("\"{shown}\" cannot be a URL ({error})")))?;
                 (options.http(&format!("{scheme}://{host}"))?, prefix)
@@ -177,6 +182,11 @@ impl CloudStore {
             // Azure has no ranges from the end.
             Extent::Suffix(bytes) if matches!(self.builder, Builder::Azure(_)) => {
                 let Some(head) = self.ask_head(&path).await? else { return Ok(None) };
+                if expected.is_none() {
+                    // What is at the end is only there as long as the object has this length.
+                    let range = head.object_bytes.saturating_sub(bytes)..head.object_bytes;
+                    return Box::pin(self.answer(key, Extent::Range(range), Some(&head.version))).await;
+                }
                 Some(GetRange::Bounded(head.object_bytes.saturating_sub(bytes)..head.object_bytes))
             }
             Extent::Suffix(bytes) => Some(GetRange::Suffix(bytes)),
@@ -191,7 +201,7 @@ impl CloudStore {
             self.client.get_opts(&path, GetOptions { range, if_match, ..GetOptions::default() }).await;
         let answer = match answer {
             Ok(answer) => answer,
-            Err(object_store::Error::NotFound { .. }) => return Ok(None),
+            Err(error) if self.says_absent(&error) => return Ok(None),
             Err(object_store::Error::Precondition { .. }) => return Err(Obstacle::Changed.into()),
             Err(error) => return Err(self.failed(&error)),
         };
@@ -213,9 +223,15 @@ impl CloudStore {
     async fn ask_head(&self, path: &Path) -> io::Result<Option<Head>> {
         match self.client.head(path).await {
             Ok(meta) => Ok(Some(head_of(&meta))),
-            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) if self.says_absent(&error) => Ok(None),
             Err(error) => Err(self.failed(&error)),
         }
+    }
+
+    /// Whether an object is absent. `object_store` says so of a web server's 405, too, which a proxy may answer with.
+    fn says_absent(&self, error: &object_store::Error) -> bool {
+        let object_store::Error::NotFound { .. } = error else { return false };
+        !matches!(self.builder, Builder::Http(_)) || !error.to_string().contains("405 Method Not Allowed")
     }
 
     fn failed(&self, error: &object_store::Error) -> io::Error {
@@ -305,6 +321,8 @@ struct Config {
     kind: Kind,
     named: Vec<(String, String)>,
     client: ClientOptions,
+    /// Sent with every request.
+    headers: HeaderMap,
 }
 
 impl Config {
@@ -318,14 +336,15 @@ impl Config {
             .with_read_timeout(Self::READ_TIMEOUT)
             .with_connect_timeout(Duration::from_secs(10))
             .with_user_agent(HeaderValue::from_static(concat!("zarr-dali/", env!("CARGO_PKG_VERSION"))));
-        let mut config = Self { kind, named: vec![], client };
+        let mut config = Self { kind, named: vec![], client, headers: HeaderMap::new() };
         config.add(options)?;
         let over_http = |(name, value): &(String, String)| {
             (name.contains("endpoint") || name == "base_url") && value.starts_with("http://")
         };
-        if config.named.iter().any(over_http) {
+        if config.named.iter().any(over_http) || (kind == Kind::S3 && environment_is_over_http()) {
             config.client = config.client.with_allow_http(true);
         }
+        config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
         Ok(config)
     }
 
@@ -357,7 +376,7 @@ impl Config {
             (Kind::S3, "region_name") => "region",
             (Kind::Google, "endpoint_url") => "base_url",
             (Kind::Google, "token") => "application_credentials",
-            (Kind::Azure, "endpoint_url" | "account_host") => "endpoint",
+            (Kind::Azure, "endpoint_url") => "endpoint",
             _ => name,
         }
     }
@@ -371,7 +390,10 @@ impl Config {
     fn requester_pays(&mut self, value: &str) -> Result<()> {
         match self.kind {
             Kind::S3 => self.named.push(("request_payer".into(), value.into())),
-            // The project that pays.
+            Kind::Google if ["true", "false"].contains(&value) => {
+                let problem = "has requester_pays without a project; give the name of the project that pays";
+                return Err(argument("storage_options", problem.into()));
+            }
             Kind::Google => self.add_header("x-goog-user-project", value)?,
             Kind::Azure | Kind::Http => {}
         }
@@ -384,11 +406,9 @@ impl Config {
 
     fn add_header(&mut self, name: &str, value: &str) -> Result<()> {
         let refused = || argument("storage_options", format!("has a header \"{name}\" that cannot be sent"));
-        let mut headers = HeaderMap::new();
         let mut value = HeaderValue::from_str(value).map_err(|_| refused())?;
         value.set_sensitive(true);
-        headers.insert(HeaderName::from_str(name).map_err(|_| refused())?, value);
-        self.client = self.client.clone().with_default_headers(headers);
+        self.headers.insert(HeaderName::from_str(name).map_err(|_| refused())?, value);
         Ok(())
     }
 
@@ -450,6 +470,15 @@ impl Config {
         }
         Ok(Builder::Http(Box::new(HttpBuilder::new().with_url(url).with_client_options(client))))
     }
+}
+
+/// Whether the environment names an endpoint without TLS, or allows it.
+fn environment_is_over_http() -> bool {
+    let is = |name: &str, fits: fn(&str) -> bool| std::env::var(name).is_ok_and(|value| fits(&value));
+    ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
+        .iter()
+        .any(|name| is(name, |url| url.starts_with("http://")))
+        || is("AWS_ALLOW_HTTP", |value| value.eq_ignore_ascii_case("true"))
 }
 
 /// The key of an option.
@@ -521,6 +550,9 @@ mod tests {
             ),
             ("https://h/x", json!({"region": "x"}), "\"region\", which is no option of HTTP"),
             ("https://h/x?sig=s3cr3t", json!({}), "has a query"),
+            ("az://c/x?sv=1&sig=s3cr3t", json!({"account_name": "a"}), "has a query"),
+            ("HTTPS://u:s3cr3t@h/x", json!({}), "has a user"),
+            ("gs://b/x", json!({"requester_pays": true}), "the project that pays"),
             ("s3://b/x", json!({"secret": ["s3cr3t"]}), "no text, number or truth value"),
             ("s3://b/x", json!({"ca_bundle": "/nowhere"}), "cannot be read"),
             ("https://h/x", json!({"headers": {"a b": "s3cr3t"}}), "header \"a b\""),

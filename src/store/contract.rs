@@ -72,7 +72,7 @@ pub struct Body {
     pub head: Head,
     /// Which of its bytes the stream yields.
     pub range: Range<u64>,
-    /// The bytes, in order. A stream that ends early is an error of whoever reads it.
+    /// The bytes of the range, in order. [`Body::read_to`] checks that all of them come.
     pub stream: BoxStream<'static, io::Result<Bytes>>,
 }
 
@@ -115,7 +115,8 @@ pub struct Listing {
 
 /// A store of objects by key. Keys have no leading slash; the empty key is the store's root.
 ///
-/// Requests are futures that any runtime can poll. Those of [`Folder`] and [`MemoryStore`] are ready at the first poll.
+/// Requests are futures. Those of a store with connections have to be polled by a tokio runtime, those of folders and memory are ready at
+/// the first poll.
 pub trait Store: fmt::Debug + Send + Sync {
     /// The same store with connections of its own, for a thread that polls requests; `None` if it has none. A request that fails
     /// for a reason that may pass is repeated for as long as `patience`.

@@ -16,15 +16,17 @@ pub struct Session {
 }
 
 impl Session {
-    /// Whoever opens a store wants to know soon that it cannot be reached.
-    const PATIENCE: Duration = Duration::from_secs(15);
+    /// How long requests are repeated while a store is opened: whoever opens it wants to know soon that it cannot be reached.
+    pub const WHILE_OPENING: Duration = Duration::from_secs(15);
+    /// The same while it is read: a training outlasts a server that is restarted.
+    pub const WHILE_READING: Duration = Duration::from_secs(180);
 
-    /// Opens no connection yet.
+    /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
     ///
     /// # Errors
     /// Clients and file descriptors that cannot be had.
-    pub fn new(store: &Arc<dyn Store>) -> io::Result<Self> {
-        match store.connect(Self::PATIENCE)? {
+    pub fn new(store: &Arc<dyn Store>, patience: Duration) -> io::Result<Self> {
+        match store.connect(patience)? {
             None => Ok(Self { store: store.clone(), runtime: None }),
             Some(store) => {
                 let runtime = runtime::Builder::new_current_thread().enable_all().build()?;

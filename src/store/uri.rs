@@ -12,7 +12,7 @@ use std::io::ErrorKind;
 use std::path::Path;
 use std::sync::Arc;
 
-/// Whether this names a store that is no folder of this machine. A folder that exists is always one.
+/// Whether this is the URL of a store. The path of a folder that exists is never taken for a URL.
 pub fn is_url(path: &str) -> bool {
     (is_cloud(path) && !Path::new(path).exists()) || MemoryStore::published(path).is_some()
 }

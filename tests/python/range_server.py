@@ -28,9 +28,9 @@ LOG = "/requests-so-far"
 class Faults:
     """Which requests for chunks fail, and how.
 
-    Kinds are "403", "503", "reset" (the connection ends without an answer), "short" (it ends in the middle),
-    "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for requests
-    of a part.
+    Kinds are "403", "405", "503", "reset" (the connection ends without an answer), "short" (it ends in the
+    middle), "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for
+    requests of a part.
     """
 
     kinds: Sequence[str] = ()
@@ -92,7 +92,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return None
-        if fault in ("403", "503"):
+        if fault in ("403", "405", "503"):
             return self._send(int(fault), b"<Error><Code>Refused</Code></Error>")
         file = Path(self.settings.root) / path.strip("/")
         if not file.is_file():
