@@ -215,9 +215,9 @@ impl Options {
     pub const UNCOUNTED_HOST_BYTES: u64 = 64 << 20;
     /// Pinned memory for 16 batches of 256 MiB.
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
-    /// Threads that poll requests to stores which are not folders of this machine. One polls hundreds; TLS of 12.5 GB/s takes several.
+    /// Threads that poll requests to stores which are not folders of this machine. One polls hundreds.
     pub const NETWORK_THREADS: usize = 2;
-    /// Requests in flight at once to such stores: a connection to an object store gives some 90 MB/s, and too many are slower than enough.
+    /// Requests in flight at once to such stores. Each has a connection of its own.
     pub const REQUESTS_IN_FLIGHT: usize = 256;
     /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md),
     pub const MAX_DEPTH: u64 = 16;
