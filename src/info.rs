@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
 use crate::reader::{Setup, decode_path};
-use crate::store::{Access, Session};
+use crate::store::{Access, Session, Sessions};
 
 use serde_json::{Value, from_str, from_value, json};
 
@@ -153,7 +153,9 @@ impl Describer {
             array.parts.iter().map(|part| decode_path(part, &self.options)).collect::<Result<Vec<_>>>()?;
         let on_cpu = decode_paths.iter().find(|decode_path| matches!(decode_path, DecodePath::Cpu(_)));
         let first = array.first();
-        let stored: Stored = array.parts.iter().map(|part| Stored::of(part, array.parts.len())).sum();
+        let sessions = Sessions::new(Session::WHILE_OPENING);
+        let stored: Stored =
+            array.parts.iter().map(|part| Stored::of(part, array.parts.len(), &sessions)).sum();
         let values: u64 = array.shape.iter().fold(1, |all, &extent| all.saturating_mul(extent));
         description["shape"] = array.shape[..first.stored_dimensions()].into();
         description["data_type"] = first.data_type.as_str().into();
@@ -325,16 +327,15 @@ impl std::iter::Sum for Stored {
 
 impl Stored {
     /// Asks for the sizes of an array's chunk files, or of some of them. The array is one of `parts` that are joined.
-    fn of(array: &ArrayInfo, parts: usize) -> Self {
+    fn of(array: &ArrayInfo, parts: usize, sessions: &Sessions) -> Self {
         let rank = array.stored_dimensions();
         let extents = array.shape[..rank].iter().zip(&array.chunk_shape);
         let grid: Vec<u64> = extents.map(|(shape, chunk)| shape.div_ceil(*chunk)).collect();
         let chunks = grid.iter().fold(1u64, |all, &n| all.saturating_mul(n));
         let most = if array.objects.folder().is_some() { MAX_SIZED_CHUNKS } else { MAX_SIZED_REMOTE_CHUNKS };
         let most = (most / parts as u64).max(1);
-        let Ok(session) = Session::new(&array.objects, Session::WHILE_OPENING) else {
-            return Self::default();
-        };
+        // What stands in the way of the store or a chunk is said when it is read.
+        let session = sessions.with(&array.objects).ok();
         let (mut asked, mut present, mut bytes) = (0u64, 0u64, 0u64);
         for mut number in spread(chunks, most) {
             let mut cell = vec![0; rank];
@@ -343,8 +344,8 @@ impl Stored {
                 number /= grid[d];
             }
             asked += 1;
-            // What stands in the way of a chunk is said when it is read.
-            if let Ok(Some(chunk_bytes)) = array.stored_chunk_bytes(&session, &cell) {
+            let stored = session.as_ref().map(|session| array.stored_chunk_bytes(session, &cell));
+            if let Some(Ok(Some(chunk_bytes))) = stored {
                 present += 1;
                 bytes += chunk_bytes;
             }

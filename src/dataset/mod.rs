@@ -20,7 +20,7 @@ mod sharding;
 mod stored;
 
 use crate::error::Result;
-use crate::store::Access;
+use crate::store::{Access, Session, Sessions};
 
 pub use array::ArrayInfo;
 pub use cf::Cf;
@@ -49,10 +49,11 @@ impl Dataset {
     /// not fit together.
     pub fn open(paths: &[String], names: &[String], access: &Access) -> Result<Self> {
         let stores = paths::expand(paths)?;
+        let sessions = Sessions::new(Session::WHILE_OPENING);
         let mut axes = None;
         let mut parts: Vec<Vec<ArrayInfo>> = vec![];
         for store in &stores {
-            let arrays = open::OpenStore::new(store, access)?.arrays(names)?;
+            let arrays = open::OpenStore::new(store, access, &sessions)?.arrays(names)?;
             if axes.is_none() {
                 axes = Some(follow::follow(&arrays)?);
             }
@@ -69,7 +70,8 @@ impl Dataset {
     /// Says what is at a path instead, or that there is no array.
     pub fn names(paths: &[String], access: &Access) -> Result<Vec<String>> {
         let stores = paths::expand(paths)?;
-        let names = stores.iter().map(|store| open::OpenStore::new(store, access)?.names());
+        let sessions = Sessions::new(Session::WHILE_OPENING);
+        let names = stores.iter().map(|store| open::OpenStore::new(store, access, &sessions)?.names());
         Ok(names.collect::<Result<Vec<_>>>()?.swap_remove(0))
     }
 
@@ -80,7 +82,8 @@ impl Dataset {
     /// Paths at which there is no store.
     pub fn declared(paths: &[String], name: &str, access: &Access) -> Result<Declared> {
         let stores = paths::expand(paths)?;
-        Ok(open::OpenStore::new(&stores[0], access)?.declared(name))
+        let sessions = Sessions::new(Session::WHILE_OPENING);
+        Ok(open::OpenStore::new(&stores[0], access, &sessions)?.declared(name))
     }
 
     /// One part of an array.

@@ -11,7 +11,7 @@ use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::sharding::Sharding;
 use super::{fields, json};
 use crate::error::{Context, Error, Result, Source};
-use crate::store::{self, Access, Session, Store};
+use crate::store::{self, Access, Session, Sessions, Store};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -69,10 +69,10 @@ impl Consolidated {
 }
 
 impl<'a> OpenStore<'a> {
-    pub fn new(path: &'a str, access: &Access) -> Result<Self> {
+    pub fn new(path: &'a str, access: &Access, sessions: &Sessions) -> Result<Self> {
         let store = store::open(path, access)?;
         let unreadable = |source| Error::Unreadable { path: store::without_secrets(path), source };
-        let session = Session::new(&store, Session::WHILE_OPENING).map_err(unreadable)?;
+        let session = sessions.with(&store).map_err(unreadable)?;
         let mut store = Self { path, store, session, denied: RefCell::default(), consolidated: None };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;

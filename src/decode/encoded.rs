@@ -17,11 +17,6 @@ pub struct Encoded {
 }
 
 impl Encoded {
-    /// The bytes `range` of `blob`.
-    pub fn new(blob: Arc<dyn Blob>, range: Range<u64>) -> Self {
-        Self { blob, range }
-    }
-
     /// The bytes that were located; `None` for a chunk that is missing.
     pub fn located(located: Located) -> Option<Self> {
         match located {

@@ -169,7 +169,7 @@ fn waiting(chunk: &Weak<Chunk>) -> Option<Arc<Chunk>> {
 mod tests {
     use super::*;
     use crate::batch::{Batch, Progress};
-    use crate::fetch::Blob;
+    use crate::fetch::{Blob, Located};
     use crate::plan::{Boxes, ChunkKey, Dims};
 
     fn chunks(count: u128) -> Vec<Arc<Chunk>> {
@@ -291,7 +291,9 @@ mod tests {
             }
         }
         let blobs: [Arc<dyn Blob>; 2] = [Arc::new(Nothing), Arc::new(Nothing)];
-        let of = |blob: usize, range| Encoded::new(blobs[blob].clone(), range);
+        let of = |blob: usize, range| {
+            Encoded::located(Located::At { blob: blobs[blob].clone(), range }).expect("it is there")
+        };
         let encoded = vec![of(0, 8..12), of(1, 4..8), of(0, 0..4), of(0, 4..8), of(1, 0..3), of(0, 13..14)];
         let mut ranges: Vec<_> = joined(encoded)
             .into_iter()

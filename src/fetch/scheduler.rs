@@ -9,7 +9,7 @@
 
 use crate::error::Obstacle;
 use crate::memory;
-use crate::store::{Extent, Head, Session, Store, Version};
+use crate::store::{Connections, Extent, Head, Session, Store, Version};
 
 use std::collections::HashMap;
 use std::io;
@@ -213,7 +213,8 @@ struct Network<T> {
 impl<T: Send + 'static> Network<T> {
     /// Polls requests until the scheduler is dropped.
     async fn run(mut self) {
-        let mut clients = Clients::default();
+        let connections = Connections::new(Session::WHILE_READING);
+        let mut clients = Clients { connections, by_address: HashMap::new() };
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
             let Admitted { mut request, ticket, memory, slot } = admitted;
             let in_flight = self.in_flight.clone();
@@ -236,9 +237,11 @@ impl<T: Send + 'static> Network<T> {
     }
 }
 
-/// The clients of one thread, by the addresses of their stores: a connection is best polled by the thread that uses it.
-#[derive(Default)]
-struct Clients(HashMap<*const (), Client>);
+/// The stores of one thread with its connections, by their addresses: a connection is best polled by the thread that uses it.
+struct Clients {
+    connections: Connections,
+    by_address: HashMap<*const (), Client>,
+}
 
 struct Client {
     /// Keeps the address of the store its own.
@@ -249,11 +252,11 @@ struct Client {
 impl Clients {
     fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<dyn Store>> {
         let address = Arc::as_ptr(store).cast::<()>();
-        if let Some(known) = self.0.get(&address) {
+        if let Some(known) = self.by_address.get(&address) {
             return Ok(known.client.clone());
         }
-        let client = store.connect(Session::WHILE_READING)?.unwrap_or_else(|| store.clone());
-        self.0.insert(address, Client { _store: store.clone(), client: client.clone() });
+        let client = store.connect(&self.connections)?.unwrap_or_else(|| store.clone());
+        self.by_address.insert(address, Client { _store: store.clone(), client: client.clone() });
         Ok(client)
     }
 }

@@ -1,5 +1,6 @@
 //! The contract of all stores: an object is named by a key and read in whole or in part.
 
+use super::connections::Connections;
 use super::folder::Folder;
 use super::stamp::Stamp;
 use crate::error::Obstacle;
@@ -8,7 +9,6 @@ use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use futures::StreamExt;
@@ -118,13 +118,13 @@ pub struct Listing {
 /// Requests are futures. Those of a store with connections have to be polled by a tokio runtime, those of folders and memory are ready at
 /// the first poll.
 pub trait Store: fmt::Debug + Send + Sync {
-    /// The same store with connections of its own, for a thread that polls requests; `None` if it has none. A request that fails
-    /// for a reason that may pass is repeated for as long as `patience`.
+    /// The same store with the connections of a thread that polls requests; `None` if it needs none. A store that needs connections answers
+    /// no request without them.
     ///
     /// # Errors
     /// A client that cannot be made.
-    fn connect(&self, patience: Duration) -> io::Result<Option<Arc<dyn Store>>> {
-        let _ = patience;
+    fn connect(&self, connections: &Connections) -> io::Result<Option<Arc<dyn Store>>> {
+        let _ = connections;
         Ok(None)
     }
 

@@ -3,7 +3,9 @@
 //! *Missing* is only what a store says is absent. No other error is ever taken for it, because a missing chunk reads as the fill value.
 
 mod access;
+mod client;
 mod cloud;
+mod connections;
 mod contract;
 mod folder;
 mod local;
@@ -14,9 +16,10 @@ mod uri;
 
 pub use access::{Access, StorageOptions, without_secrets};
 pub use cloud::CloudStore;
+pub use connections::Connections;
 pub use contract::{Body, Extent, Head, Listing, Store, Version, read_whole};
 pub use folder::Folder;
 pub use memory::MemoryStore;
-pub use session::Session;
+pub use session::{Session, Sessions};
 pub use stamp::Stamp;
 pub use uri::{is_url, open};

@@ -1,18 +1,47 @@
 //! Requests of a thread that waits for their answers, such as the one that opens a store.
 
+use super::connections::Connections;
 use super::contract::{Head, Listing, Store, Version, read_whole};
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
+use once_cell::unsync::OnceCell;
 use tokio::runtime::{self, Runtime};
 
-/// A store with connections that are closed when this is dropped. No thread is left behind, so that a process can fork afterwards.
+/// Sessions of one thread, which share connections.
+pub struct Sessions {
+    connections: Connections,
+    runtime: OnceCell<Arc<Runtime>>,
+}
+
+/// A store with connections that are closed when this and the sessions that share them are dropped. No thread is left behind, so that a
+/// process can fork afterwards.
 pub struct Session {
     store: Arc<dyn Store>,
     /// Polls the requests of a store that has connections.
-    runtime: Option<Runtime>,
+    runtime: Option<Arc<Runtime>>,
+}
+
+impl Sessions {
+    /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
+    pub fn new(patience: Duration) -> Self {
+        Self { connections: Connections::new(patience), runtime: OnceCell::new() }
+    }
+
+    /// A session with a store.
+    ///
+    /// # Errors
+    /// Clients and file descriptors that cannot be had.
+    pub fn with(&self, store: &Arc<dyn Store>) -> io::Result<Session> {
+        let Some(store) = store.connect(&self.connections)? else {
+            return Ok(Session { store: store.clone(), runtime: None });
+        };
+        let build = || runtime::Builder::new_current_thread().enable_all().build().map(Arc::new);
+        let runtime = self.runtime.get_or_try_init(build)?.clone();
+        Ok(Session { store, runtime: Some(runtime) })
+    }
 }
 
 impl Session {
@@ -21,18 +50,12 @@ impl Session {
     /// The same while it is read: a training outlasts a server that is restarted.
     pub const WHILE_READING: Duration = Duration::from_secs(180);
 
-    /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
+    /// A session that shares no connections, as of [`Sessions::new`].
     ///
     /// # Errors
-    /// Clients and file descriptors that cannot be had.
+    /// As [`Sessions::with`].
     pub fn new(store: &Arc<dyn Store>, patience: Duration) -> io::Result<Self> {
-        match store.connect(patience)? {
-            None => Ok(Self { store: store.clone(), runtime: None }),
-            Some(store) => {
-                let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-                Ok(Self { store, runtime: Some(runtime) })
-            }
-        }
+        Sessions::new(patience).with(store)
     }
 
     /// All bytes of a small object, such as a metadata file, and its version. `None` if it is absent.

@@ -1,0 +1,357 @@
+//! Clients of object stores and web servers, from what the user says of credentials and endpoints.
+
+use super::access::Options;
+use crate::error::Result;
+use crate::options::argument;
+
+use std::str::FromStr;
+use std::sync::{Arc, Once};
+use std::time::Duration;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::http::HttpBuilder;
+use object_store::{
+    Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig,
+};
+use reqwest::header::HeaderName;
+use serde_json::Value;
+
+/// What a client is made of.
+#[derive(Clone)]
+pub(super) struct Builder {
+    /// Of what all requests of the client go to and how they are signed: clients of the same name are the same. Has secrets in it.
+    pub name: String,
+    of: Of,
+}
+
+#[derive(Clone)]
+enum Of {
+    S3(Box<AmazonS3Builder>),
+    Google(Box<GoogleCloudStorageBuilder>),
+    Azure(Box<MicrosoftAzureBuilder>),
+    Http(Box<HttpBuilder>),
+}
+
+impl Builder {
+    /// A client at a URL with this scheme and host, which is a bucket of the clouds. Sends no request.
+    ///
+    /// # Errors
+    /// Names the option, or the part of the URL, that cannot be used.
+    pub fn new(kind: Kind, scheme: &str, host: &str, options: Options) -> Result<Self> {
+        use_ring();
+        let options_text = Value::from_iter(options.clone());
+        let name = format!("{scheme}://{host} {options_text}");
+        let config = Config::new(kind, options)?;
+        let of = match kind {
+            Kind::S3 => config.s3(host)?,
+            Kind::Google => config.google(host)?,
+            Kind::Azure => config.azure(host, scheme)?,
+            Kind::Http => config.http(&format!("{scheme}://{host}"))?,
+        };
+        Ok(Self { name, of })
+    }
+
+    /// What the client is of.
+    pub fn kind(&self) -> Kind {
+        match &self.of {
+            Of::S3(_) => Kind::S3,
+            Of::Google(_) => Kind::Google,
+            Of::Azure(_) => Kind::Azure,
+            Of::Http(_) => Kind::Http,
+        }
+    }
+
+    /// Requests that fail for a reason that may pass are repeated for as long as `patience`.
+    ///
+    /// # Errors
+    /// Options that do not fit together.
+    pub fn build(&self, patience: Duration) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let retry = RetryConfig { retry_timeout: patience, ..RetryConfig::default() };
+        Ok(match self.of.clone() {
+            Of::S3(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Of::Google(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Of::Azure(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Of::Http(builder) => Arc::new(builder.with_retry(retry).build()?),
+        })
+    }
+}
+
+/// The kinds of stores, by the schemes of their URLs.
+const SCHEMES: [(&str, Kind); 12] = [
+    ("s3", Kind::S3),
+    ("s3a", Kind::S3),
+    ("gs", Kind::Google),
+    ("gcs", Kind::Google),
+    ("az", Kind::Azure),
+    ("azure", Kind::Azure),
+    ("adl", Kind::Azure),
+    ("abfs", Kind::Azure),
+    ("abfss", Kind::Azure),
+    ("wasbs", Kind::Azure),
+    ("http", Kind::Http),
+    ("https", Kind::Http),
+];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Kind {
+    S3,
+    Google,
+    Azure,
+    Http,
+}
+
+/// Kind, scheme, and what follows it.
+pub(super) fn kind_of(url: &str) -> Option<(Kind, &'static str, &str)> {
+    let (scheme, rest) = url.split_once("://")?;
+    let (scheme, kind) = SCHEMES.into_iter().find(|(known, _)| scheme.eq_ignore_ascii_case(known))?;
+    Some((kind, scheme, rest))
+}
+
+/// Options of a store under the names that `object_store` has for them.
+struct Config {
+    kind: Kind,
+    named: Vec<(String, String)>,
+    client: ClientOptions,
+    /// Sent with every request.
+    headers: HeaderMap,
+}
+
+impl Config {
+    /// Until the first byte of an answer, and between any two.
+    const READ_TIMEOUT: Duration = Duration::from_secs(30);
+
+    /// Maps fsspec's names to those of obstore, which are `object_store`'s.
+    fn new(kind: Kind, options: Options) -> Result<Self> {
+        let client = ClientOptions::new()
+            .with_timeout_disabled()
+            .with_read_timeout(Self::READ_TIMEOUT)
+            .with_connect_timeout(Duration::from_secs(10))
+            .with_user_agent(HeaderValue::from_static(concat!("zarr-dali/", env!("CARGO_PKG_VERSION"))));
+        let mut config = Self { kind, named: vec![], client, headers: HeaderMap::new() };
+        config.add(options)?;
+        let over_http = |(name, value): &(String, String)| {
+            (name.contains("endpoint") || name == "base_url") && value.starts_with("http://")
+        };
+        if config.named.iter().any(over_http) || (kind == Kind::S3 && environment_is_over_http()) {
+            config.client = config.client.with_allow_http(true);
+        }
+        config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
+        Ok(config)
+    }
+
+    fn add(&mut self, options: Options) -> Result<()> {
+        let refused = |problem: String| Err(argument("storage_options", problem));
+        for (name, value) in options {
+            match (name.as_str(), value) {
+                (_, Value::Null) => {}
+                ("client_kwargs", Value::Object(more)) => self.add(more.into_iter().collect())?,
+                ("headers", Value::Object(headers)) => self.add_headers(&headers)?,
+                (name, Value::Object(_) | Value::Array(_)) => {
+                    return refused(format!("has a \"{name}\" that is no text, number or truth value"));
+                }
+                ("anon", anon) => self.anonymous(anon == true || anon == "true"),
+                ("token", token) if token == "anon" => self.anonymous(true),
+                ("ca_bundle", path) => self.add_certificates(&text_of(&path))?,
+                ("requester_pays", value) => self.requester_pays(&text_of(&value))?,
+                (name, value) => self.named.push((self.renamed(name).into(), text_of(&value))),
+            }
+        }
+        Ok(())
+    }
+
+    /// What `object_store` calls an option of fsspec's.
+    fn renamed<'a>(&self, name: &'a str) -> &'a str {
+        match (self.kind, name) {
+            (Kind::S3, "key") => "access_key_id",
+            (Kind::S3, "secret") => "secret_access_key",
+            (Kind::S3, "region_name") => "region",
+            (Kind::Google, "endpoint_url") => "base_url",
+            (Kind::Google, "token") => "application_credentials",
+            (Kind::Azure, "endpoint_url") => "endpoint",
+            _ => name,
+        }
+    }
+
+    fn anonymous(&mut self, is: bool) {
+        if self.kind != Kind::Http {
+            self.named.push(("skip_signature".into(), is.to_string()));
+        }
+    }
+
+    fn requester_pays(&mut self, value: &str) -> Result<()> {
+        match self.kind {
+            Kind::S3 => self.named.push(("request_payer".into(), value.into())),
+            Kind::Google if ["true", "false"].contains(&value) => {
+                let problem = "has requester_pays without a project; give the name of the project that pays";
+                return Err(argument("storage_options", problem.into()));
+            }
+            Kind::Google => self.add_header("x-goog-user-project", value)?,
+            Kind::Azure | Kind::Http => {}
+        }
+        Ok(())
+    }
+
+    fn add_headers(&mut self, headers: &serde_json::Map<String, Value>) -> Result<()> {
+        headers.iter().try_for_each(|(name, value)| self.add_header(name, &text_of(value)))
+    }
+
+    fn add_header(&mut self, name: &str, value: &str) -> Result<()> {
+        let refused = || argument("storage_options", format!("has a header \"{name}\" that cannot be sent"));
+        let mut value = HeaderValue::from_str(value).map_err(|_| refused())?;
+        value.set_sensitive(true);
+        self.headers.insert(HeaderName::from_str(name).map_err(|_| refused())?, value);
+        Ok(())
+    }
+
+    fn add_certificates(&mut self, path: &str) -> Result<()> {
+        let refused =
+            |problem: String| argument("storage_options", format!("has ca_bundle=\"{path}\", {problem}"));
+        let pem = std::fs::read(path).map_err(|error| refused(format!("which cannot be read ({error})")))?;
+        let certificates =
+            Certificate::from_pem_bundle(&pem).map_err(|_| refused("which is no PEM file".into()))?;
+        if certificates.is_empty() {
+            return Err(refused("in which there is no certificate".into()));
+        }
+        for certificate in certificates {
+            self.client = self.client.clone().with_root_certificate(certificate);
+        }
+        Ok(())
+    }
+
+    fn s3(self, bucket: &str) -> Result<Of> {
+        let mut builder =
+            AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(self.client);
+        for (name, value) in self.named {
+            builder = builder.with_config(key::<AmazonS3ConfigKey>(&name, "S3")?, value);
+        }
+        Ok(Of::S3(Box::new(builder)))
+    }
+
+    fn google(self, bucket: &str) -> Result<Of> {
+        let mut builder =
+            GoogleCloudStorageBuilder::from_env().with_bucket_name(bucket).with_client_options(self.client);
+        for (name, value) in self.named {
+            builder = builder.with_config(key::<GoogleConfigKey>(&name, "Google Cloud Storage")?, value);
+        }
+        Ok(Of::Google(Box::new(builder)))
+    }
+
+    fn azure(self, host: &str, scheme: &str) -> Result<Of> {
+        let mut builder = MicrosoftAzureBuilder::from_env().with_client_options(self.client);
+        for (name, value) in self.named {
+            builder = builder.with_config(key::<AzureConfigKey>(&name, "Azure")?, value);
+        }
+        let (container, account) = host.split_once('@').map_or((host, None), |(c, host)| (c, Some(host)));
+        if let Some(account) = account {
+            let Some((account, _)) = account.split_once('.') else {
+                let problem = format!(
+                    "\"{scheme}://{host}\" names no account; give {scheme}://CONTAINER@ACCOUNT.dfs.core.windows.net/..."
+                );
+                return Err(argument("path", problem));
+            };
+            builder = builder.with_account(account);
+        }
+        Ok(Of::Azure(Box::new(builder.with_container_name(container))))
+    }
+
+    fn http(self, url: &str) -> Result<Of> {
+        let mut client = self.client.with_allow_http(true);
+        for (name, value) in self.named {
+            client = client.with_config(key::<ClientConfigKey>(&name, "HTTP")?, value);
+        }
+        Ok(Of::Http(Box::new(HttpBuilder::new().with_url(url).with_client_options(client))))
+    }
+}
+
+/// Whether the environment names an endpoint without TLS, or allows it.
+fn environment_is_over_http() -> bool {
+    let is = |name: &str, fits: fn(&str) -> bool| std::env::var(name).is_ok_and(|value| fits(&value));
+    ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
+        .iter()
+        .any(|name| is(name, |url| url.starts_with("http://")))
+        || is("AWS_ALLOW_HTTP", |value| value.eq_ignore_ascii_case("true"))
+}
+
+/// The key of an option.
+fn key<K: FromStr>(name: &str, of: &str) -> Result<K> {
+    K::from_str(name).map_err(|_| {
+        let problem =
+            format!("has \"{name}\", which is no option of {of}; the page \"Remote stores\" lists them");
+        argument("storage_options", problem)
+    })
+}
+
+fn text_of(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_string)
+}
+
+/// rustls takes its arithmetic from what a process installs first.
+fn use_ring() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // Another library of the process may have been first.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn options_that_cannot_be_used_are_refused_by_name() {
+        for (scheme, options, text) in [
+            ("s3", json!({"sekret": 1}), "\"sekret\", which is no option of S3"),
+            ("gs", json!({"region": "x"}), "\"region\", which is no option of Google"),
+            ("az", json!({"account_name": "a", "region": "x"}), "\"region\", which is no option of Azure"),
+            ("https", json!({"region": "x"}), "\"region\", which is no option of HTTP"),
+            ("gs", json!({"requester_pays": true}), "the project that pays"),
+            ("s3", json!({"secret": ["s3cr3t"]}), "no text, number or truth value"),
+            ("s3", json!({"ca_bundle": "/nowhere"}), "cannot be read"),
+            ("https", json!({"headers": {"a b": "s3cr3t"}}), "header \"a b\""),
+        ] {
+            let url = format!("{scheme}://host");
+            let (kind, scheme, host) = kind_of(&url).unwrap();
+            let refused = Builder::new(kind, scheme, host, serde_json::from_value(options).unwrap());
+            let error = refused.err().expect(&url).to_string();
+            assert!(error.contains(text) && !error.contains("s3cr3t"), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn names_of_fsspec_become_those_of_object_store() {
+        for (scheme, options, expected) in [
+            (
+                "s3",
+                json!({"key": "k", "secret": "s", "client_kwargs": {"region_name": "r"}, "requester_pays": true}),
+                vec![
+                    ("region", "r"),
+                    ("access_key_id", "k"),
+                    ("request_payer", "true"),
+                    ("secret_access_key", "s"),
+                ],
+            ),
+            (
+                "gs",
+                json!({"token": "/file", "endpoint_url": "http://h:9"}),
+                vec![("base_url", "http://h:9"), ("application_credentials", "/file")],
+            ),
+            ("gs", json!({"token": "anon"}), vec![("skip_signature", "true")]),
+            (
+                "az",
+                json!({"endpoint_url": "https://h", "anon": false}),
+                vec![("skip_signature", "false"), ("endpoint", "https://h")],
+            ),
+            ("https", json!({"anon": true, "timeout": null}), vec![]),
+        ] {
+            let (kind, ..) = kind_of(&format!("{scheme}://host")).unwrap();
+            let config = Config::new(kind, serde_json::from_value(options).unwrap()).unwrap();
+            let named: Vec<_> =
+                config.named.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+            assert_eq!(named, expected, "{scheme}");
+        }
+    }
+}
