@@ -284,6 +284,7 @@ fn a_fault_is_an_error_and_never_a_missing_object() {
         (Fault::Unavailable, "503"),
         (Fault::CutShort, "of 3000 bytes came"),
         (Fault::Overlong, "more than the 3000 bytes"),
+        (Fault::Panic, "before the answer came"),
     ] {
         let fake = FakeStore { fault: Some((2, fault)), ..FakeStore::default() };
         (0..8).for_each(|i| fake.objects.put(&format!("c/{i}"), vec![1; 3000]));
@@ -431,7 +432,11 @@ fn a_reader_reads_a_slow_store() {
 fn faults_of_a_store_reach_the_consumer_with_the_chunk_they_are_about() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     for sharded in [false, true] {
-        for (fault, text) in [(Fault::Denied, "permission denied"), (Fault::CutShort, "bytes came before")] {
+        for (fault, text) in [
+            (Fault::Denied, "permission denied"),
+            (Fault::CutShort, "bytes came before"),
+            (Fault::Panic, "before the answer came"),
+        ] {
             let fake = FakeStore { fault: Some((7, fault)), ..FakeStore::default() };
             fill(&fake.objects, "", sharded);
             let name = format!("faulty-{sharded}-{fault:?}");

@@ -19,6 +19,8 @@ pub enum Fault {
     CutShort,
     /// More bytes come than were announced.
     Overlong,
+    /// The client panics.
+    Panic,
 }
 
 /// A store in memory that is slow, sends its bytes in small pieces, and fails now and then.
@@ -72,6 +74,7 @@ impl Store for FakeStore {
             self.wait().await;
             match fault {
                 Some(Fault::Denied) => return Err(io::ErrorKind::PermissionDenied.into()),
+                Some(Fault::Panic) => panic!("on purpose"),
                 Some(Fault::Unavailable) => return Err(io::Error::other("503 Slow Down")),
                 _ => {}
             }

@@ -45,6 +45,8 @@ class Faults:
 class Settings:
     root: str
     latency_s: float = 0.0
+    absent: int = 404
+    """How a request for what is not there is answered."""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -70,7 +72,8 @@ class _Handler(BaseHTTPRequestHandler):
         """What goes wrong with a request, which is noted."""
         faults = self.settings.faults
         with self.lock:
-            self.log.append({"method": self.command, "path": path, "range": wanted})
+            headers = sorted(name.lower() for name in self.headers)
+            self.log.append({"method": self.command, "path": path, "range": wanted, "headers": headers})
             kinds = [kind for kind in faults.kinds if wanted or kind not in ("whole", "etag")]
             if "/c/" not in path or not kinds:
                 return None
@@ -96,7 +99,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(int(fault), b"<Error><Code>Refused</Code></Error>")
         file = Path(self.settings.root) / path.strip("/")
         if not file.is_file():
-            return self._send(404, b"")
+            return self._send(self.settings.absent, b"")
         data = file.read_bytes()
         tag = f'"{file.stat().st_mtime_ns:x}-{len(data):x}"'
         if fault == "etag":
@@ -146,15 +149,15 @@ class Server:
         self.url = url
 
     def requests(self):
-        """All requests so far: `method`, `path` and `range`."""
+        """All requests so far: `method`, `path`, `range` and the names of all `headers`."""
         with urllib.request.urlopen(self.url + LOG) as answer:
             return json.load(answer)
 
 
 @contextmanager
-def serving(root, latency_s=0.0, **faults):
-    """A server over a folder, with the fields of `Faults`."""
-    settings = Settings(str(root), latency_s, Faults(**faults))
+def serving(root, latency_s=0.0, absent=404, **faults):
+    """A server over a folder, with the fields of `Settings` and `Faults`."""
+    settings = Settings(str(root), latency_s, absent, Faults(**faults))
     process = subprocess.Popen(
         [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
     )

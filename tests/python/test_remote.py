@@ -126,6 +126,59 @@ def test_stores_at_urls_and_in_folders_are_joined(bucket, rng):
         np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
 
 
+def test_all_headers_are_sent_with_every_request(bucket, rng):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "sharded")
+    headers = {"authorization": "Bearer t", "X-One": "1", "x-two": "2"}
+    with serving(bucket) as server:
+        for kind in ("http", "s3"):
+            url, options = urls(server.url)[kind]
+            found, _ = read(url, storage_options=json.dumps(options | {"headers": headers}))
+            np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        requests = server.requests()
+    assert any("/c/" in request["path"] for request in requests)
+    for request in requests:
+        assert {"authorization", "x-one", "x-two"} <= set(request["headers"]), request
+
+
+@pytest.mark.parametrize("kind", ["v2", "zstd"])
+def test_without_the_permission_to_list_a_store_opens_and_a_missing_chunk_is_an_error(bucket, rng, kind):
+    data = values(rng)
+    folder = bucket / "bucket" / "data.zarr"
+    write(folder, data, kind)
+    with serving(bucket, absent=403) as server:
+        url, options = urls(server.url)["s3"]
+        found, _ = read(url, storage_options=json.dumps(options))
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        name = "4.0.0" if kind == "v2" else "c/4/0/0"
+        (folder / name).unlink()
+        with pytest.raises(RuntimeError, match="permission") as error:
+            read(url, storage_options=json.dumps(options))
+        assert url in str(error.value) and name in str(error.value)
+    with serving(bucket) as server:
+        url, options = urls(server.url)["s3"]
+        found, _ = read(url, storage_options=json.dumps(options))
+        assert (found.reshape(SHAPE)[8:10, :12] == -1).all()
+
+
+def test_azure_is_asked_once_for_length_and_bytes_of_one_version(bucket, rng):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "sharded")
+    with serving(bucket) as server:
+        url, options = urls(server.url)["az"]
+        found, _ = read(url, storage_options=json.dumps(options))
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        chunks = [request for request in server.requests() if "/c/" in request["path"]]
+    for path in {request["path"] for request in chunks}:
+        length, index, *inner = [request for request in chunks if request["path"] == path]
+        # The index is at the end, so that it is not asked for without the version that has this length.
+        assert (length["method"], index["method"]) == ("HEAD", "GET")
+        assert "if-match" not in length["headers"]
+        assert all(
+            "if-match" in request["headers"] and request["method"] == "GET" for request in [index, *inner]
+        )
+
+
 FAULTS = {
     # How it is answered, which words the error has; None: it is repeated until it works.
     "403": "permission",
