@@ -219,6 +219,8 @@ impl Options {
     pub const NETWORK_THREADS: usize = 2;
     /// Requests in flight at once to such stores. Each has a connection of its own.
     pub const REQUESTS_IN_FLIGHT: usize = 256;
+    /// Chunks of more bytes are fetched in parts, because one connection gives some 90 MB/s only; no more bytes of a shard are fetched at once.
+    pub const SPLIT_ABOVE_BYTES: u64 = 16 << 20;
     /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md),
     pub const MAX_DEPTH: u64 = 16;
     /// unless a batch has few new chunks that the GPU decodes. It takes as long for one as for hundreds, so of those so many,

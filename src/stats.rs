@@ -88,6 +88,14 @@ counters! {
     bytes_decoded_cpu,
     /// How often a batch found a chunk that an earlier epoch had left in memory.
     cache_hits,
+    /// Requests for chunks, parts of chunks and shard indexes of stores that are not folders, those made twice or again not counted.
+    requests,
+    /// Requests that failed for a reason that may pass, and that were made again.
+    requests_repeated,
+    /// Requests that were made a second time, because the first was late.
+    requests_doubled,
+    /// Encoded bytes that came in answer to requests, with those between chunks that were asked for together.
+    bytes_fetched,
     /// Microseconds that the consumer waited for chunks to be read.
     us_waiting_fetch,
     /// Microseconds that the consumer waited for the CPU to decode.

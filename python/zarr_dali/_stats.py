@@ -34,6 +34,12 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         - `cache_hits`: how often that was a chunk of an earlier epoch.
         - `bytes_read` (encoded), `bytes_read_gds` (read by cuFile), `bytes_decoded`, `bytes_decoded_gpu`,
           `bytes_decoded_cpu`.
+        - `requests`: to stores at URLs, for chunks, parts of large chunks and shard indexes.
+          `requests_repeated`: how often one failed for a reason that may pass (503, 429, a connection that
+          broke) and was sent again. `requests_doubled`: how often one was late and was sent a second time.
+          `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
+        - `bytes_fetched`: encoded bytes that came in answer to requests; more than `bytes_read` where shard
+          indexes, gaps between inner chunks or repeated answers came with them.
         - `ms_waiting_fetch`, `ms_waiting_cpu`, `ms_waiting_gpu`, `ms_waiting_gather`: milliseconds that DALI
           waited for a batch, by what its last chunk was waiting for: to be read, to be decoded by the CPU or
           the GPU, to be copied and gathered.

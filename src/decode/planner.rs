@@ -10,7 +10,7 @@ use super::job::Job;
 use super::jobs::Jobs;
 use super::part::PartPlans;
 use crate::batch::Batch;
-use crate::fetch;
+use crate::fetch::{self, Wanted};
 use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
 use crate::sampler::{Order, Windows};
 use crate::stats::Counters;
@@ -28,15 +28,17 @@ pub struct Remote {
 }
 
 impl Remote {
-    /// Takes the jobs out that read chunks of these parts, and fetches the chunks.
-    fn take_from(&self, jobs: &mut Vec<Job>) {
+    /// Takes the jobs out that read chunks of these parts, and fetches the chunks for a batch.
+    fn take_from(&self, jobs: &mut Vec<Job>, batch: u64) {
         let is_remote = |job: &mut Job| job.read().is_some_and(|chunk| self.parts.contains(&chunk.part()));
-        for job in jobs.extract_if(.., is_remote) {
-            if let Job::Read(chunk) = job {
+        let wanted = jobs.extract_if(.., is_remote).filter_map(|job| match job {
+            Job::Read(chunk) => {
                 let (part, cell) = (chunk.part(), chunk.read_chunk.clone());
-                self.fetcher.fetch(chunk, part, &cell);
+                Some(Wanted { chunk, part, cell })
             }
-        }
+            Job::Assemble(..) => None,
+        });
+        self.fetcher.fetch(batch, wanted);
     }
 }
 
@@ -83,6 +85,7 @@ impl Planner {
         epochs.dedup();
         let mut planned = PlannedJobs {
             list: vec![],
+            batch: batch.number,
             jobs: &self.jobs,
             gpu_tasks: self.gpu_tasks.as_deref(),
             remote: self.remote.as_ref(),
@@ -152,6 +155,8 @@ impl Planner {
 /// The jobs of a batch that are not queued yet. Flushing queues them.
 struct PlannedJobs<'a> {
     list: Vec<Job>,
+    /// Number of the batch.
+    batch: u64,
     jobs: &'a Jobs,
     gpu_tasks: Option<&'a Queue<GpuTask>>,
     remote: Option<&'a Remote>,
@@ -160,7 +165,7 @@ struct PlannedJobs<'a> {
 impl Flush for PlannedJobs<'_> {
     fn flush(&mut self) {
         if let Some(remote) = self.remote {
-            remote.take_from(&mut self.list);
+            remote.take_from(&mut self.list, self.batch);
         }
         let Some(gpu_tasks) = self.gpu_tasks else {
             self.jobs.push(std::mem::take(&mut self.list));

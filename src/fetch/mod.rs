@@ -1,17 +1,23 @@
 //! Reads encoded bytes: a trait, its backends, and the search for a read chunk's place in its file.
 
+mod coalesce;
 pub mod cufile;
 mod gds;
 mod locate;
 mod posix;
 mod remote;
+pub mod request;
 mod resolve;
 pub mod scheduler;
+mod slots;
+mod tail;
+mod transfer;
 
 pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
-pub use remote::{Arrive, Remote};
+pub use remote::{Arrive, Remote, Wanted};
+pub use slots::Slots;
 
 use crate::store::Folder;
 

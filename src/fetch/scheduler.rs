@@ -1,55 +1,30 @@
 //! Requests to stores that are not files of this machine: hundreds in flight on a few threads.
 //!
 //! ```text
-//! request() --> queue --> admission: memory, then a request slot, in the order of the queue --> one of the network threads --> delivered()
+//! request() --> queue --> admission: memory, then a request slot, for the most urgent --> one of the network threads --> delivered()
 //! ```
 //!
-//! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. Requests are admitted in the order
-//! in which they were made.
+//! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. The most urgent request is that of
+//! the earliest batch, and of one batch that which was made first. Memory is reserved for no other, so that the earliest batch always goes on.
 
-use crate::error::Obstacle;
-use crate::memory;
-use crate::store::{Connections, Extent, Head, Session, Store, Version};
+use super::request::{Received, Request};
+use super::slots::{Slot, Slots};
+use super::tail::Tail;
+use super::transfer::{Client, Common, Transfer, units};
+use crate::stats::Counters;
+use crate::store::{Connections, Session, Store, Traffic};
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
-use std::ops::Range;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Instant;
 
+use futures::future::{Either, select};
 use tokio::runtime;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
-
-/// What is asked for.
-#[derive(Debug)]
-pub struct Request {
-    /// Of which store.
-    pub store: Arc<dyn Store>,
-    /// Key of the object.
-    pub key: String,
-    /// Which of its bytes.
-    pub extent: Extent,
-    /// The version that the object has to have, if an earlier answer told it.
-    pub version: Option<Version>,
-    /// Bytes that the answer will probably have. Memory is reserved for them before the request is sent.
-    pub expected_bytes: u64,
-    /// The most bytes that the answer can have.
-    pub most_bytes: u64,
-}
-
-/// The answer to a request.
-#[derive(Debug)]
-pub struct Received {
-    /// The bytes that were asked for.
-    pub bytes: Vec<u8>,
-    /// Where they are in the object.
-    pub range: Range<u64>,
-    /// The object.
-    pub head: Head,
-    /// Given back with the bytes.
-    _memory: OwnedSemaphorePermit,
-}
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
 /// Gets the answers, on a network thread: it must not wait.
 pub trait Deliver<T>: Send + Sync {
@@ -66,22 +41,17 @@ pub struct Limits {
     pub requests: usize,
     /// Bytes of answers that are in flight or were delivered and not dropped yet.
     pub bytes: u64,
+    /// Answers of more bytes are fetched in parts.
+    pub split_above_bytes: u64,
 }
 
 /// Sends requests, each with a ticket that comes back with the answer. Dropping it drops the requests that are not answered yet.
 pub struct Scheduler<T> {
-    queue: mpsc::UnboundedSender<(Request, Waiting<T>)>,
+    queue: Arc<Queue<T>>,
     deliver: Arc<dyn Deliver<T>>,
     stopping: Arc<AtomicBool>,
     threads: Vec<(mpsc::UnboundedSender<Message<T>>, JoinHandle<()>)>,
-    in_flight: Arc<InFlight>,
-}
-
-/// How many requests are in flight.
-#[derive(Debug, Default)]
-struct InFlight {
-    now: AtomicUsize,
-    most: AtomicUsize,
+    slots: Arc<Slots>,
 }
 
 /// What a network thread is told.
@@ -120,14 +90,72 @@ struct Admitted<T> {
     request: Request,
     ticket: Waiting<T>,
     memory: OwnedSemaphorePermit,
-    slot: OwnedSemaphorePermit,
+    slot: Slot,
 }
 
-/// Memory is counted in units of this many bytes, because a semaphore counts in 32 bits.
-const UNIT_BYTES: u64 = 4096;
+/// Requests that wait for memory and a slot.
+struct Queue<T> {
+    state: Mutex<Queued<T>>,
+    changed: Notify,
+}
 
-fn units(bytes: u64) -> u32 {
-    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
+struct Queued<T> {
+    /// By urgency.
+    requests: BTreeMap<Urgency, (Request, Waiting<T>)>,
+    made: u64,
+    closed: bool,
+}
+
+/// Batch and number of a request. The least is the most urgent.
+type Urgency = (u64, u64);
+
+impl<T> Queue<T> {
+    fn new() -> Arc<Self> {
+        let state = Queued { requests: BTreeMap::new(), made: 0, closed: false };
+        Arc::new(Self { state: Mutex::new(state), changed: Notify::new() })
+    }
+
+    fn push(&self, request: Request, ticket: Waiting<T>) {
+        let mut state = self.lock();
+        if state.closed {
+            // The ticket says so when it is dropped, and whoever hears it may ask for more.
+            drop(state);
+            return drop(ticket);
+        }
+        state.made += 1;
+        let urgency = (request.batch, state.made);
+        state.requests.insert(urgency, (request, ticket));
+        drop(state);
+        self.changed.notify_one();
+    }
+
+    /// The most urgent request, and the memory that is expected to be needed.
+    fn first(&self) -> Option<(Urgency, u64)> {
+        let state = self.lock();
+        let (urgency, (request, _)) = state.requests.first_key_value()?;
+        Some((*urgency, request.expected_bytes))
+    }
+
+    fn take(&self, urgency: Urgency) -> Option<(Request, Waiting<T>)> {
+        self.lock().requests.remove(&urgency)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Queued<T>> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Closes a queue when it is dropped, so that nothing waits for an admission that ended.
+struct Closing<T>(Arc<Queue<T>>);
+
+impl<T> Drop for Closing<T> {
+    fn drop(&mut self) {
+        let mut state = self.0.lock();
+        state.closed = true;
+        let left = std::mem::take(&mut state.requests);
+        drop(state);
+        drop(left);
+    }
 }
 
 impl<T: Send + 'static> Scheduler<T> {
@@ -135,68 +163,84 @@ impl<T: Send + 'static> Scheduler<T> {
     ///
     /// # Errors
     /// Threads that cannot be had.
-    pub fn new(limits: Limits, deliver: Arc<dyn Deliver<T>>) -> io::Result<Self> {
-        let in_flight = Arc::<InFlight>::default();
+    pub fn new(limits: Limits, deliver: Arc<dyn Deliver<T>>, counters: Arc<Counters>) -> io::Result<Self> {
+        let (queue, slots) = (Queue::new(), Slots::new(limits.requests));
+        let common = Arc::new(Common {
+            slots: slots.clone(),
+            traffic: Arc::default(),
+            counters,
+            tail: Tail::new(),
+            split_above_bytes: limits.split_above_bytes,
+        });
+        let mut admission = Some(Closing(queue.clone()));
         let mut threads = vec![];
-        let (queue, requests) = mpsc::unbounded_channel();
-        let mut admission = Some(requests);
-        let mut senders = vec![];
-        let mut receivers = vec![];
-        for _ in 0..limits.threads.max(1) {
-            let (sender, receiver) = mpsc::unbounded_channel();
-            senders.push(sender);
-            receivers.push(receiver);
-        }
-        for (sender, receiver) in senders.clone().into_iter().zip(receivers) {
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
+        for (sender, receiver) in senders.iter().zip(receivers) {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let admitted = Network { receiver, in_flight: in_flight.clone() };
+            let network = Network { receiver, common: common.clone() };
             // The first thread admits requests, too.
-            let admission = admission.take().map(|requests| admit(requests, senders.clone(), limits));
+            let admission =
+                admission.take().map(|queue| admit(queue, senders.clone(), limits.bytes, slots.clone()));
             let work = move || {
                 runtime.block_on(async move {
                     if let Some(admission) = admission {
                         tokio::spawn(admission);
                     }
-                    admitted.run().await;
+                    network.run().await;
                 });
             };
-            threads.push((sender, std::thread::Builder::new().name("zarr net".into()).spawn(work)?));
+            threads.push((sender.clone(), std::thread::Builder::new().name("zarr net".into()).spawn(work)?));
         }
-        Ok(Self { queue, deliver, stopping: Arc::default(), threads, in_flight })
+        Ok(Self { queue, deliver, stopping: Arc::default(), threads, slots })
     }
 
-    /// Queues a request behind all others.
+    /// Queues a request behind those of the same batch.
     pub fn request(&self, request: Request, ticket: T) {
         let waiting =
             Waiting { ticket: Some(ticket), deliver: self.deliver.clone(), stopping: self.stopping.clone() };
-        // If the threads are gone, the drop of what is sent says so.
-        let _ = self.queue.send((request, waiting));
+        self.queue.push(request, waiting);
     }
 
-    /// The most requests that were in flight at once.
-    pub fn most_in_flight(&self) -> usize {
-        self.in_flight.most.load(Ordering::Relaxed)
+    /// How many requests are in flight.
+    pub fn slots(&self) -> &Arc<Slots> {
+        &self.slots
     }
 }
 
-/// Reserves memory and a slot for one request after the other, and hands it to the next thread.
+/// Reserves memory and a slot for the most urgent request, and hands it to the next thread.
 async fn admit<T>(
-    mut requests: mpsc::UnboundedReceiver<(Request, Waiting<T>)>,
+    queue: Closing<T>,
     threads: Vec<mpsc::UnboundedSender<Message<T>>>,
-    limits: Limits,
+    bytes: u64,
+    slots: Arc<Slots>,
 ) {
-    let all_units = units(limits.bytes).max(1);
+    let Closing(queue) = &queue;
+    let all_units = units(bytes).max(1);
     let memory = Arc::new(Semaphore::new(all_units as usize));
-    let slots = Arc::new(Semaphore::new(limits.requests.max(1)));
     let mut threads = threads.iter().cycle();
-    while let Some((request, ticket)) = requests.recv().await {
-        // An answer that is larger than all memory is waited for alone.
-        let wanted = units(request.expected_bytes).clamp(1, all_units);
-        let (Ok(memory), Ok(slot)) =
-            (memory.clone().acquire_many_owned(wanted).await, slots.clone().acquire_owned().await)
-        else {
-            return;
+    loop {
+        let Some((urgency, expected_bytes)) = queue.first() else {
+            queue.changed.notified().await;
+            continue;
         };
+        // An answer that is larger than all memory is waited for alone.
+        let wanted = units(expected_bytes).clamp(1, all_units);
+        let mut reserved = pin!(async {
+            let memory = memory.clone().acquire_many_owned(wanted).await.ok();
+            (memory, slots.take().await)
+        });
+        let is_first = || queue.first().is_some_and(|(first, _)| first == urgency);
+        let reserved = loop {
+            match select(reserved.as_mut(), pin!(queue.changed.notified())).await {
+                Either::Left((reserved, _)) => break Some(reserved).filter(|_| is_first()),
+                Either::Right(_) if is_first() => {}
+                // A request that is more urgent has come.
+                Either::Right(_) => break None,
+            }
+        };
+        let Some((Some(memory), Some(slot))) = reserved else { continue };
+        let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };
         if threads.next().is_none_or(|thread| thread.send(Message::Send(admitted)).is_err()) {
             return;
@@ -207,30 +251,31 @@ async fn admit<T>(
 /// What a network thread has.
 struct Network<T> {
     receiver: mpsc::UnboundedReceiver<Message<T>>,
-    in_flight: Arc<InFlight>,
+    common: Arc<Common>,
 }
 
 impl<T: Send + 'static> Network<T> {
     /// Polls requests until the scheduler is dropped.
     async fn run(mut self) {
-        let connections = Connections::new(Session::WHILE_READING);
-        let mut clients = Clients { connections, by_address: HashMap::new() };
+        let mut clients = Clients::new(self.common.traffic.clone());
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
-            let Admitted { mut request, ticket, memory, slot } = admitted;
-            let in_flight = self.in_flight.clone();
-            match clients.of(&request.store) {
-                Ok(client) => request.store = client,
+            let Admitted { request, ticket, memory, slot } = admitted;
+            let client = match clients.of(&request.store) {
+                Ok(client) => client,
                 Err(error) => {
                     ticket.answer(Err(error));
                     continue;
                 }
-            }
+            };
+            let common = self.common.clone();
             tokio::spawn(async move {
-                let now = in_flight.now.fetch_add(1, Ordering::Relaxed) + 1;
-                in_flight.most.fetch_max(now, Ordering::Relaxed);
-                let answer = receive(&request, memory).await;
-                in_flight.now.fetch_sub(1, Ordering::Relaxed);
-                drop(slot);
+                let transfer = Transfer { request: &request, client: &client, common: &common };
+                let answer = transfer.receive(memory, slot).await;
+                common.counters.requests_repeated.add(common.traffic.take_failed());
+                match common.traffic.take_refused() {
+                    true => common.slots.refused(Instant::now()),
+                    false => common.slots.answered(),
+                }
                 ticket.answer(answer);
             });
         }
@@ -240,43 +285,26 @@ impl<T: Send + 'static> Network<T> {
 /// The stores of one thread with its connections, by their addresses: a connection is best polled by the thread that uses it.
 struct Clients {
     connections: Connections,
-    by_address: HashMap<*const (), Client>,
-}
-
-struct Client {
-    /// Keeps the address of the store its own.
-    _store: Arc<dyn Store>,
-    client: Arc<dyn Store>,
+    /// Each with the store that has the address, which nothing else gets while it is here.
+    by_address: HashMap<*const (), (Arc<dyn Store>, Arc<Client>)>,
 }
 
 impl Clients {
-    fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<dyn Store>> {
+    fn new(traffic: Arc<Traffic>) -> Self {
+        let connections = Connections::new(Session::WHILE_READING, traffic);
+        Self { connections, by_address: HashMap::new() }
+    }
+
+    fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<Client>> {
         let address = Arc::as_ptr(store).cast::<()>();
-        if let Some(known) = self.by_address.get(&address) {
-            return Ok(known.client.clone());
+        if let Some((_, known)) = self.by_address.get(&address) {
+            return Ok(known.clone());
         }
-        let client = store.connect(&self.connections)?.unwrap_or_else(|| store.clone());
-        self.by_address.insert(address, Client { _store: store.clone(), client: client.clone() });
+        let connected = store.connect(&self.connections)?.unwrap_or_else(|| store.clone());
+        let client = Arc::new(Client { store: connected, splits: AtomicBool::new(true) });
+        self.by_address.insert(address, (store.clone(), client.clone()));
         Ok(client)
     }
-}
-
-/// Sends a request and waits for all of its bytes.
-async fn receive(request: &Request, mut memory: OwnedSemaphorePermit) -> io::Result<Option<Received>> {
-    let Request { store, key, extent, version, most_bytes, .. } = request;
-    let Some(body) = store.get(key, extent.clone(), version.as_ref()).await? else { return Ok(None) };
-    let range = body.range.clone();
-    let length = range.end - range.start;
-    if length > *most_bytes {
-        return Err(Obstacle::LongerThanEncoded { bytes: length, most_bytes: *most_bytes }.into());
-    }
-    // What was reserved beyond the length, which is known now, is for others.
-    let excess = memory.num_permits().saturating_sub(units(length).max(1) as usize);
-    drop(memory.split(excess));
-    let mut bytes = vec![];
-    memory::reserve(&mut bytes, length).map_err(io::Error::other)?;
-    let head = body.read_to(&mut bytes).await?;
-    Ok(Some(Received { bytes, range, head, _memory: memory }))
 }
 
 impl<T> Drop for Scheduler<T> {

@@ -346,11 +346,14 @@ impl Start<'_> {
             threads: Options::NETWORK_THREADS,
             requests: Options::REQUESTS_IN_FLIGHT,
             bytes: self.plan.fetched_bytes(),
+            split_above_bytes: Options::SPLIT_ABOVE_BYTES,
         };
         let kept = Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes());
         let most_bytes = self.setup.options.most_host_memory_bytes;
-        let fetcher = fetch::Remote::new(dataset.clone(), limits, kept, most_bytes, jobs.clone());
+        let counters = self.status.counters.clone();
+        let fetcher = fetch::Remote::new(dataset.clone(), limits, kept, most_bytes, jobs.clone(), counters);
         let fetcher = fetcher.map_err(|source| Error::Thread { source })?;
+        self.status.requests(fetcher.slots());
         Ok(Some(planner::Remote { fetcher, parts }))
     }
 

@@ -3,6 +3,7 @@
 use super::checkpoint::{Cursor, Identity};
 use crate::batch::Progress;
 use crate::decode::device_pool::DevicePool;
+use crate::fetch::Slots;
 use crate::gpu::PinnedPool;
 use crate::sampler::Shuffle;
 use crate::stats::Counters;
@@ -35,6 +36,8 @@ struct Details {
     start: Cursor,
     cache_pool: Option<Arc<DevicePool>>,
     memory: Option<MemoryInUse>,
+    /// The requests in flight to stores that are not folders.
+    requests: Option<Arc<Slots>>,
 }
 
 /// The owners of the memory that a running reader has.
@@ -67,7 +70,7 @@ impl Status {
             counters: Arc::default(),
             next: AtomicU64::new(start.batch),
             identity,
-            details: Mutex::new(Details { start, cache_pool: None, memory: None }),
+            details: Mutex::new(Details { start, cache_pool: None, memory: None, requests: None }),
         }
     }
 
@@ -93,6 +96,10 @@ impl Status {
         all.insert("host_memory_peak_bytes".into(), most.1.into());
         all.insert("chunk_cache_bytes".into(), capacity.into());
         all.insert("chunk_cache_peak_bytes".into(), peak.into());
+        let in_flight = details.requests.as_ref();
+        all.insert("requests_in_flight".into(), in_flight.map_or(0, |slots| slots.in_flight()).into());
+        let most = in_flight.map_or(0, |slots| slots.most_in_flight());
+        all.insert("requests_in_flight_peak".into(), most.into());
         let order = &details.start.order;
         all.insert("samples".into(), order.samples().into());
         all.insert("shuffle".into(), order.shuffle().map_or(Value::Null, shuffle_to_json));
@@ -125,6 +132,11 @@ impl Status {
     pub(super) fn started(&self, cache_pool: Arc<DevicePool>, memory: MemoryInUse) {
         let mut details = self.lock();
         (details.cache_pool, details.memory) = (Some(cache_pool), Some(memory));
+    }
+
+    /// Notes that requests are made.
+    pub(super) fn requests(&self, slots: Option<Arc<Slots>>) {
+        self.lock().requests = slots;
     }
 
     fn lock(&self) -> MutexGuard<'_, Details> {

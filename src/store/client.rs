@@ -1,6 +1,8 @@
 //! Clients of object stores and web servers, from what the user says of credentials and endpoints.
 
 use super::access::Options;
+use super::connections::Connections;
+use super::traffic::Counting;
 use crate::error::Result;
 use crate::options::argument;
 
@@ -63,17 +65,22 @@ impl Builder {
         }
     }
 
-    /// Requests that fail for a reason that may pass are repeated for as long as `patience`.
+    /// A client for these connections.
     ///
     /// # Errors
     /// Options that do not fit together.
-    pub fn build(&self, patience: Duration) -> object_store::Result<Arc<dyn ObjectStore>> {
-        let retry = RetryConfig { retry_timeout: patience, ..RetryConfig::default() };
+    pub fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let retry = RetryConfig { retry_timeout: connections.patience, ..RetryConfig::default() };
+        let counting = || Counting(connections.traffic.clone());
         Ok(match self.of.clone() {
-            Of::S3(builder) => Arc::new(builder.with_retry(retry).build()?),
-            Of::Google(builder) => Arc::new(builder.with_retry(retry).build()?),
-            Of::Azure(builder) => Arc::new(builder.with_retry(retry).build()?),
-            Of::Http(builder) => Arc::new(builder.with_retry(retry).build()?),
+            Of::S3(builder) => Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?),
+            Of::Google(builder) => {
+                Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?)
+            }
+            Of::Azure(builder) => {
+                Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?)
+            }
+            Of::Http(builder) => Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?),
         })
     }
 }

@@ -110,8 +110,10 @@ impl CloudStore {
                 Head { object_bytes: range.end, version: expected.cloned().unwrap_or(Version::Immutable) };
             return Ok(Some(Body { head, range: range.clone(), stream: stream::empty().boxed() }));
         }
+        let is_prefix = matches!(extent, Extent::Prefix(_));
         let range = match extent {
             Extent::Whole => None,
+            Extent::Prefix(bytes) => Some(GetRange::Bounded(0..bytes)),
             Extent::Range(range) => Some(GetRange::Bounded(range)),
             // Azure has no ranges from the end.
             Extent::Suffix(bytes) if self.builder.kind() == Kind::Azure => {
@@ -145,7 +147,7 @@ impl CloudStore {
         }
         let range = answer.range.clone();
         if let Some(GetRange::Bounded(asked)) = bounds
-            && range != asked
+            && range != (asked.start..if is_prefix { asked.end.min(head.object_bytes) } else { asked.end })
         {
             return Err(Obstacle::OutOfRange { range: asked, object_bytes: head.object_bytes }.into());
         }
@@ -208,7 +210,7 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
 
 impl Store for CloudStore {
     fn connect(&self, connections: &Connections) -> io::Result<Option<Arc<dyn Store>>> {
-        let make = || self.builder.build(connections.patience);
+        let make = || self.builder.build(connections);
         let client = Some(connections.client(&self.builder.name, make).map_err(|error| self.failed(&error))?);
         let (url, prefix, builder) = (self.url.clone(), self.prefix.clone(), self.builder.clone());
         Ok(Some(Arc::new(Self { url, prefix, builder, client })))
@@ -283,13 +285,13 @@ mod tests {
             assert_eq!(store.prefix.as_ref(), prefix, "{url}");
             let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
             assert_eq!(store.path("c/0/1").unwrap().as_ref(), format!("{prefix}c/0/1"));
-            assert!(store.connect(&Connections::new(Duration::ZERO)).unwrap().is_some());
+            assert!(store.connect(&Connections::new(Duration::ZERO, Arc::default())).unwrap().is_some());
         }
     }
 
     #[test]
     fn stores_in_one_bucket_with_the_same_options_share_a_client() {
-        let connections = Connections::new(Duration::ZERO);
+        let connections = Connections::new(Duration::ZERO, Arc::default());
         let options = json!({"anon": true, "region": "eu-west-1"});
         for (url, options, clients) in [
             ("s3://bucket/a.zarr", &options, 1),
@@ -308,7 +310,7 @@ mod tests {
     #[test]
     fn options_that_do_not_fit_together_are_refused_with_the_url() {
         let store = open("az://container/x", json!({"anon": true})).unwrap();
-        let error = store.connect(&Connections::new(Duration::ZERO)).unwrap_err().to_string();
+        let error = store.connect(&Connections::new(Duration::ZERO, Arc::default())).unwrap_err().to_string();
         assert!(error.contains("az://container/x") && error.contains("ccount"), "{error}");
     }
 

@@ -1,5 +1,7 @@
 //! The connections of one thread to the stores that it asks.
 
+use super::traffic::Traffic;
+
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,6 +14,8 @@ use object_store::ObjectStore;
 pub struct Connections {
     /// How long a request that fails for a reason that may pass is repeated.
     pub patience: Duration,
+    /// Is told what fails and is sent again.
+    pub traffic: Arc<Traffic>,
     clients: Mutex<BTreeMap<String, Arc<dyn ObjectStore>>>,
 }
 
@@ -24,8 +28,8 @@ impl fmt::Debug for Connections {
 
 impl Connections {
     /// None yet.
-    pub fn new(patience: Duration) -> Self {
-        Self { patience, clients: Mutex::default() }
+    pub fn new(patience: Duration, traffic: Arc<Traffic>) -> Self {
+        Self { patience, traffic, clients: Mutex::default() }
     }
 
     /// The client of that name, which is made if there is none.

@@ -31,6 +31,18 @@ pub enum Version {
     Immutable,
 }
 
+impl Version {
+    /// Whether all answers with this version have the bytes of one object, so that parts of several may be put together. Times are too coarse
+    /// for that, and weak tags are of objects that mean the same.
+    pub fn tells_bytes(&self) -> bool {
+        match self {
+            Self::File(_) | Self::Immutable => true,
+            Self::ETag(tag) => !tag.starts_with("W/"),
+            Self::Modified { .. } => false,
+        }
+    }
+}
+
 /// What is asked for of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Extent {
@@ -38,6 +50,8 @@ pub enum Extent {
     Whole,
     /// A range of its bytes; the end is excluded.
     Range(Range<u64>),
+    /// Its first bytes, as many as this; all of them if it has fewer.
+    Prefix(u64),
     /// Its last bytes, as many as this; all of them if it has fewer.
     Suffix(u64),
 }
@@ -50,6 +64,7 @@ impl Extent {
     pub fn range_in(&self, object_bytes: u64) -> Result<Range<u64>, Obstacle> {
         match self {
             Self::Whole => Ok(0..object_bytes),
+            Self::Prefix(bytes) => Ok(0..object_bytes.min(*bytes)),
             Self::Suffix(bytes) => Ok(object_bytes.saturating_sub(*bytes)..object_bytes),
             Self::Range(range) if range.start <= range.end && range.end <= object_bytes => Ok(range.clone()),
             Self::Range(range) => Err(Obstacle::OutOfRange { range: range.clone(), object_bytes }),

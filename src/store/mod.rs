@@ -12,6 +12,7 @@ mod local;
 mod memory;
 mod session;
 mod stamp;
+mod traffic;
 mod uri;
 
 pub use access::{Access, StorageOptions, without_secrets};
@@ -22,4 +23,5 @@ pub use folder::Folder;
 pub use memory::MemoryStore;
 pub use session::{Session, Sessions};
 pub use stamp::Stamp;
+pub use traffic::Traffic;
 pub use uri::{is_url, open};

@@ -27,7 +27,7 @@ pub struct Session {
 impl Sessions {
     /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
     pub fn new(patience: Duration) -> Self {
-        Self { connections: Connections::new(patience), runtime: OnceCell::new() }
+        Self { connections: Connections::new(patience, Arc::default()), runtime: OnceCell::new() }
     }
 
     /// A session with a store.

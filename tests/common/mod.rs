@@ -1,12 +1,13 @@
 //! What several tests share.
 
 use std::io;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
-use zarr_dali::store::{Body, Extent, Head, Listing, MemoryStore, Store, Version};
+use zarr_dali::store::{Body, Extent, Head, Listing, MemoryStore, Store, Version, read_whole};
 
 /// How a request fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +18,10 @@ pub enum Fault {
     Unavailable,
     /// The connection ends in the middle of the bytes.
     CutShort,
+    /// The connection breaks in the middle of the bytes.
+    Broken,
+    /// Another object is there from now on.
+    Replaced,
     /// More bytes come than were announced.
     Overlong,
     /// The client panics.
@@ -32,8 +37,14 @@ pub struct FakeStore {
     pub latency: Duration,
     /// Every so many requests for a chunk fail, and how. A chunk is what has a key with a `c/` in it.
     pub fault: Option<(u64, Fault)>,
+    /// Every so many requests for a chunk take so long.
+    pub late: Option<(u64, Duration)>,
+    /// Whether it has no entity tags, but times, which do not change here.
+    pub untagged: bool,
     /// Requests that were made for chunks.
     pub requests_made: AtomicU64,
+    /// What was asked for of chunks, in this order.
+    pub asked: Mutex<Vec<(String, Extent)>>,
 }
 
 impl FakeStore {
@@ -45,20 +56,33 @@ impl FakeStore {
         self.requests_made.load(Ordering::Relaxed)
     }
 
-    async fn wait(&self) {
+    async fn wait(&self, number: u64) {
+        let late = self.late.filter(|(every, _)| number > 0 && number.is_multiple_of(*every));
+        let time = late.map_or(self.latency, |(_, time)| time);
         // Metadata are read by threads that wait.
         match tokio::runtime::Handle::try_current() {
-            Ok(_) => tokio::time::sleep(self.latency).await,
-            Err(_) => std::thread::sleep(self.latency),
+            Ok(_) => tokio::time::sleep(time).await,
+            Err(_) => std::thread::sleep(time),
         }
     }
 
-    fn fault_of_next(&self, key: &str) -> Option<Fault> {
-        if !key.contains("c/") {
-            return None;
+    /// What the store says of an object.
+    fn shown(&self, head: Head) -> Head {
+        match self.untagged {
+            true => Head { version: Version::Modified { at_ns: 7 }, ..head },
+            false => head,
         }
+    }
+
+    /// Number of a request for a chunk, and how it fails.
+    fn next(&self, key: &str, extent: &Extent) -> (u64, Option<Fault>) {
+        if !key.contains("c/") {
+            return (0, None);
+        }
+        self.asked.lock().unwrap().push((key.into(), extent.clone()));
         let number = self.requests_made.fetch_add(1, Ordering::Relaxed) + 1;
-        self.fault.filter(|(every, _)| number.is_multiple_of(*every)).map(|(_, fault)| fault)
+        let fault = self.fault.filter(|(every, _)| number.is_multiple_of(*every));
+        (number, fault.map(|(_, fault)| fault))
     }
 }
 
@@ -70,32 +94,41 @@ impl Store for FakeStore {
         expected: Option<&'a Version>,
     ) -> BoxFuture<'a, io::Result<Option<Body>>> {
         async move {
-            let fault = self.fault_of_next(key);
-            self.wait().await;
+            let (number, fault) = self.next(key, &extent);
+            self.wait(number).await;
             match fault {
                 Some(Fault::Denied) => return Err(io::ErrorKind::PermissionDenied.into()),
                 Some(Fault::Panic) => panic!("on purpose"),
                 Some(Fault::Unavailable) => return Err(io::Error::other("503 Slow Down")),
                 _ => {}
             }
-            let Some(body) = self.objects.get(key, extent, expected).await? else { return Ok(None) };
-            let (head, range) = (body.head.clone(), body.range.clone());
+            if fault == Some(Fault::Replaced) {
+                if let Some((bytes, _)) = read_whole(&self.objects, key, u64::MAX).await? {
+                    self.objects.put(key, bytes.iter().map(|byte| !byte).collect::<Vec<u8>>());
+                }
+            }
+            let version = expected.filter(|_| !self.untagged);
+            let Some(body) = self.objects.get(key, extent, version).await? else { return Ok(None) };
+            let (head, range) = (self.shown(body.head.clone()), body.range.clone());
             let mut bytes = Vec::new();
             body.read_to(&mut bytes).await?;
             match fault {
-                Some(Fault::CutShort) => bytes.truncate(bytes.len() / 2),
+                Some(Fault::CutShort | Fault::Broken) => bytes.truncate(bytes.len() / 2),
                 Some(Fault::Overlong) => bytes.push(0),
                 _ => {}
             }
-            let pieces: Vec<_> =
+            let mut pieces: Vec<_> =
                 bytes.chunks(Self::PIECE_BYTES).map(|piece| Ok(piece.to_vec().into())).collect();
+            if fault == Some(Fault::Broken) {
+                pieces.push(Err(io::ErrorKind::ConnectionReset.into()));
+            }
             Ok(Some(Body { head, range, stream: futures::stream::iter(pieces).boxed() }))
         }
         .boxed()
     }
 
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Option<Head>>> {
-        self.objects.head(key)
+        async move { Ok(self.objects.head(key).await?.map(|head| self.shown(head))) }.boxed()
     }
 
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {

@@ -47,6 +47,10 @@ class Settings:
     latency_s: float = 0.0
     absent: int = 404
     """How a request for what is not there is answered."""
+    tags: bool = True
+    """Whether objects have entity tags, and not only times."""
+    capacity: int = 0
+    """More requests for chunks at once are answered 503, if it is not 0."""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -54,6 +58,8 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     chunks = 0
     """Requests for chunks so far."""
+    busy = 0
+    """Requests that are answered now."""
     settings: Settings
     chance: random.Random
     log: list
@@ -90,6 +96,18 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, json.dumps(self.log).encode())
         wanted = self.headers.get("Range")
         fault = self._fault(path, wanted)
+        with self.lock:
+            type(self).busy += 1
+            if "/c/" in path and 0 < self.settings.capacity < self.busy:
+                fault = "503"
+                self.log[-1]["refused"] = True
+        try:
+            return self._answer_with(path, wanted, fault, with_body)
+        finally:
+            with self.lock:
+                type(self).busy -= 1
+
+    def _answer_with(self, path, wanted, fault, with_body):
         time.sleep(self.settings.latency_s)
         if fault == "reset":
             self.close_connection = True
@@ -116,7 +134,9 @@ class _Handler(BaseHTTPRequestHandler):
             if start >= len(data):
                 return self._send(416, b"", {"Content-Range": f"bytes */{len(data)}"})
             status = 206
-        headers = {"ETag": tag, "Last-Modified": email.utils.formatdate(file.stat().st_mtime, usegmt=True)}
+        headers = {"Last-Modified": email.utils.formatdate(file.stat().st_mtime, usegmt=True)}
+        if self.settings.tags:
+            headers["ETag"] = tag
         if status == 206:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         return self._send(status, data[start:end], headers, with_body, fault == "short")
@@ -149,15 +169,16 @@ class Server:
         self.url = url
 
     def requests(self):
-        """All requests so far: `method`, `path`, `range` and the names of all `headers`."""
+        """All requests so far: `method`, `path`, `range`, the names of all `headers`, and whether it was
+        `refused` for want of capacity."""
         with urllib.request.urlopen(self.url + LOG) as answer:
             return json.load(answer)
 
 
 @contextmanager
-def serving(root, latency_s=0.0, absent=404, **faults):
+def serving(root, latency_s=0.0, absent=404, tags=True, capacity=0, **faults):
     """A server over a folder, with the fields of `Settings` and `Faults`."""
-    settings = Settings(str(root), latency_s, absent, Faults(**faults))
+    settings = Settings(str(root), latency_s, absent, tags, capacity, Faults(**faults))
     process = subprocess.Popen(
         [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
     )

@@ -35,11 +35,11 @@ def write(folder, data, kind, **more):
     return array
 
 
-def read(path, *, window=(2,), batch_size=5, batches=4, **arguments):
+def read(path, *, window=(2,), stride=2, batch_size=5, batches=4, **arguments):
     """The first batches of a reader in order, on the CPU."""
     pipe = Pipeline(batch_size=batch_size, num_threads=2, device_id=None)
     with pipe:
-        reader = {"window": list(window), "stride": [2], "device": "cpu", "name": "reader"}
+        reader = {"window": list(window), "stride": [stride], "device": "cpu", "name": "reader"}
         pipe.set_outputs(fn.readers.zarr(path=path, **reader, **arguments))
     pipe.build()
     found = [np.stack([np.array(sample) for sample in pipe.run()[0]]) for _ in range(batches)]
@@ -177,6 +177,81 @@ def test_azure_is_asked_once_for_length_and_bytes_of_one_version(bucket, rng):
         assert all(
             "if-match" in request["headers"] and request["method"] == "GET" for request in [index, *inner]
         )
+
+
+def chunk_requests(server):
+    return [request for request in server.requests() if "/c/" in request["path"]]
+
+
+def test_inner_chunks_that_lie_near_each_other_are_requested_together_and_counted(bucket, rng):
+    data = values(rng)
+    folder = bucket / "bucket" / "data.zarr"
+    write(folder, data, "sharded")
+    with serving(bucket) as server:
+        found, pipe = read(f"{server.url}/bucket/data.zarr", batch_size=4, batches=5)
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        requests = chunk_requests(server)
+        stats = zarr_dali.stats(pipe)
+    # A batch wants all 8 inner chunks of a sharded chunk. DALI is ahead of the batches that were taken.
+    by_path = {}
+    for request in requests:
+        by_path.setdefault(request["path"], []).append(request["range"])
+    assert len(by_path) == 5
+    for path, ranges in by_path.items():
+        index, inner = ranges[:2]
+        assert index.startswith("bytes=-") and inner.startswith("bytes=0-"), ranges
+        assert int(inner.split("-")[1]) < (folder / path.split("data.zarr/")[1]).stat().st_size
+    fetched = stats["bytes_fetched"]
+    assert stats["requests"] >= 10 and stats["requests_repeated"] == 0
+    assert stats["bytes_read"] < fetched and stats["requests_in_flight"] <= 256
+    assert 1 <= stats["requests_in_flight_peak"] <= 256
+
+
+def test_a_large_chunk_is_fetched_in_parts_where_tags_tell_that_they_are_of_one_object(bucket, rng):
+    data = rng.random((2, 2500, 2000)).astype("f4")
+    array = zarr.create_array(
+        store=bucket / "bucket" / "data.zarr", data=data, chunks=(1, 2500, 2000), compressors=None
+    )
+    assert array.nbytes == 40e6
+    for tags in (True, False):
+        with serving(bucket, tags=tags) as server:
+            url = f"{server.url}/bucket/data.zarr"
+            found, _ = read(url, window=(1,), stride=1, batch_size=1, batches=2)
+            np.testing.assert_array_equal(found.reshape(data.shape), data)
+            requests = chunk_requests(server)
+        ranges = [request["range"] for request in requests if request["path"].endswith("c/0/0/0")]
+        part = 12 << 20
+        if tags:
+            # DALI is ahead, in the next epoch.
+            assert sorted(set(ranges)) == [f"bytes=0-{part - 1}", f"bytes={part}-{20_000_000 - 1}"]
+            assert sum("if-match" in request["headers"] for request in requests) >= 1
+        else:
+            assert {None} <= set(ranges) <= {f"bytes=0-{part - 1}", None}
+
+
+@pytest.mark.parametrize("kind", ["raw", "sharded"])
+def test_a_body_that_breaks_off_is_fetched_again_without_tags(bucket, rng, kind):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, kind)
+    with serving(bucket, tags=False, kinds=["short"], every=5) as server:
+        found, pipe = read(f"{server.url}/bucket/data.zarr")
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        assert zarr_dali.stats(pipe)["requests_repeated"] > 0
+
+
+def test_a_server_that_has_no_time_is_asked_less(bucket, rng):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "raw", chunks=(1, 4, 12))
+    with serving(bucket, latency_s=0.02, capacity=12) as server:
+        found, pipe = read(f"{server.url}/bucket/data.zarr")
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        requests = chunk_requests(server)
+        refused = [request.get("refused", False) for request in requests]
+        stats = zarr_dali.stats(pipe)
+    assert sum(refused) > 0 and stats["requests_repeated"] > 0
+    third = len(refused) // 3
+    # First as many as may be, then as many as the server takes, and now and then some more.
+    assert sum(refused[-third:]) < sum(refused[:third]), (sum(refused[:third]), sum(refused[-third:]))
 
 
 FAULTS = {

@@ -1,0 +1,107 @@
+//! What is asked for, and what comes.
+
+use crate::memory;
+use crate::store::{Extent, Head, Store, Version};
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use tokio::sync::OwnedSemaphorePermit;
+
+/// What is asked for.
+#[derive(Debug)]
+pub struct Request {
+    /// Of which store.
+    pub store: Arc<dyn Store>,
+    /// Key of the object.
+    pub key: String,
+    /// Which of its bytes.
+    pub extent: Extent,
+    /// The version that the object has to have, if an earlier answer told it.
+    pub version: Option<Version>,
+    /// Bytes that the answer will probably have. Memory is reserved for them before the request is sent.
+    pub expected_bytes: u64,
+    /// The most bytes that the answer can have.
+    pub most_bytes: u64,
+    /// Number of the batch that needs the answer first. Requests of earlier batches are sent first.
+    pub batch: u64,
+}
+
+/// The answer to a request.
+#[derive(Debug)]
+pub struct Received {
+    /// Where the bytes are in the object.
+    pub range: Range<u64>,
+    /// The object.
+    pub head: Head,
+    /// The bytes, as they were asked for: one part behind the other.
+    pub(super) parts: Vec<Vec<u8>>,
+    /// Given back with the bytes.
+    pub(super) _memory: OwnedSemaphorePermit,
+}
+
+impl Received {
+    /// Copies the bytes from `offset` of the object on.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` for bytes that were not asked for.
+    pub fn read_at(&self, offset: u64, mut into: &mut [u8]) -> io::Result<()> {
+        let skip = offset.checked_sub(self.range.start).and_then(|skip| usize::try_from(skip).ok());
+        let mut skip = skip.ok_or(io::ErrorKind::UnexpectedEof)?;
+        for part in &self.parts {
+            let found = part.get(skip..).unwrap_or_default();
+            skip = skip.saturating_sub(part.len());
+            let count = found.len().min(into.len());
+            let (now, rest) = into.split_at_mut(count);
+            now.copy_from_slice(&found[..count]);
+            into = rest;
+        }
+        if into.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
+    }
+
+    /// All of the bytes.
+    ///
+    /// # Errors
+    /// Memory that cannot be had.
+    pub fn into_bytes(mut self) -> io::Result<Vec<u8>> {
+        if self.parts.len() == 1 {
+            return Ok(self.parts.swap_remove(0));
+        }
+        let mut bytes = vec![];
+        memory::reserve(&mut bytes, self.range.end - self.range.start).map_err(io::Error::other)?;
+        self.parts.iter().for_each(|part| bytes.extend_from_slice(part));
+        Ok(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use tokio::sync::Semaphore;
+
+    proptest! {
+        #[test]
+        fn parts_are_read_as_one(
+            lengths in prop::collection::vec(0usize..20, 0..6), start in 0u64..100, offset in 0u64..140, bytes in 0usize..60,
+        ) {
+            let all: Vec<u8> = (0..lengths.iter().sum::<usize>()).map(|i| i as u8).collect();
+            let mut rest = all.as_slice();
+            let parts = lengths.iter().map(|&length| rest.split_off(..length).unwrap().to_vec()).collect();
+            let range = start..start + all.len() as u64;
+            let head = Head { object_bytes: 1000, version: Version::Immutable };
+            let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let received = Received { range: range.clone(), head, parts, _memory: memory };
+            let mut found = vec![0; bytes];
+            let read = received.read_at(offset, &mut found);
+            let inside = offset >= range.start && offset + bytes as u64 <= range.end || bytes == 0 && offset >= range.start;
+            prop_assert_eq!(read.is_ok(), inside);
+            if inside && bytes > 0 {
+                let from = (offset - start) as usize;
+                prop_assert_eq!(&found, &all[from..from + bytes]);
+            }
+            prop_assert_eq!(received.into_bytes().unwrap(), all);
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! How many requests may be in flight: fewer when a store says that it has no time, more again when it answers.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+/// Slots for requests. One limit holds for all threads.
+#[derive(Debug)]
+pub struct Slots {
+    semaphore: Arc<Semaphore>,
+    most: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    /// How many there are now.
+    limit: usize,
+    /// How many of those that are taken are not given back when they are free.
+    owed: usize,
+    /// Answers since the limit changed.
+    answers: usize,
+    reduced: Option<Instant>,
+    in_flight: usize,
+    most_in_flight: usize,
+}
+
+/// A slot that is taken until it is dropped.
+#[derive(Debug)]
+pub struct Slot {
+    slots: Arc<Slots>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Slots {
+    /// A store has no time for all requests of a moment alike: that counts once.
+    const MOMENT: Duration = Duration::from_millis(500);
+    /// The least that the limit becomes.
+    const LEAST: usize = 4;
+
+    /// That many, until a store has no time.
+    pub fn new(most: usize) -> Arc<Self> {
+        let most = most.max(1);
+        let state =
+            State { limit: most, owed: 0, answers: 0, reduced: None, in_flight: 0, most_in_flight: 0 };
+        Arc::new(Self { semaphore: Arc::new(Semaphore::new(most)), most, state: Mutex::new(state) })
+    }
+
+    /// Waits for a slot, behind all that waited before. `None` never comes as long as the slots are there.
+    pub async fn take(self: &Arc<Self>) -> Option<Slot> {
+        let permit = self.semaphore.clone().acquire_owned().await.ok()?;
+        let mut state = self.lock();
+        state.in_flight += 1;
+        state.most_in_flight = state.most_in_flight.max(state.in_flight);
+        drop(state);
+        Some(Slot { slots: self.clone(), permit: Some(permit) })
+    }
+
+    /// A store said that it has no time: half as many from now on.
+    pub fn refused(&self, now: Instant) {
+        let mut state = self.lock();
+        if state.reduced.is_some_and(|last| now.saturating_duration_since(last) < Self::MOMENT) {
+            return;
+        }
+        let limit = (state.limit / 2).max(Self::LEAST.min(self.most));
+        let taken = self.semaphore.forget_permits(state.limit - limit);
+        state.owed += state.limit - limit - taken;
+        (state.limit, state.answers, state.reduced) = (limit, 0, Some(now));
+    }
+
+    /// A request was answered: when as many were as there are slots, there are some more.
+    pub fn answered(&self) {
+        let mut state = self.lock();
+        state.answers += 1;
+        if state.limit == self.most || state.answers < state.limit {
+            return;
+        }
+        let more = (self.most / 16).clamp(1, self.most - state.limit);
+        let kept = more.min(state.owed);
+        state.owed -= kept;
+        self.semaphore.add_permits(more - kept);
+        (state.limit, state.answers) = (state.limit + more, 0);
+    }
+
+    /// How many are taken now.
+    pub fn in_flight(&self) -> usize {
+        self.lock().in_flight
+    }
+
+    /// The most that were taken at once.
+    pub fn most_in_flight(&self) -> usize {
+        self.lock().most_in_flight
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        let mut state = self.slots.lock();
+        state.in_flight -= 1;
+        if state.owed > 0
+            && let Some(permit) = self.permit.take()
+        {
+            state.owed -= 1;
+            permit.forget();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures::FutureExt;
+    use futures::executor::block_on;
+    use proptest::prelude::*;
+
+    fn take(slots: &Arc<Slots>) -> Option<Slot> {
+        slots.take().now_or_never().flatten()
+    }
+
+    #[test]
+    fn a_store_without_time_halves_the_limit_once_a_moment_and_answers_raise_it_again() {
+        let slots = Slots::new(64);
+        let mut taken: Vec<Slot> = (0..64).map(|_| block_on(slots.take()).unwrap()).collect();
+        assert!(take(&slots).is_none());
+        let now = Instant::now();
+        (0..10).for_each(|_| slots.refused(now));
+        slots.refused(now + Slots::MOMENT);
+        // 16 may be in flight.
+        taken.truncate(16);
+        assert!(take(&slots).is_none() && slots.in_flight() == 16);
+        taken.truncate(15);
+        taken.push(take(&slots).unwrap());
+        (0..16).for_each(|_| slots.answered());
+        taken.extend((0..4).map(|_| take(&slots).unwrap()));
+        assert!(take(&slots).is_none());
+        // All of them again.
+        (0..64 * 12).for_each(|_| slots.answered());
+        taken.extend((20..64).map(|_| take(&slots).unwrap()));
+        assert!(take(&slots).is_none() && slots.most_in_flight() == 64);
+        // Never fewer than some.
+        (0..20).for_each(|i| slots.refused(now + 10 * (i + 1) * Slots::MOMENT));
+        taken.clear();
+        assert_eq!(std::iter::from_fn(|| take(&slots).map(|slot| taken.push(slot))).count(), Slots::LEAST);
+    }
+
+    proptest! {
+        #[test]
+        fn slots_are_neither_lost_nor_made(most in 1usize..40, steps in prop::collection::vec(0u8..4, 0..200)) {
+            let slots = Slots::new(most);
+            let (mut taken, start) = (vec![], Instant::now());
+            for (number, step) in (0u32..).zip(&steps) {
+                match step {
+                    0 => taken.extend(take(&slots)),
+                    1 => _ = taken.pop(),
+                    2 => slots.refused(start + number * Slots::MOMENT),
+                    _ => slots.answered(),
+                }
+                prop_assert!(taken.len() <= most && slots.in_flight() == taken.len());
+            }
+            taken.clear();
+            let limit = slots.lock().limit;
+            prop_assert!(limit <= most && limit >= Slots::LEAST.min(most));
+            taken.extend(std::iter::from_fn(|| take(&slots)));
+            prop_assert_eq!(taken.len(), limit);
+        }
+    }
+}

@@ -1,0 +1,74 @@
+//! How long answers take to begin, and from when on one is late.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+/// The times of the last answers.
+#[derive(Debug)]
+pub(super) struct Tail(Mutex<State>);
+
+#[derive(Debug, Default)]
+struct State {
+    times: Vec<Duration>,
+    /// Where the next goes.
+    next: usize,
+    delay: Option<Duration>,
+}
+
+impl Tail {
+    /// So many are looked at.
+    const TIMES: usize = 256;
+    /// After so many the delay is found anew.
+    const EVERY: usize = 64;
+    /// Nobody is late before, because a second request has its price.
+    const LEAST: Duration = Duration::from_millis(50);
+
+    pub fn new() -> Self {
+        Self(Mutex::default())
+    }
+
+    /// Notes how long an answer took to begin.
+    pub fn note(&self, time: Duration) {
+        let mut guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *guard;
+        match state.times.get_mut(state.next) {
+            Some(place) => *place = time,
+            None => state.times.push(time),
+        }
+        state.next = (state.next + 1) % Self::TIMES;
+        if state.next.is_multiple_of(Self::EVERY) {
+            let mut sorted = state.times.clone();
+            sorted.sort_unstable();
+            let (median, late) = (sorted[sorted.len() / 2], sorted[sorted.len() * 99 / 100]);
+            state.delay = Some(late.max(3 * median).max(Self::LEAST));
+        }
+    }
+
+    /// How long nearly all answers take at most; `None` until enough are known.
+    pub fn delay(&self) -> Option<Duration> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).delay
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_is_late_that_takes_longer_than_nearly_all_others() {
+        let ms = Duration::from_millis;
+        let tail = Tail::new();
+        (0..63).for_each(|_| tail.note(ms(10)));
+        assert_eq!(tail.delay(), None);
+        tail.note(ms(10));
+        assert_eq!(tail.delay(), Some(Tail::LEAST));
+        // A fifth takes 200 ms: they are no exception.
+        (0..256).for_each(|i| tail.note(ms(if i % 5 == 0 { 200 } else { 100 })));
+        assert_eq!(tail.delay(), Some(ms(300)));
+        // One in two hundred.
+        (0..256).for_each(|i| tail.note(ms(if i == 100 { 2000 } else { 100 })));
+        assert_eq!(tail.delay(), Some(ms(300)));
+        (0..256).for_each(|i| tail.note(ms(if i % 20 == 0 { 2000 } else { 100 })));
+        assert_eq!(tail.delay(), Some(ms(2000)));
+    }
+}

@@ -1,0 +1,237 @@
+//! One request from its first byte to its last: in parts if it is large, again if the connection breaks, twice if no answer comes.
+
+use super::coalesce::split;
+use super::request::{Received, Request};
+use super::slots::{Slot, Slots};
+use super::tail::Tail;
+use crate::error::Obstacle;
+use crate::memory;
+use crate::stats::Counters;
+use crate::store::{Body, Extent, Head, Store, Traffic, Version};
+
+use std::io;
+use std::ops::Range;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use futures::future::{Either, select, try_join, try_join_all};
+use tokio::sync::OwnedSemaphorePermit;
+
+/// Memory is counted in units of this many bytes, because a semaphore counts in 32 bits.
+const UNIT_BYTES: u64 = 4096;
+
+/// Units of memory that hold that many bytes.
+pub(super) fn units(bytes: u64) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT_BYTES)).unwrap_or(u32::MAX)
+}
+
+/// What the requests of a scheduler have in common.
+#[derive(Debug)]
+pub(super) struct Common {
+    pub slots: Arc<Slots>,
+    pub traffic: Arc<Traffic>,
+    pub counters: Arc<Counters>,
+    pub tail: Tail,
+    /// More bytes than that are fetched in parts, of at most three quarters of it.
+    pub split_above_bytes: u64,
+}
+
+/// A store with the connections of one thread.
+#[derive(Debug)]
+pub(super) struct Client {
+    pub store: Arc<dyn Store>,
+    /// Whether the store's versions tell the bytes of two answers to be of the same object, as far as it is known.
+    pub splits: AtomicBool,
+}
+
+/// A part of an object that has arrived.
+struct Part {
+    head: Head,
+    range: Range<u64>,
+    bytes: Vec<u8>,
+}
+
+/// How often a part is asked for again whose connection broke. Answers that a store refuses are repeated by its client.
+const MOST_REPEATS: u32 = 5;
+/// Before the first of them; doubles with each.
+const REPEAT_PAUSE: Duration = Duration::from_millis(100);
+
+/// A request that may be sent.
+pub(super) struct Transfer<'a> {
+    pub request: &'a Request,
+    pub client: &'a Client,
+    pub common: &'a Common,
+}
+
+impl Transfer<'_> {
+    /// Sends the request and waits for all of its bytes. Memory is reserved for what is expected.
+    pub async fn receive(
+        &self,
+        mut memory: OwnedSemaphorePermit,
+        slot: Slot,
+    ) -> io::Result<Option<Received>> {
+        let Request { extent, version, expected_bytes, .. } = self.request;
+        let (version, above) = (version.as_ref(), self.common.split_above_bytes);
+        let part_bytes = above / 4 * 3;
+        let mut parts = match extent {
+            Extent::Range(range)
+                if range.end - range.start > above && version.is_some_and(Version::tells_bytes) =>
+            {
+                self.check_length(range.end - range.start, &mut memory)?;
+                self.parts(None, slot, split(range.clone(), part_bytes), version).await?
+            }
+            // The first part tells how long the object is.
+            Extent::Whole if *expected_bytes > above && self.client.splits.load(Ordering::Relaxed) => {
+                let Some(first) = self.open(&Extent::Prefix(part_bytes), version).await? else {
+                    return Ok(None);
+                };
+                let Head { object_bytes, version: found } = first.head.clone();
+                self.check_length(object_bytes, &mut memory)?;
+                let rest = first.range.end..object_bytes;
+                if !rest.is_empty() && !found.tells_bytes() {
+                    // Of two answers nobody could say that they are of the same object.
+                    self.client.splits.store(false, Ordering::Relaxed);
+                    drop(first);
+                    let Some(whole) = self.alone(&mut memory, slot).await? else { return Ok(None) };
+                    vec![whole]
+                } else {
+                    self.parts(Some(first), slot, split(rest, part_bytes), Some(&found)).await?
+                }
+            }
+            _ => {
+                let Some(whole) = self.alone(&mut memory, slot).await? else { return Ok(None) };
+                vec![whole]
+            }
+        };
+        let start = parts.first().map_or(0, |first| first.range.start);
+        let end = parts.last().map_or(0, |last| last.range.end);
+        let Some(head) = parts.first().map(|first| first.head.clone()) else {
+            return Err(Obstacle::Changed.into());
+        };
+        if parts.iter().any(|part| part.head != head) {
+            return Err(Obstacle::Changed.into());
+        }
+        let parts = parts.drain(..).map(|part| part.bytes).collect();
+        Ok(Some(Received { range: start..end, head, parts, _memory: memory }))
+    }
+
+    /// The answer in one part.
+    async fn alone(&self, memory: &mut OwnedSemaphorePermit, _slot: Slot) -> io::Result<Option<Part>> {
+        let Request { extent, version, .. } = self.request;
+        let Some(body) = self.open(extent, version.as_ref()).await? else { return Ok(None) };
+        self.check_length(body.range.end - body.range.start, memory)?;
+        self.read(extent, body).await.map(Some)
+    }
+
+    /// All parts of an object of that version, in their order, of which the first may have been asked for before. It has `slot`; each of the
+    /// others takes one of its own.
+    async fn parts(
+        &self,
+        first: Option<Body>,
+        slot: Slot,
+        rest: impl Iterator<Item = Range<u64>>,
+        version: Option<&Version>,
+    ) -> io::Result<Vec<Part>> {
+        let mut slot = Some(slot);
+        let first = first.map(|body| (slot.take(), body));
+        let first = async {
+            let Some((_slot, body)) = first else { return Ok(None) };
+            self.read(&Extent::Range(body.range.clone()), body).await.map(Some)
+        };
+        let rest = rest.map(|range| {
+            let slot = slot.take();
+            async move {
+                let _slot = match slot {
+                    Some(slot) => Some(slot),
+                    None => self.common.slots.take().await,
+                };
+                let extent = Extent::Range(range);
+                let body = self.open(&extent, version).await?.ok_or(Obstacle::Changed)?;
+                self.read(&extent, body).await
+            }
+        });
+        let (first, rest) = try_join(first, try_join_all(rest)).await?;
+        Ok(first.into_iter().chain(rest).collect())
+    }
+
+    /// Checks how long the answer is, which is known now, and gives back the memory that it does not need.
+    fn check_length(&self, bytes: u64, memory: &mut OwnedSemaphorePermit) -> io::Result<()> {
+        let most_bytes = self.request.most_bytes;
+        if bytes > most_bytes {
+            return Err(Obstacle::LongerThanEncoded { bytes, most_bytes }.into());
+        }
+        let excess = memory.num_permits().saturating_sub(units(bytes).max(1) as usize);
+        drop(memory.split(excess));
+        Ok(())
+    }
+
+    /// Makes a request.
+    async fn open(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
+        self.common.counters.requests.add(1);
+        self.ask(extent, version).await
+    }
+
+    /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks a second time and takes the first answer.
+    async fn ask(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
+        let Common { counters, tail, .. } = self.common;
+        let ask = || self.client.store.get(&self.request.key, extent.clone(), version);
+        let asked = Instant::now();
+        let first = ask();
+        // A few only: a store that is slow as a whole is not helped by more requests.
+        let delay = tail.delay().filter(|_| 50 * counters.requests_doubled.get() < counters.requests.get());
+        let answer = match delay {
+            None => first.await,
+            Some(delay) => match select(first, pin!(tokio::time::sleep(delay))).await {
+                Either::Left((answer, _)) => answer,
+                Either::Right((_, first)) => {
+                    counters.requests_doubled.add(1);
+                    match select(first, ask()).await {
+                        Either::Left((Err(_), other)) | Either::Right((Err(_), other)) => other.await,
+                        Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
+                    }
+                }
+            },
+        };
+        tail.note(asked.elapsed());
+        answer
+    }
+
+    /// Reads a body to its end. If its connection breaks, asks for the rest, or for all of it where the version cannot tell that the rest belongs
+    /// to what has come.
+    async fn read(&self, extent: &Extent, mut body: Body) -> io::Result<Part> {
+        let (head, range) = (body.head.clone(), body.range.clone());
+        let mut bytes = vec![];
+        memory::reserve(&mut bytes, range.end - range.start).map_err(io::Error::other)?;
+        for repeats in 0.. {
+            let had = bytes.len();
+            let read = body.read_to(&mut bytes).await;
+            self.common.counters.bytes_fetched.add((bytes.len() - had) as u64);
+            match read {
+                Ok(_) => break,
+                Err(error) if repeats == MOST_REPEATS || is_overlong(&error) => return Err(error),
+                Err(_) => {}
+            }
+            self.common.counters.requests_repeated.add(1);
+            tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
+            if !head.version.tells_bytes() {
+                bytes.clear();
+            }
+            let left = range.start + bytes.len() as u64..range.end;
+            let is_whole = left == range && *extent == Extent::Whole;
+            let again = if is_whole { Extent::Whole } else { Extent::Range(left.clone()) };
+            body = self.ask(&again, Some(&head.version)).await?.ok_or(Obstacle::Changed)?;
+            if body.head != head || body.range != left {
+                return Err(Obstacle::Changed.into());
+            }
+        }
+        Ok(Part { head, range, bytes })
+    }
+}
+
+/// Whether more bytes came than were announced, which is no matter of the connection.
+fn is_overlong(error: &io::Error) -> bool {
+    let obstacle = error.get_ref().and_then(|inner| inner.downcast_ref::<Obstacle>());
+    matches!(obstacle, Some(Obstacle::Overlong { .. }))
+}

@@ -1,0 +1,72 @@
+//! What clients see of their requests that those who make them do not: what failed and was sent again.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use futures::FutureExt;
+use futures::future::BoxFuture;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
+
+/// Counts requests that failed for a reason that may pass.
+#[derive(Debug, Default)]
+pub struct Traffic {
+    failed: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Traffic {
+    /// Requests that failed and are sent again, since this was called last.
+    pub fn take_failed(&self) -> u64 {
+        self.failed.swap(0, Ordering::Relaxed)
+    }
+
+    /// Whether a store said that it has no time for so many requests, since this was called last.
+    pub fn take_refused(&self) -> bool {
+        self.refused.swap(0, Ordering::Relaxed) > 0
+    }
+
+    /// A request was answered with this status, or not at all.
+    pub fn note(&self, status: Option<u16>) {
+        if status.is_none_or(|status| matches!(status, 408 | 429 | 500..)) {
+            self.failed.fetch_add(1, Ordering::Relaxed);
+        }
+        if let Some(429 | 503) = status {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Makes clients whose requests are counted.
+#[derive(Debug)]
+pub(super) struct Counting(pub Arc<Traffic>);
+
+impl HttpConnector for Counting {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        let client = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(Counted { client, traffic: self.0.clone() }))
+    }
+}
+
+#[derive(Debug)]
+struct Counted {
+    client: HttpClient,
+    traffic: Arc<Traffic>,
+}
+
+impl HttpService for Counted {
+    fn call<'a, 'b>(&'a self, request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
+    where
+        'a: 'b,
+        Self: 'b,
+    {
+        async move {
+            let answer = self.client.execute(request).await;
+            self.traffic.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
+            answer
+        }
+        .boxed()
+    }
+}
