@@ -56,7 +56,7 @@ class Work:
                 dimension and have as many dimensions, which leaves out coordinates.
             batch_size: Samples of a batch, made smaller where there are not as many.
             window: Extents of a sample.
-            limit_bytes: Of the arrays only the first steps are read, as many as have so many decoded bytes.
+            limit_bytes: Of the arrays only the first steps are read, up to this many decoded bytes.
 
         Raises:
             ValueError: The store, the arrays or the window do not fit, in words for the user.
