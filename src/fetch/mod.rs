@@ -1,6 +1,7 @@
 //! Reads encoded bytes: a trait, its backends, and the search for a read chunk's place in its file.
 
 pub mod cufile;
+mod encoded;
 mod gds;
 mod locate;
 mod posix;
@@ -8,6 +9,7 @@ mod remote;
 mod resolve;
 pub mod scheduler;
 
+pub use encoded::Encoded;
 pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
