@@ -461,7 +461,9 @@ def run(chosen, device="cpu", jobs=1, seed=1, patience_s=PATIENCE_S, tell=lambda
                 folder = root / re.sub(r"\W", "-", case.name)
                 folder.mkdir()
                 folder.chmod(0o777)
-                running.append((Process(case, None, folder, device, seed, patience_s), deque(case.interfaces)))
+                running.append(
+                    (Process(case, None, folder, device, seed, patience_s), deque(case.interfaces))
+                )
             for process, interfaces in list(running):
                 if (outcome := process.ended()) is None:
                     continue

@@ -180,7 +180,12 @@ def _deflate(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule
 def _level(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     for codec in inner_codecs(array.codecs):
         level = codec["configuration"].get("level")
-        if array.decode_path == "GPU" and short_name(codec) == "zstd" and isinstance(level, int) and level >= 19:
+        if (
+            array.decode_path == "GPU"
+            and short_name(codec) == "zstd"
+            and isinstance(level, int)
+            and level >= 19
+        ):
             yield (
                 "zstd-level",
                 f"zstd at level {level} needs more scratch memory on the GPU than nvCOMP expects (measured: "
@@ -212,7 +217,11 @@ def _on_cpu(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
 
 
 def _beside(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
-    if array.decode_path == "GPU" and _compression(array) == "zstd" and array.decoded_bytes >= LARGE_ARRAY_BYTES:
+    if (
+        array.decode_path == "GPU"
+        and _compression(array) == "zstd"
+        and array.decoded_bytes >= LARGE_ARRAY_BYTES
+    ):
         yield (
             "beside-training",
             "decoding zstd takes GPU time from a model that trains beside it: at 5 GB/s it cost 15 % of "

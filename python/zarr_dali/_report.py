@@ -109,7 +109,10 @@ def _arrays(path: Sequence[str], arrays: Sequence[ArrayReport]) -> Table:
             _size(array.stored_bytes) and about + _size(array.stored_bytes),
             f"{about}{array.ratio:.2f}" if array.ratio else "",
             present,
-            Text(array.decode_path, style={"GPU": "green", "CPU": "yellow", "refused": "red"}[array.decode_path]),
+            Text(
+                array.decode_path,
+                style={"GPU": "green", "CPU": "yellow", "refused": "red"}[array.decode_path],
+            ),
         )
     return table
 

@@ -308,7 +308,14 @@ POSITIONS = {
     "reader-a-list": _AT | {"reader": []},
 }
 for _name, _value in POSITIONS.items():
-    add(f"position-{_name}", "positions", _position(_value), "error", names="position", interfaces=("operator",))
+    add(
+        f"position-{_name}",
+        "positions",
+        _position(_value),
+        "error",
+        names="position",
+        interfaces=("operator",),
+    )
 # Great numbers that may be right, with little memory and in time.
 for _name, _value in {
     "that-is-right": _AT,
@@ -320,7 +327,14 @@ for _name, _value in {
     "played-100000-times": _AT | {"played": [[2, 1, 1]] * 100_000},
     "played-to-the-end": _AT | {"played": [[1, 4, 1000]]},
 }.items():
-    add(f"position-{_name}", "positions", _position(_value), "either", names="position", interfaces=("operator",))
+    add(
+        f"position-{_name}",
+        "positions",
+        _position(_value),
+        "either",
+        names="position",
+        interfaces=("operator",),
+    )
     add(
         f"position-{_name}-shuffled",
         "positions",

@@ -132,7 +132,13 @@ for _place, (_find, _expect) in PLACES.items():
         _interfaces = WITH_RECHUNK
         if (_place, _name) in (("chunk", "fifo"), ("zarr.json", "fifo"), ("chunk", "folder")):
             _interfaces = (*WITH_RECHUNK, "loader")
-        add(f"{_name}-as-{_place}", "no regular files", _special(_find, _make), _expect, interfaces=_interfaces)
+        add(
+            f"{_name}-as-{_place}",
+            "no regular files",
+            _special(_find, _make),
+            _expect,
+            interfaces=_interfaces,
+        )
 
 
 @case("no regular files", "error")

@@ -215,7 +215,9 @@ class ChunkKeys:
 def _main_arrays(reports: Sequence[ArrayReport]) -> list[ArrayReport]:
     """The arrays that are read when none are named: as the largest one, by first dimension and rank."""
     readable = [
-        report for report in reports if report.decode_path != "refused" and report.decoded_bytes and report.shape
+        report
+        for report in reports
+        if report.decode_path != "refused" and report.decoded_bytes and report.shape
     ]
     if len(reports) == 1:
         return list(reports)
