@@ -43,7 +43,7 @@ REALLY_COLD = 0.9
 
 
 def read_all(files: Sequence[Path], threads: int, *, direct: bool) -> int:
-    """Reads all files once with so many threads; returns the bytes. OSError where O_DIRECT is refused."""
+    """Reads all files once with `threads` threads; returns the bytes. OSError where O_DIRECT is refused."""
     local = threading.local()
 
     def read(file: Path) -> int:

@@ -244,8 +244,8 @@ def scaling_lines(found: Found, folder: str) -> list[str]:
         lines += [
             "#### Chunk sizes",
             "",
-            "GB/s of the same values, in chunks (sharded: inner chunks) of so many decoded "
-            "bytes; batches of 8 steps.",
+            "GB/s of the same values by decoded size of a chunk (sharded: of an inner chunk); "
+            "batches of 8 steps.",
             "",
             *table(["", *map(kilo, sizes)], body),
             *picture(found, "scaling-chunks", "GB/s by chunk size", folder),
@@ -261,7 +261,7 @@ def scaling_lines(found: Found, folder: str) -> list[str]:
         lines += [
             "#### CPU cores",
             "",
-            "GB/s with the process held to so many cores; batches of 8 steps.",
+            "GB/s by number of cores that the process may use; batches of 8 steps.",
             "",
             *table(["", *(f"{n} cores" for n in counts)], body),
             *picture(found, "scaling-cores", "GB/s by cores", folder),

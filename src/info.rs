@@ -127,7 +127,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
                 return Err(error);
             }
             Err(error) => {
-                description["road"] = "refused".into();
+                description["decode_path"] = "refused".into();
                 description["reason"] = error.to_string().into();
             }
         }
@@ -166,7 +166,7 @@ impl Describer {
         description["chunks"] = stored.chunks.into();
         description["chunks_present"] = stored.present.into();
         description["sampled"] = stored.sampled.into();
-        description["road"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
+        description["decode_path"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
         description["reason"] = on_cpu.unwrap_or(&decode_paths[0]).to_string().into();
         let reading = self.reading(asked);
         description["output_type"] =

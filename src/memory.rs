@@ -48,7 +48,7 @@ pub fn grow(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), Refused> {
     Ok(())
 }
 
-/// Gives an empty list room for exactly so many entries.
+/// Gives an empty list room for exactly `entries` entries.
 ///
 /// # Errors
 /// Sizes for which there is no memory.

@@ -192,8 +192,8 @@ pub struct Options {
     /// backend. Default: [`Options::HOST_SHARE`] of the machine's memory, at most
     /// [`Options::MAX_AUTO_HOST_BYTES`].
     pub host_memory_bytes: u64,
-    /// Where the reader cannot do with them, as when chunks are large, it may use what it needs up to so many. Default:
-    /// [`Options::MOST_HOST_SHARE`] of the machine's memory; no more than was given.
+    /// Upper bound in bytes where the reader needs more than `host_memory_bytes`, as when chunks are large. Default: a
+    /// [`Options::MOST_HOST_SHARE`]th of the machine's memory; `host_memory_bytes` if that was given.
     pub most_host_memory_bytes: u64,
 }
 
@@ -202,13 +202,13 @@ impl Options {
     pub const MOST_BATCH_SIZE: u64 = i32::MAX as u64;
     /// Enough to copy from the page cache at the memory's rate on the machines measured (benches/NOTES.md).
     pub const MAX_AUTO_THREADS: usize = 16;
-    /// One part in so many of the free GPU memory; the rest is the model's.
+    /// The default device memory budget is the free GPU memory divided by this; the rest is the model's.
     pub const DEVICE_SHARE: u64 = 8;
-    /// Where a batch needs more than that, as much as it needs, up to one part in so many.
+    /// Where a batch needs more, the budget is what it needs, at most the free GPU memory divided by this.
     pub const MOST_DEVICE_SHARE: u64 = 2;
-    /// One part in so many of the machine's memory.
+    /// The default host memory budget is the machine's memory divided by this.
     pub const HOST_SHARE: u64 = 8;
-    /// Where a batch or a chunk needs more than that, as much as it needs, up to one part in so many.
+    /// Where a batch or a chunk needs more, the budget is what it needs, at most the machine's memory divided by this.
     pub const MOST_HOST_SHARE: u64 = 2;
     /// What a reader has besides outputs, pinned memory and chunks that stay is only counted as far as it is more than this:
     /// scratch memory of threads, plans of batches, the order of samples and shard indexes.
@@ -221,16 +221,16 @@ impl Options {
     pub const REQUESTS_IN_FLIGHT: usize = 256;
     /// Chunks of more bytes are fetched in parts, because one connection gives some 90 MB/s only; no more bytes of a shard are fetched at once.
     pub const SPLIT_ABOVE_BYTES: u64 = 16 << 20;
-    /// Batches that the reader keeps in flight on its own; 16 of them fill an H200 (benches/NOTES.md),
+    /// Batches that the reader keeps in flight where each has many chunks; 16 of them fill an H200 (benches/NOTES.md).
     pub const MAX_DEPTH: u64 = 16;
-    /// unless a batch has few new chunks that the GPU decodes. It takes as long for one as for hundreds, so of those so many,
+    /// Chunks in flight where a batch has few new chunks that the GPU decodes: the GPU takes as long for one as for hundreds.
     pub const CHUNKS_IN_FLIGHT: u64 = 768;
-    /// and so many decoded bytes,
+    /// Decoded bytes in flight in that case.
     pub const BYTES_IN_FLIGHT: u64 = 2_500_000_000;
-    /// in at most so many batches.
+    /// The most batches in flight in that case.
     pub const MOST_DEPTH: u64 = 128;
 
-    /// One part in so many of a memory budget is for decoded chunks that stay for later batches.
+    /// The chunk cache, which keeps decoded chunks for later batches, gets the memory budget divided by this.
     pub const CHUNK_CACHE_SHARE: u64 = 2;
     /// Bytes of chunks that a shuffle draws from if no budget was given. A constant, because the order of samples depends
     /// on it, and that should be the same on every machine.
@@ -346,7 +346,7 @@ impl Options {
 pub struct DeviceBudget {
     /// Bytes that it may use.
     pub bytes: u64,
-    /// Where it cannot do with them, it may use what it needs up to so many.
+    /// Upper bound in bytes where the reader needs more than `bytes`.
     pub most_bytes: u64,
 }
 

@@ -138,7 +138,7 @@ def through_info(case, read, backend, folder):
     )
     text = str(info)
     problems = [info.problem, *(array.problem for array in info.arrays)]
-    problems += [array.reason for array in info.arrays if array.road == "refused"]
+    problems += [array.reason for array in info.arrays if array.decode_path == "refused"]
     problems = [problem for problem in problems if problem]
     if unclear := [problem for problem in (*problems, text) if UNCLEAR.search(problem)]:
         yield "unclear error", unclear[0]
@@ -179,7 +179,7 @@ def through_rechunk(case, read, backend, folder):
     yield _compared(read, samples, len(samples))
 
 
-ROADS = {
+INTERFACES = {
     "operator": through_operator,
     "info": through_info,
     "loader": through_loader,
@@ -272,11 +272,11 @@ def write_store(case, folder, seed):
     return "made", ""
 
 
-def use_store(case, road, folder, device, ready):
+def use_store(case, interface, folder, device, ready):
     """Reads the store of a case; yields the verdict, and then destroys what it read with."""
     read = pickle.loads((folder / "read.pickle").read_bytes())
     backend = reading.GPU if device == "gpu" else reading.CPU
-    if device == "gpu" and road != "rechunk":
+    if device == "gpu" and interface != "rechunk":
         _warm_up(backend, folder)
     if device == "cpu":
         limit = _status("VmData") + BACKSTOP_BYTES
@@ -287,7 +287,7 @@ def use_store(case, road, folder, device, ready):
         os.setuid(NOBODY)
     ready()
     # A verdict is told before the reader is destroyed, which may hang.
-    for verdict, detail in ROADS[road](case, read, backend, folder):
+    for verdict, detail in INTERFACES[interface](case, read, backend, folder):
         if verdict == "values" and case.expect == "error":
             verdict = "accepted"
         yield verdict, detail
@@ -320,10 +320,10 @@ def _status(field, pid="self"):
 
 @dataclass
 class Outcome:
-    """What came of one store on one road."""
+    """What came of one store through one interface."""
 
     case: cases.Case
-    road: str
+    interface: str
     verdict: str
     detail: str = ""
     peak_bytes: int = 0
@@ -335,16 +335,16 @@ class Outcome:
 
 
 class Process:
-    """A forked child that writes a store (`road` is None) or reads it."""
+    """A forked child that writes a store (`interface` is None) or reads it."""
 
-    def __init__(self, case, road, folder, device, seed, patience_s):
-        self.case, self.road, self.folder = case, road, folder
+    def __init__(self, case, interface, folder, device, seed, patience_s):
+        self.case, self.interface, self.folder = case, interface, folder
         self.device = device
-        self.output = folder / f"{road or 'write'}.txt"
+        self.output = folder / f"{interface or 'write'}.txt"
         # The resident bytes before it reads, and whether it has told its verdict.
         self.shared = mmap.mmap(-1, 16)
-        self.reply = folder / f"{road or 'write'}.json"
-        self.patience_s = (START_S if road is None else patience_s) * case.patience
+        self.reply = folder / f"{interface or 'write'}.json"
+        self.patience_s = (START_S if interface is None else patience_s) * case.patience
         self.limit_bytes = case.budget_bytes + CONSTANT_BYTES[device]
         self.started = self.since = time.monotonic()
         self.peak_bytes = 0
@@ -369,15 +369,15 @@ class Process:
 
     def _work(self, device, seed):
         try:
-            if self.road is None:
+            if self.interface is None:
                 self._tell(*write_store(self.case, self.folder, seed))
                 return
-            for verdict in use_store(self.case, self.road, self.folder, device, self._ready):
+            for verdict in use_store(self.case, self.interface, self.folder, device, self._ready):
                 self._tell(*verdict)
         except pytest.skip.Exception as skip:
             self._tell("skipped", str(skip))
         except BaseException as error:
-            if self.road is None:
+            if self.interface is None:
                 self._tell("not made", f"{type(error).__name__}: {error}")
             else:
                 self._tell(*judged(error, self.case))
@@ -427,13 +427,13 @@ class Process:
         elif not told:
             detail = f"exit code {os.waitstatus_to_exitcode(status)}: {self._last_words()}"
         # rechunk decodes with the zarrs package, whose panics it turns into errors.
-        elif verdict in GOOD and self.road != "rechunk" and "panicked" in self._words():
+        elif verdict in GOOD and self.interface != "rechunk" and "panicked" in self._words():
             verdict, detail = "unclear error", f"a thread panicked: {self._last_words()}; {detail}"
-        if verdict in (*GOOD, "memory") and self.road and self.peak_bytes > self.limit_bytes:
+        if verdict in (*GOOD, "memory") and self.interface and self.peak_bytes > self.limit_bytes:
             verdict = "memory"
             detail = f"more than {self.limit_bytes // MIB} MiB, {detail or 'then it ended'}"
         seconds = time.monotonic() - self.started
-        return Outcome(self.case, self.road or "write", verdict, detail, self.peak_bytes, seconds)
+        return Outcome(self.case, self.interface or "write", verdict, detail, self.peak_bytes, seconds)
 
     def _words(self):
         return self.output.read_text(errors="replace") if self.output.exists() else ""
@@ -447,7 +447,7 @@ class Process:
 def run(chosen, device="cpu", jobs=1, seed=1, patience_s=PATIENCE_S, tell=lambda outcome: None):
     """Writes and reads the stores of the cases; returns the outcomes in the order of their ends."""
     # PyTorch is imported once, for the last cases only: it makes a fork several times as slow.
-    waiting = deque(sorted(chosen, key=lambda case: "loader" in case.roads))
+    waiting = deque(sorted(chosen, key=lambda case: "loader" in case.interfaces))
     outcomes, running = [], []
     gc.freeze()
     root = Path(tempfile.mkdtemp(prefix="hostile-"))
@@ -456,26 +456,28 @@ def run(chosen, device="cpu", jobs=1, seed=1, patience_s=PATIENCE_S, tell=lambda
         while waiting or running:
             while waiting and len(running) < jobs:
                 case = waiting.popleft()
-                if "loader" in case.roads and "torch" not in sys.modules:
+                if "loader" in case.interfaces and "torch" not in sys.modules:
                     _import_torch()
                 folder = root / re.sub(r"\W", "-", case.name)
                 folder.mkdir()
                 folder.chmod(0o777)
-                running.append((Process(case, None, folder, device, seed, patience_s), deque(case.roads)))
-            for process, roads in list(running):
+                running.append(
+                    (Process(case, None, folder, device, seed, patience_s), deque(case.interfaces))
+                )
+            for process, interfaces in list(running):
                 if (outcome := process.ended()) is None:
                     continue
-                running.remove((process, roads))
+                running.remove((process, interfaces))
                 if outcome.verdict != "made":
                     outcomes.append(outcome)
                     tell(outcome)
-                    if process.road is None:
-                        roads.clear()
-                if roads:
+                    if process.interface is None:
+                        interfaces.clear()
+                if interfaces:
                     following = Process(
-                        process.case, roads.popleft(), process.folder, device, seed, patience_s
+                        process.case, interfaces.popleft(), process.folder, device, seed, patience_s
                     )
-                    running.append((following, roads))
+                    running.append((following, interfaces))
                 else:
                     _remove(process.folder)
             time.sleep(POLL_S)
@@ -535,12 +537,12 @@ class Report:
             lines += [
                 "",
                 f"The most memory that was taken within the limits: {most.peak_bytes / MIB:.0f} MiB, "
-                f"{most.case.name}, {most.road}.",
+                f"{most.case.name}, {most.interface}.",
             ]
         failed = len({outcome.case.name for outcome in self.failures})
         lines += ["", f"{len(self.failures)} failures of {failed} stores."]
         lines += [
-            f"- {it.case.name}, {it.road}: {it.verdict}: {_shortened(it.detail)}"
+            f"- {it.case.name}, {it.interface}: {it.verdict}: {_shortened(it.detail)}"
             for it in sorted(self.failures, key=_place)
         ]
         return "\n".join(lines) + "\n"
@@ -597,7 +599,7 @@ def main():
     def tell(outcome):
         if arguments.verbose or not outcome.good:
             print(
-                f"{outcome.case.name}, {outcome.road}: {outcome.verdict} ({outcome.seconds:.1f} s, "
+                f"{outcome.case.name}, {outcome.interface}: {outcome.verdict} ({outcome.seconds:.1f} s, "
                 f"{outcome.peak_bytes // MIB} MiB): {_shortened(outcome.detail)}",
                 flush=True,
             )

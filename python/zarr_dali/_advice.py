@@ -104,7 +104,7 @@ def _small(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     text += "each is a read of its own" if sharded else "each is a file of its own to open and read"
     if array.reading:
         text += f", {number(array.reading.chunks_per_sample)} for a sample"
-    if array.road == "GPU" and _compression(array) == "zstd":
+    if array.decode_path == "GPU" and _compression(array) == "zstd":
         text += (
             ", and the GPU takes about as long for one as for hundreds (measured with 51 kB: 4 ms for 96, "
             '1 GB/s; 7 ms for 6144, 48 GB/s), so that decode="cpu" is faster with few in flight (16 threads: '
@@ -150,7 +150,7 @@ def _many(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
 
 def _monolithic(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     reading = array.reading
-    on_nvcomp = array.road == "GPU" and _compression(array) == "zstd"
+    on_nvcomp = array.decode_path == "GPU" and _compression(array) == "zstd"
     if not on_nvcomp or array.read_chunk_bytes < MONOLITHIC_BYTES or not reading:
         return
     depth = reading.chosen.depth if reading.chosen else MOST_DEPTH
@@ -180,7 +180,12 @@ def _deflate(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule
 def _level(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     for codec in inner_codecs(array.codecs):
         level = codec["configuration"].get("level")
-        if array.road == "GPU" and short_name(codec) == "zstd" and isinstance(level, int) and level >= 19:
+        if (
+            array.decode_path == "GPU"
+            and short_name(codec) == "zstd"
+            and isinstance(level, int)
+            and level >= 19
+        ):
             yield (
                 "zstd-level",
                 f"zstd at level {level} needs more scratch memory on the GPU than nvCOMP expects (measured: "
@@ -202,7 +207,7 @@ def _uncompressed(array: ArrayReport, device: str, arguments: dict[str, Any]) ->
 
 
 def _on_cpu(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
-    if device == "gpu" and array.road == "CPU" and arguments.get("decode", "auto") == "auto":
+    if device == "gpu" and array.decode_path == "CPU" and arguments.get("decode", "auto") == "auto":
         yield (
             "on-cpu",
             "CPU threads decode these chunks, then they are copied to the GPU: how fast depends on the "
@@ -212,7 +217,11 @@ def _on_cpu(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
 
 
 def _beside(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
-    if array.road == "GPU" and _compression(array) == "zstd" and array.decoded_bytes >= LARGE_ARRAY_BYTES:
+    if (
+        array.decode_path == "GPU"
+        and _compression(array) == "zstd"
+        and array.decoded_bytes >= LARGE_ARRAY_BYTES
+    ):
         yield (
             "beside-training",
             "decoding zstd takes GPU time from a model that trains beside it: at 5 GB/s it cost 15 % of "

@@ -140,7 +140,7 @@ class ArrayReport:
     """In the order of encoding, each with its `name` and its `configuration`."""
     chain: str
     """The same in words."""
-    road: Literal["GPU", "CPU", "refused"]
+    decode_path: Literal["GPU", "CPU", "refused"]
     """Where its chunks would be decoded."""
     reason: str
     """With what, or why not on the GPU or not at all."""

@@ -77,7 +77,7 @@ def info(
 
     Raises:
         ValueError: There is no store, no array of a name, or an argument cannot be used. An array that
-            cannot be read is no error: its `road` is "refused".
+            cannot be read is no error: its `decode_path` is "refused".
     """
     if device not in ("gpu", "cpu"):
         raise ValueError(f'argument `device`: "{device}" is neither "gpu" nor "cpu"')

@@ -86,7 +86,7 @@ def _table(title: str, columns: dict[str, bool]) -> Table:
 def _arrays(path: Sequence[str], arrays: Sequence[ArrayReport]) -> Table:
     texts = ("array", "shape", "type", "chunk", "inner chunk")
     columns = dict.fromkeys(texts, False) | {"decoded": True, "codecs": False}
-    columns |= dict.fromkeys(("size", "stored", "ratio", "chunks"), True) | {"road": False}
+    columns |= dict.fromkeys(("size", "stored", "ratio", "chunks"), True) | {"decode path": False}
     table = _table(", ".join(path), columns)
     for array in arrays:
         kind = array.data_type
@@ -109,7 +109,10 @@ def _arrays(path: Sequence[str], arrays: Sequence[ArrayReport]) -> Table:
             _size(array.stored_bytes) and about + _size(array.stored_bytes),
             f"{about}{array.ratio:.2f}" if array.ratio else "",
             present,
-            Text(array.road, style={"GPU": "green", "CPU": "yellow", "refused": "red"}[array.road]),
+            Text(
+                array.decode_path,
+                style={"GPU": "green", "CPU": "yellow", "refused": "red"}[array.decode_path],
+            ),
         )
     return table
 

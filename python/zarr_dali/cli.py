@@ -105,7 +105,7 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
     "--limit-bytes",
     type=int,
     default=4_000_000_000,
-    help="Only the first steps, as many as have so many decoded bytes.",
+    help="Only the first steps of each array, up to this many decoded bytes.",
 )
 @click.option("--json", type=click.Path(dir_okay=False, path_type=Path), help="File for all results.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="File for a chart.")

@@ -1,10 +1,10 @@
 //! A read chunk in flight, shared by all batches that need it.
 
 use super::device_pool::Allocation;
-use super::encoded::Encoded;
 use crate::assemble::{Conversion, whole_chunk};
 use crate::batch::{Batch, PendingUnit, PendingUnits};
 use crate::error::{Context, Error};
+use crate::fetch::Encoded;
 use crate::plan::{ChunkKey, Dims};
 
 use std::sync::atomic::{AtomicBool, Ordering};

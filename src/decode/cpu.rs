@@ -1,8 +1,7 @@
 //! The CPU side: decodes chunks in host memory, and on the CPU backend assembles units from them.
 
 use super::chunk::{Cached, Chunk};
-use super::encoded::Encoded;
-use super::fetching::Fetching;
+use super::chunk_source::ChunkSource;
 use super::part::PartPlans;
 use crate::assemble::Conversion;
 use crate::assemble::host::{self, Source};
@@ -10,6 +9,7 @@ use crate::batch::{PendingUnit, Times};
 use crate::codec::{self, DecodePath, GpuChain, Unpacker};
 use crate::dataset::ArrayInfo;
 use crate::error::{Context, Error, Result};
+use crate::fetch::Encoded;
 use crate::memory::{self, Refused};
 use crate::trace::{self, Stage};
 
@@ -20,7 +20,7 @@ use std::time::Instant;
 /// Decodes the chunks of a reader on the calling thread.
 pub struct CpuDecoder {
     /// Finds the encoded bytes of chunks.
-    pub fetching: Fetching,
+    pub chunk_source: ChunkSource,
     /// How the chunks are decoded.
     pub parts: Arc<PartPlans>,
 }
@@ -36,7 +36,7 @@ pub struct Scratch {
 impl CpuDecoder {
     /// The array of a chunk.
     pub fn array(&self, chunk: &Chunk) -> &ArrayInfo {
-        self.fetching.array(chunk)
+        self.chunk_source.array(chunk)
     }
 
     /// How elements of a chunk become output elements.
@@ -50,7 +50,7 @@ impl CpuDecoder {
     /// # Errors
     /// Chunks that cannot be found, read or decoded.
     pub fn decode_and_assemble(&self, chunk: &Chunk, scratch: &mut Scratch) -> Result<bool> {
-        let (encoded, at) = self.fetching.find(chunk)?;
+        let (encoded, at) = self.chunk_source.find(chunk)?;
         match chunk.allocation() {
             Some(_) => self.decode_to_cache(chunk, encoded.as_ref(), scratch, &at)?,
             None => self.decode_to_outputs(chunk, encoded.as_ref(), scratch, &at)?,
@@ -189,10 +189,10 @@ impl CpuDecoder {
         }
         if chain.is_some_and(GpuChain::is_copy) {
             encoded.read(into, at)?;
-            self.fetching.counters.decoded(into.len() as u64, false);
+            self.chunk_source.counters.decoded(into.len() as u64, false);
             return Ok(Instant::now());
         }
-        let most = self.fetching.most_encoded_bytes(array);
+        let most = self.chunk_source.most_encoded_bytes(array);
         if bytes > most {
             let problem = format!(
                 "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
@@ -215,7 +215,7 @@ impl CpuDecoder {
             // The buffer is larger than the budget counts. Further chunks need less.
             *buffer = vec![];
         }
-        self.fetching.counters.decoded(into.len() as u64, false);
+        self.chunk_source.counters.decoded(into.len() as u64, false);
         Ok(fetched)
     }
 }
@@ -323,7 +323,7 @@ pub(crate) mod tests {
             let array = dataset.part(0, 0);
             let conversion = Conversion::new(array.stored, None, None, None, self.cast).unwrap();
             let plan = PartPlan::new(array, codec::decode_path(array), conversion, false);
-            let fetching = Fetching {
+            let chunk_source = ChunkSource {
                 dataset: Arc::new(dataset),
                 locator: Locator::new(Arc::new(Posix), 0, 1 << 20),
                 prefetcher: Arc::default(),
@@ -331,7 +331,7 @@ pub(crate) mod tests {
                 host_memory_bytes: 1 << 20,
                 counters: Arc::default(),
             };
-            let decoder = CpuDecoder { fetching, parts: Arc::new(PartPlans::new(vec![vec![plan]])) };
+            let decoder = CpuDecoder { chunk_source, parts: Arc::new(PartPlans::new(vec![vec![plan]])) };
             Store { folder, decoder }
         }
     }
@@ -344,7 +344,7 @@ pub(crate) mod tests {
 
         /// Numbers of chunks that were read, were missing and were decoded.
         pub(crate) fn counted(&self) -> [u64; 3] {
-            let counters = &self.decoder.fetching.counters;
+            let counters = &self.decoder.chunk_source.counters;
             [counters.chunks_read.get(), counters.chunks_missing.get(), counters.chunks_decoded_cpu.get()]
         }
     }

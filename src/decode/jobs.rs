@@ -3,7 +3,6 @@
 //! Two kinds of threads take jobs: feeders read chunks for the GPU, decoders read and decode chunks on the CPU.
 
 use super::chunk::Chunk;
-use super::encoded::Encoded;
 use super::flush::Flush;
 use super::job::Job;
 use super::pace::Pace;
@@ -12,6 +11,7 @@ use super::policy::{Backlog, Policy};
 use super::prefetch::Prefetcher;
 use crate::batch::Progress;
 use crate::error::{Context, Result};
+use crate::fetch::Encoded;
 use crate::fetch::{Arrive, Located};
 
 use std::collections::VecDeque;

@@ -2,9 +2,9 @@
 //! decode the uploaded chunks in groups.
 //!
 //! ```text
-//!   planner ----> jobs ----> worker: fetching -> cpu ----------------------> outputs (CPU backend)
-//!      |           |                         \-> upload -> gpu_worker -----> outputs (GPU backend)
-//!      |         policy                                        ^  group: sizes, work list
+//!   planner ----> jobs ----> worker: chunk_source -> cpu ----------------> outputs (CPU backend)
+//!      |           |                             \-> upload -> gpu_worker -> outputs (GPU backend)
+//!      |         policy                                          ^  group: sizes, work list
 //!      '------------ units of cached chunks -------------------'
 //! ```
 //!
@@ -12,15 +12,14 @@
 //! `decode=` leaves a choice ([`part::Kind`]), the policy, which says at each moment who takes the next one, and at last the bytes of
 //! the chunk itself, of which a few have to go back to the CPU ([`upload`]).
 //!
-//! [`chunk`], [`job`], [`gpu_task`], [`encoded`] and [`part`] are the values that pass between these. The policy says which chunks the
+//! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these. The policy says which chunks the
 //! GPU takes; workers and GPU workers see it as [`pace`]. Pools call [`flush`] before they wait.
 
 pub mod chunk;
 pub mod chunk_cache;
+pub mod chunk_source;
 pub mod cpu;
 pub mod device_pool;
-pub mod encoded;
-pub mod fetching;
 pub mod flush;
 pub mod gpu_task;
 pub mod gpu_worker;

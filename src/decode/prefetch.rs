@@ -9,7 +9,7 @@
 #![forbid(unsafe_code)]
 
 use super::chunk::Chunk;
-use super::encoded::Encoded;
+use crate::fetch::Encoded;
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, Ordering};

@@ -66,7 +66,7 @@ impl WorkerContext {
         if chunk.is_abandoned() {
             return false;
         }
-        self.decoder.fetching.prefetch();
+        self.decoder.chunk_source.prefetch();
         let done = match &self.target {
             Target::Host => self.decoder.decode_and_assemble(&chunk, &mut state.scratch),
             Target::Gpu(context) => {
@@ -118,7 +118,7 @@ mod tests {
         let Store { folder: _folder, decoder } = store;
         let workers = WorkerContext { decoder, target };
         let decoded = workers.process(job, &mut WorkerState::new(true));
-        (decoded, workers.decoder.fetching.counters.chunks_read.get())
+        (decoded, workers.decoder.chunk_source.counters.chunks_read.get())
     }
 
     #[test]

@@ -121,11 +121,10 @@ impl Locator {
     /// Prefetches the index that will say where this read chunk is, if it is in a sharded chunk that no thread has opened.
     pub fn prefetch_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
         let Some(sharding) = &array.sharding else { return };
-        let address = resolve(array, cell);
-        let Some(in_shard) = &address.in_shard else { return };
-        if !self.lock().note_prefetch((number, in_shard.shard.clone())) {
+        if !self.lock().note_prefetch((number, sharding.chunk_of(cell))) {
             return;
         }
+        let address = resolve(array, cell);
         // What is wrong is said when the sharded chunk is opened.
         if let Ok(Some(blob)) = self.open(array, &address)
             && let Some(range) = sharding.index_range(blob.len())

@@ -2,6 +2,7 @@
 
 mod coalesce;
 pub mod cufile;
+mod encoded;
 mod gds;
 mod locate;
 mod posix;
@@ -13,6 +14,7 @@ mod slots;
 mod tail;
 mod transfer;
 
+pub use encoded::Encoded;
 pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;

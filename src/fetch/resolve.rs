@@ -5,7 +5,6 @@ use crate::dataset::{ArrayInfo, Sharding};
 use crate::error::{Context, Error, Result};
 use crate::memory;
 use crate::plan::shard_index::ShardIndex;
-use crate::store::Extent;
 
 use std::num::NonZeroU64;
 use std::ops::Range;
@@ -35,18 +34,9 @@ pub fn resolve(array: &ArrayInfo, cell: &[u64]) -> Address {
     let Some(sharding) = &array.sharding else {
         return Address { at: array.chunk_context(cell), in_shard: None };
     };
-    let (shard, inner, number) = split_cell(cell, &sharding.inner_grid);
+    let (shard, (inner, number)) = (sharding.chunk_of(cell), sharding.inner_of(cell));
     let at = Context { inner_chunk: Some(inner), ..array.chunk_context(&shard) };
     Address { at, in_shard: Some(InShard { shard, number }) }
-}
-
-/// A cell of the grid of inner chunks as the sharded chunk that it is in, its coordinates there, and its number there. The cell may have
-/// a last dimension for the parts of complex numbers, which the grid has not.
-fn split_cell(cell: &[u64], inner_grid: &[u64]) -> (Vec<u64>, Vec<u64>, u64) {
-    let cells = || cell.iter().zip(inner_grid);
-    let inner: Vec<u64> = cells().map(|(cell, n)| cell % n).collect();
-    let number = inner.iter().zip(inner_grid).fold(0, |number, (i, n)| number * n + i);
-    (cells().map(|(cell, n)| cell / n).collect(), inner, number)
 }
 
 impl Address {
@@ -63,16 +53,6 @@ impl Address {
     /// The address with the bytes of the read chunk.
     pub fn with_range(self, range: Range<u64>) -> Context {
         Context { byte_range: Some(range), ..self.at }
-    }
-}
-
-impl Sharding {
-    /// What is asked for to read the index without knowing the length of the object.
-    pub fn index_extent(&self) -> Extent {
-        match self.index_at_start {
-            true => Extent::Range(0..self.index_bytes),
-            false => Extent::Suffix(self.index_bytes),
-        }
     }
 }
 
@@ -118,47 +98,4 @@ fn decoded_index(sharding: &Sharding, encoded: Vec<u8>, object_bytes: u64) -> Re
     memory::reserve(&mut entries, decoded.len() as u64 / 8)?;
     entries.extend(decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)));
     ShardIndex::new(entries, sharding.inner_chunks(), object_bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    proptest! {
-        #[test]
-        fn every_inner_chunk_has_a_number_of_its_own_in_its_shard(
-            grid in prop::collection::vec(1u64..5, 1..4),
-            shards in prop::collection::vec(1u64..4, 3),
-            parts in any::<bool>(),
-        ) {
-            let mut numbers = std::collections::HashMap::<Vec<u64>, Vec<u64>>::new();
-            let extents: Vec<u64> = grid.iter().zip(&shards).map(|(n, shards)| n * shards).collect();
-            let mut cell = vec![0; grid.len()];
-            'cells: loop {
-                let mut asked = cell.clone();
-                asked.extend(parts.then_some(0));
-                let (shard, inner, number) = split_cell(&asked, &grid);
-                for d in 0..grid.len() {
-                    prop_assert_eq!(shard[d] * grid[d] + inner[d], cell[d]);
-                }
-                numbers.entry(shard).or_default().push(number);
-                // The next cell, row by row.
-                for d in (0..cell.len()).rev() {
-                    cell[d] += 1;
-                    if cell[d] < extents[d] {
-                        continue 'cells;
-                    }
-                    cell[d] = 0;
-                }
-                break;
-            }
-            let all: Vec<u64> = (0..grid.iter().product()).collect();
-            prop_assert_eq!(numbers.len() as u64, shards[..grid.len()].iter().product::<u64>());
-            for mut found in numbers.into_values() {
-                found.sort_unstable();
-                prop_assert_eq!(&found, &all);
-            }
-        }
-    }
 }

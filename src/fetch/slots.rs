@@ -39,7 +39,7 @@ impl Slots {
     /// The least that the limit becomes.
     const LEAST: usize = 4;
 
-    /// That many, until a store has no time.
+    /// `most` slots, until a store has no time.
     pub fn new(most: usize) -> Arc<Self> {
         let most = most.max(1);
         let state =
@@ -57,7 +57,7 @@ impl Slots {
         Some(Slot { slots: self.clone(), permit: Some(permit) })
     }
 
-    /// A store said that it has no time: half as many from now on.
+    /// A store answered 503 or 429: the limit is halved.
     pub fn refused(&self, now: Instant) {
         let mut state = self.lock();
         if state.reduced.is_some_and(|last| now.saturating_duration_since(last) < Self::MOMENT) {
@@ -69,7 +69,7 @@ impl Slots {
         (state.limit, state.answers, state.reduced) = (limit, 0, Some(now));
     }
 
-    /// A request was answered: when as many were as there are slots, there are some more.
+    /// A request was answered. The limit rises by a sixteenth of `most` when each slot was answered once on average.
     pub fn answered(&self) {
         let mut state = self.lock();
         state.answers += 1;

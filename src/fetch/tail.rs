@@ -16,11 +16,11 @@ struct State {
 }
 
 impl Tail {
-    /// So many are looked at.
+    /// How many times are kept: of the last answers.
     const TIMES: usize = 256;
-    /// After so many the delay is found anew.
+    /// The delay is computed again after this many answers.
     const EVERY: usize = 64;
-    /// Nobody is late before, because a second request has its price.
+    /// The shortest delay, because a second request has its price.
     const LEAST: Duration = Duration::from_millis(50);
 
     pub fn new() -> Self {

@@ -8,9 +8,9 @@ use super::status::{MemoryInUse, Status};
 use crate::batch::{Batch, Progress};
 use crate::decode::Queue;
 use crate::decode::chunk_cache::ChunkCache;
+use crate::decode::chunk_source::ChunkSource;
 use crate::decode::cpu::CpuDecoder;
 use crate::decode::device_pool::DevicePool;
-use crate::decode::fetching::Fetching;
 use crate::decode::gpu_task::GpuTask;
 use crate::decode::gpu_worker::{GpuWorker, GpuWorkerContext};
 use crate::decode::jobs::Jobs;
@@ -313,7 +313,7 @@ impl Start<'_> {
             Some(driver) => Arc::new(Gds::new(driver, setup.options.io == Io::Gds)),
             None => Arc::new(Posix),
         };
-        let fetching = Fetching {
+        let chunk_source = ChunkSource {
             dataset: setup.dataset.clone(),
             locator: Locator::new(fetch, self.largest_index_bytes(), self.plan.shard_index_bytes()),
             prefetcher,
@@ -321,7 +321,7 @@ impl Start<'_> {
             host_memory_bytes: setup.options.most_host_memory_bytes,
             counters: self.status.counters.clone(),
         };
-        let decoder = CpuDecoder { fetching, parts: setup.parts.clone() };
+        let decoder = CpuDecoder { chunk_source, parts: setup.parts.clone() };
         WorkerContext { decoder, target }
     }
 

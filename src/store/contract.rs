@@ -57,7 +57,7 @@ pub enum Extent {
 }
 
 impl Extent {
-    /// The range that this is of an object of so many bytes.
+    /// The range that this is of an object of `object_bytes` bytes.
     ///
     /// # Errors
     /// [`Obstacle::OutOfRange`] for a range that ends past the object.

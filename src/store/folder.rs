@@ -29,9 +29,9 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// A writer that goes on has written to a file so many times while it was waited for.
+    /// Reads of a file that changed meanwhile, until its writer is taken to go on without end.
     const PATIENCE: usize = 10;
-    /// When so many files in a row were not there, the next one is expected not to be there either.
+    /// After this many absent files in a row the next one is expected to be absent too.
     const EXPECTED: u32 = 8;
 
     /// A folder. With `follow_links` links may lead anywhere, else nowhere out of it; it may be a link itself.

@@ -45,7 +45,7 @@ impl Sessions {
 }
 
 impl Session {
-    /// How long requests are repeated while a store is opened: whoever opens it wants to know soon that it cannot be reached.
+    /// How long requests are repeated while a store is opened, so that an unreachable store is soon reported.
     pub const WHILE_OPENING: Duration = Duration::from_secs(15);
     /// The same while it is read: a training outlasts a server that is restarted.
     pub const WHILE_READING: Duration = Duration::from_secs(180);

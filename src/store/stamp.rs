@@ -65,7 +65,7 @@ impl Stamp {
         self.len == 0
     }
 
-    /// How long to wait until whoever writes to the file gives it another stamp: the file system's clock has to go on. `None`
+    /// How long to wait until a write to the file gives it another stamp: the file system's clock has to go on. `None`
     /// if it has.
     pub(super) fn unsettled(&self, now: SystemTime) -> Option<Duration> {
         let (seconds, nanoseconds) = self.changed;

@@ -23,7 +23,7 @@ impl Traffic {
         self.failed.swap(0, Ordering::Relaxed)
     }
 
-    /// Whether a store said that it has no time for so many requests, since this was called last.
+    /// Whether a store answered 503 or 429 since this was called last.
     pub fn take_refused(&self) -> bool {
         self.refused.swap(0, Ordering::Relaxed) > 0
     }

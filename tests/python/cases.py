@@ -50,8 +50,8 @@ class Case:
     """Pattern of what the error has to say."""
     names: str = r"store\.zarr|argument `\w+`|dim_0=\d+:\d+.* of the source"
     """Pattern of what the error has to name: the store, a region of it, or the argument that is wrong."""
-    roads: tuple = ("operator", "info")
-    """How it is read; see `hostile.ROADS`."""
+    interfaces: tuple = ("operator", "info")
+    """How it is read; see `hostile.INTERFACES`."""
     budget_bytes: int = 64 * MIB
     """The reader's `host_memory_budget`."""
     patience: float = 1

@@ -97,7 +97,7 @@ for _name, _kind, _case in _of_matrix():
         _kind,
         of_matrix(_case),
         "either" if pending else "values",
-        roads=MORE[:3] if _case.dtype in IN_TORCH and next(_turn) % 4 == 0 else MORE[:2],
+        interfaces=MORE[:3] if _case.dtype in IN_TORCH and next(_turn) % 4 == 0 else MORE[:2],
     )
 
 
@@ -202,7 +202,7 @@ def _of_layout(shape, chunks, **options):
 
 
 for _name, (_shape, _chunks) in LAYOUTS.items():
-    add(f"layout-{_name}", "layouts", _of_layout(_shape, _chunks), "values", roads=MORE)
+    add(f"layout-{_name}", "layouts", _of_layout(_shape, _chunks), "values", interfaces=MORE)
     add(
         f"layout-{_name}-v2-F-big",
         "layouts",
@@ -295,7 +295,7 @@ for _location in ("end", "start"):
             "sharded chunks",
             lambda folder, of=_of: _sharded_by_hand(folder, **of),
             "values",
-            roads=MORE,
+            interfaces=MORE,
         )
         add(
             f"{_name}-holes",
@@ -580,7 +580,7 @@ for _name, _array in NAMES.items():
         "keys and names",
         _named,
         "values",
-        roads=("operator", "info", "loader"),
+        interfaces=("operator", "info", "loader"),
     )
 
     def _folder_named(folder, name=_array):
@@ -707,7 +707,7 @@ for _format in (2, 3):
         "metadata",
         lambda folder, fmt=_format: _consolidated(folder, fmt),
         "values",
-        roads=MORE,
+        interfaces=MORE,
     )
     add(
         f"consolidated-v{_format}-stale",

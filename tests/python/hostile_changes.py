@@ -110,7 +110,7 @@ def _closed(read):
             os.symlink("../../fifo", key)
 
 
-MIDWAY = {"budget_bytes": 4 * MIB, "roads": ("operator",)}
+MIDWAY = {"budget_bytes": 4 * MIB, "interfaces": ("operator",)}
 for _format in (3, 2):
     for _name, _do in {
         "removed": _removed,
@@ -153,7 +153,7 @@ add(
     _going,
     "error",
     midway=_removed,
-    **MIDWAY | {"roads": ("loader",)},
+    **MIDWAY | {"interfaces": ("loader",)},
 )
 add(
     "midway-renamed-loader",
@@ -161,7 +161,7 @@ add(
     _going,
     "error",
     midway=_renamed,
-    **MIDWAY | {"roads": ("loader",)},
+    **MIDWAY | {"interfaces": ("loader",)},
 )
 
 
@@ -308,7 +308,14 @@ POSITIONS = {
     "reader-a-list": _AT | {"reader": []},
 }
 for _name, _value in POSITIONS.items():
-    add(f"position-{_name}", "positions", _position(_value), "error", names="position", roads=("operator",))
+    add(
+        f"position-{_name}",
+        "positions",
+        _position(_value),
+        "error",
+        names="position",
+        interfaces=("operator",),
+    )
 # Great numbers that may be right, with little memory and in time.
 for _name, _value in {
     "that-is-right": _AT,
@@ -320,14 +327,21 @@ for _name, _value in {
     "played-100000-times": _AT | {"played": [[2, 1, 1]] * 100_000},
     "played-to-the-end": _AT | {"played": [[1, 4, 1000]]},
 }.items():
-    add(f"position-{_name}", "positions", _position(_value), "either", names="position", roads=("operator",))
+    add(
+        f"position-{_name}",
+        "positions",
+        _position(_value),
+        "either",
+        names="position",
+        interfaces=("operator",),
+    )
     add(
         f"position-{_name}-shuffled",
         "positions",
         _position(_value, random_shuffle=True),
         "either",
         names="position",
-        roads=("operator",),
+        interfaces=("operator",),
     )
 for _name, _value in {
     "another-batch-size": _AT | {"batch": 3, "num_shards": 1, "batch_size": 7},
@@ -342,5 +356,5 @@ for _name, _value in {
             _position(_value, shape=[2**40, 1], chunks=[2**12, 1], random_shuffle=_shuffle),
             "either",
             names=r"position|store\.zarr|argument",
-            roads=("operator",),
+            interfaces=("operator",),
         )

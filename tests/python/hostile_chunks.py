@@ -219,7 +219,7 @@ for _name, _chain in SPARSE.items():
         _sparse_chunk(_chain),
         "error",
         says=CHUNK,
-        roads=("operator", "info"),
+        interfaces=("operator", "info"),
     )
 for _location in ("end", "start"):
     for _checksum in (True, False):
@@ -428,7 +428,7 @@ for _name, (_chain, _encode) in BOMBS.items():
         _bomb(_chain, _encode),
         "error",
         says=CHUNK,
-        roads=("operator",),
+        interfaces=("operator",),
     )
 for _name, _compressor, _encode in (
     ("snappy", {"id": "snappy"}, lambda: snappy_bomb(BOMB)),
@@ -444,7 +444,7 @@ for _name, _compressor, _encode in (
         _bomb(None, _encode, "0.0", metadata_v2([4, 500], [2, 500], compressor=_compressor)),
         "error",
         says=CHUNK,
-        roads=("operator",),
+        interfaces=("operator",),
     )
 for _name, _filter, _encode in (
     ("shuffle-zstd", {"id": "shuffle", "elementsize": 4}, lambda: zstd_bomb(8 * BOMB)),
@@ -466,7 +466,7 @@ for _name, _filter, _encode in (
         ),
         "error",
         says=CHUNK,
-        roads=("operator",),
+        interfaces=("operator",),
     )
 
 
@@ -522,7 +522,7 @@ for _name, (_entries, _expect) in INDEXES.items():
         _with_index(_entries, _location),
         _expect,
         says=CHUNK,
-        roads=WITH_RECHUNK,
+        interfaces=WITH_RECHUNK,
     )
     add(
         f"index-{_name}-unchecked",
@@ -530,7 +530,7 @@ for _name, (_entries, _expect) in INDEXES.items():
         _with_index(_entries, ("start", "end")[len(_name) % 2], checksum=False),
         _expect,
         says=CHUNK,
-        roads=("operator",),
+        interfaces=("operator",),
     )
 add(
     "index-checksum-wrong",
@@ -602,7 +602,7 @@ for _name in (
     *("blosc.blosclz.shuffle", "blosc.stored", "zstd-crc32c", "fletcher32", "adler32", "delta-zstd"),
     *("sharded.end.zstd.3", "sharded.start.blosc.zstd.bitshuffle", "sharded.end.raw-crc32c"),
 ):
-    _options = {"says": CHUNK, "roads": ("operator",)}
+    _options = {"says": CHUNK, "interfaces": ("operator",)}
     add(
         f"cut-{_name}",
         "damaged chunks",

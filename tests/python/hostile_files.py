@@ -129,10 +129,16 @@ def _special(place, make_it):
 
 for _place, (_find, _expect) in PLACES.items():
     for _name, _make in SPECIAL.items():
-        _roads = WITH_RECHUNK
+        _interfaces = WITH_RECHUNK
         if (_place, _name) in (("chunk", "fifo"), ("zarr.json", "fifo"), ("chunk", "folder")):
-            _roads = (*WITH_RECHUNK, "loader")
-        add(f"{_name}-as-{_place}", "no regular files", _special(_find, _make), _expect, roads=_roads)
+            _interfaces = (*WITH_RECHUNK, "loader")
+        add(
+            f"{_name}-as-{_place}",
+            "no regular files",
+            _special(_find, _make),
+            _expect,
+            interfaces=_interfaces,
+        )
 
 
 @case("no regular files", "error")
@@ -209,7 +215,7 @@ for _what in ("store", "parent", "metadata", "chunk", "folder-of-chunks"):
         _forbidden(_what),
         "error",
         says="permission|not allowed|denied",
-        roads=WITH_RECHUNK if _what == "chunk" else WITH_RECHUNK[:2],
+        interfaces=WITH_RECHUNK if _what == "chunk" else WITH_RECHUNK[:2],
         unprivileged=True,
     )
 for _what in ("store", "metadata", "chunk", "attributes"):
@@ -262,7 +268,7 @@ for _name, _url in {
         _path(_url),
         "error",
         says="not read|not supported|URL|cannot be read|names no bucket|pattern|query",
-        roads=WITH_RECHUNK,
+        interfaces=WITH_RECHUNK,
     )
 add(
     "url-s3-among-others",
@@ -384,12 +390,12 @@ for _what in CASES_OF_LINKS:
         _leaving(_what, True),
         "error",
         says="link",
-        roads=WITH_RECHUNK,
+        interfaces=WITH_RECHUNK,
     )
-    add(f"unfollowed-{_what}-inside", "links", _leaving(_what, False), "values", roads=WITH_RECHUNK)
+    add(f"unfollowed-{_what}-inside", "links", _leaving(_what, False), "values", interfaces=WITH_RECHUNK)
 
 
-@case("links", "values", roads=WITH_RECHUNK)
+@case("links", "values", interfaces=WITH_RECHUNK)
 def unfollowed_plain(folder):
     return read(plain(folder), VALUES, arguments={"follow_links": False})
 

@@ -313,7 +313,7 @@ for _name, _change in FIELDS.items():
         "metadata",
         _bad(_change),
         "either" if _name in LENIENT else "error",
-        roads=WITH_RECHUNK if _name.startswith(("shards", "transpose", "chunks")) else WITH_RECHUNK[:2],
+        interfaces=WITH_RECHUNK if _name.startswith(("shards", "transpose", "chunks")) else WITH_RECHUNK[:2],
     )
 
 # A shard inside a shard, a hundred times.

@@ -385,7 +385,7 @@ def test_gpu_operator_without_a_driver(store):
 
 @pytest.mark.gpu
 def test_gpu_chain_without_nvcomp(store, tmp_path):
-    """Only the chain that needs nvCOMP fails, saying what to install; raw chunks and the CPU road work."""
+    """Only the chain that needs nvCOMP fails, saying what to install; raw chunks and the CPU path work."""
     values = np.arange(24, dtype="float32").reshape(6, 4)
     write_array(tmp_path, "zstd", values, chunks=(2, 2), codec="zstd")
     write_array(tmp_path, "raw", values, chunks=(2, 2), codec="raw")

@@ -40,7 +40,7 @@ def planted(name, expect="values", midway=None, change=lambda read: None, **opti
         made = cases.read(cases.plain(folder), cases.VALUES)
         change(made)
         return made
-    return cases.Case(name, "planted", make, expect, midway=midway, roads=("operator",), **options)
+    return cases.Case(name, "planted", make, expect, midway=midway, interfaces=("operator",), **options)
 
 def fill_memory(read):
     taken = np.ones(options["bytes"] // 8)

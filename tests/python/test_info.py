@@ -50,7 +50,7 @@ def codes(found):
 # --- what an array is -----------------------------------------------------------------------------
 
 CASES = [
-    # chain, format, words, road
+    # chain, format, words, decode_path
     ("raw", 2, "uncompressed", "GPU"),
     ("zstd", 2, "zstd(0)", "GPU"),
     ("gzip", 2, "gzip(5)", "GPU"),
@@ -72,8 +72,8 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("codec, zarr_format, words, road", CASES, ids=lambda value: str(value))
-def test_what_an_array_is(tmp_path, values, codec, zarr_format, words, road):
+@pytest.mark.parametrize("codec, zarr_format, words, decode_path", CASES, ids=lambda value: str(value))
+def test_what_an_array_is(tmp_path, values, codec, zarr_format, words, decode_path):
     folder = write_array(
         tmp_path / "a.zarr", None, values, chunks=(1, 3, 10), codec=codec, zarr_format=zarr_format
     )
@@ -86,7 +86,7 @@ def test_what_an_array_is(tmp_path, values, codec, zarr_format, words, road):
     # Shards in shards are decoded whole, but cut they are.
     assert array.inner_chunk == ((chunk[0] // 2, chunk[1] // 2, chunk[2] // 2) if chain.sharded else None)
     assert (array.data_type, array.output_type) == ("float32", "float32")
-    assert (array.chain, array.road) == (words, road), array.reason
+    assert (array.chain, array.decode_path) == (words, decode_path), array.reason
     assert array.decoded_bytes == values.nbytes
     assert array.stored_bytes == sum(file.stat().st_size for file in files)
     assert array.chunks == array.chunks_present == len(files)
@@ -107,17 +107,17 @@ def test_order_and_byte_order_of_format_2(tmp_path, values):
     )
     array = only(folder)
     assert array.chain == "transpose([2,1,0]), bytes(big), zstd(0)"
-    assert (array.data_type, array.road) == ("float32", "GPU")
+    assert (array.data_type, array.decode_path) == ("float32", "GPU")
 
 
-def test_roads_and_outputs_are_those_of_the_reader(tmp_path, values):
+def test_decode_paths_and_outputs_are_those_of_the_reader(tmp_path, values):
     folder = write_array(
         tmp_path / "a.zarr", None, values, chunks=(1, 3, 10), dimension_names=("t", "y", "x")
     )
     on_cpu = only(folder, device="cpu", window=[2, 3], batch_size=3)
-    assert (on_cpu.road, on_cpu.reading.gpu_memory) == ("CPU", None)
+    assert (on_cpu.decode_path, on_cpu.reading.gpu_memory) == ("CPU", None)
     assert "CPU backend" in on_cpu.reason
-    assert only(folder, decode="cpu").road == "CPU"
+    assert only(folder, decode="cpu").decode_path == "CPU"
     pipe = build(CPU, str(folder), window=[2, 3], batch_size=3)
     (sample,) = pipe.run()
     (output,) = on_cpu.reading.outputs
@@ -165,10 +165,10 @@ def group(tmp_path_factory):
 
 def test_every_array_of_a_group_is_listed(group):
     found = zarr_dali.info(group)
-    roads = {array.name: array.road for array in found.arrays}
+    decode_paths = {array.name: array.decode_path for array in found.arrays}
     refused = dict.fromkeys(("broken", "garbled", "text"), "refused")
-    assert roads == refused | dict.fromkeys(("t2m", "deep/msl", "deep/time", "scalar"), "GPU")
-    assert list(roads) == sorted(roads)
+    assert decode_paths == refused | dict.fromkeys(("t2m", "deep/msl", "deep/time", "scalar"), "GPU")
+    assert list(decode_paths) == sorted(decode_paths)
     assert found.together is None
 
 
@@ -188,7 +188,7 @@ def test_a_refused_array_says_why(group):
 def test_arguments_that_do_not_fit_are_no_refusal(group):
     arrays = {array.name: array for array in zarr_dali.info(group, window=[2, 4]).arrays}
     assert arrays["t2m"].reading.outputs[0].shape == (2, 4, 3)
-    assert arrays["deep/time"].road == "GPU"
+    assert arrays["deep/time"].decode_path == "GPU"
     assert "window" in arrays["deep/time"].problem
     assert "no dimensions" in arrays["scalar"].problem
 
@@ -207,9 +207,9 @@ def test_named_arrays_are_also_read_together(group):
 
 def test_decode_gpu_refuses_what_the_gpu_cannot(tmp_path, values):
     folder = write_array(tmp_path / "a.zarr", None, values, chunks=(1, 3, 10), codec="bz2")
-    assert only(folder).road == "CPU"
+    assert only(folder).decode_path == "CPU"
     array = only(folder, decode="gpu")
-    assert array.road == "refused" and "bz2" in array.reason
+    assert array.decode_path == "refused" and "bz2" in array.reason
 
 
 def test_joined_stores(tmp_path, values):
@@ -560,7 +560,7 @@ def test_advice_names_a_command_that_runs(tmp_path):
     assert codes(found) == {"beside-training"} and "rechunk" not in str(found)
 
 
-def test_advice_on_chains_of_the_cpu_road(tmp_path):
+def test_advice_on_chains_of_the_cpu_path(tmp_path):
     import numcodecs
     import zarr
 
@@ -583,7 +583,7 @@ def test_json_holds_everything(group):
     (t2m, text) = values["arrays"]
     assert t2m["shape"] == [6, 4, 3] and t2m["reading"]["batch_size"] == 2
     assert t2m["ratio"] == found.arrays[0].ratio
-    assert text["road"] == "refused" and text["ratio"] is None
+    assert text["decode_path"] == "refused" and text["ratio"] is None
     assert values["arguments"] == {"arrays": ["t2m", "text"], "batch_size": 2}
 
 

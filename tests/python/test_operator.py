@@ -786,8 +786,8 @@ def test_preloaded_library(store):
     assert done.stdout.strip() == str(SAMPLES)
 
 
-def test_each_road_is_logged_once(backend, store):
-    """On the GPU backend a line per array says where it is decoded; the CPU backend has one road."""
+def test_each_decode_path_is_logged_once(backend, store):
+    """On the GPU backend a line per array says where it is decoded; the CPU backend has one path."""
     done = run_python(
         """
         import sys
@@ -804,9 +804,9 @@ def test_each_road_is_logged_once(backend, store):
     if backend is CPU:
         assert done.stderr == ""
     else:
-        for name, road in {"number": "GPU", "mask": "gzip"}.items():
+        for name, path in {"number": "GPU", "mask": "gzip"}.items():
             (line,) = [line for line in done.stderr.splitlines() if f'"{name}"' in line]
-            assert str(store) in line and road in line
+            assert str(store) in line and path in line
 
 
 def test_import_without_any_gpu_library():

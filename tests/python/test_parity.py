@@ -573,12 +573,12 @@ def test_inner_chunks_in_any_place(backend, tmp_path, rng, index):
     assert_reads(backend, tmp_path, "a", values, [4, 20])
 
 
-# --- roads ----------------------------------------------------------------------------------------
+# --- decode paths ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("chain", ["v3-raw", "v3-zstd", "v3-gzip", "v3-sharded-end-zstd", "v2-blosc-lz4"])
 def test_decode_on_the_cpu(backend, cached_store, chain):
-    """`decode="cpu"` sends every chain down the CPU road, on either backend."""
+    """`decode="cpu"` sends every chain down the CPU path, on either backend."""
     zarr_format, codec = parse(chain)
     store = cached_store(
         ("dtypes", chain, "little"), lambda at: write_every_dtype(at, zarr_format, codec, endian="little")

@@ -94,7 +94,7 @@ READS = """
     def read(what, path):
         if what == "info":
             found = zarr_dali.info(path, device="cpu")
-            return [array.reason for array in found.arrays if array.road == "refused"]
+            return [array.reason for array in found.arrays if array.decode_path == "refused"]
         if what == "select":
             zarr_dali.select(path, arrays=["a"], dim_0=0)
         elif what.startswith("rechunk"):
@@ -388,7 +388,7 @@ def test_links_that_leave_the_store(backend, linked, tmp_path, sharded):
 
 def test_info_without_links_that_leave(linked):
     arrays = {array.name: array for array in zarr_dali.info(linked, follow_links=False, device="cpu").arrays}
-    assert {name for name, array in arrays.items() if array.road == "refused"} == {"outside"}
+    assert {name for name, array in arrays.items() if array.decode_path == "refused"} == {"outside"}
     assert "symbolic link" in arrays["outside"].reason
     shown = CliRunner().invoke(cli.main, ["info", str(linked), "--no-follow-links", "--json"])
     assert shown.exit_code == 0 and shown.output.count("symbolic link") == 1

@@ -56,7 +56,7 @@ class Work:
                 dimension and have as many dimensions, which leaves out coordinates.
             batch_size: Samples of a batch, made smaller where there are not as many.
             window: Extents of a sample.
-            limit_bytes: Of the arrays only the first steps are read, as many as have so many decoded bytes.
+            limit_bytes: Of the arrays only the first steps are read, up to this many decoded bytes.
 
         Raises:
             ValueError: The store, the arrays or the window do not fit, in words for the user.
@@ -66,7 +66,7 @@ class Work:
         )
         reports = found.arrays if arrays else _main_arrays(found.arrays)
         for report in reports:
-            if problem := (report.reason if report.road == "refused" else report.problem):
+            if problem := (report.reason if report.decode_path == "refused" else report.problem):
                 raise ValueError(f'array "{report.name}" cannot be read: {problem}')
         if not reports:
             raise ValueError(f"{store} has no array that can be read; `zarr-dali info {store}` says why")
@@ -215,7 +215,9 @@ class ChunkKeys:
 def _main_arrays(reports: Sequence[ArrayReport]) -> list[ArrayReport]:
     """The arrays that are read when none are named: as the largest one, by first dimension and rank."""
     readable = [
-        report for report in reports if report.road != "refused" and report.decoded_bytes and report.shape
+        report
+        for report in reports
+        if report.decode_path != "refused" and report.decoded_bytes and report.shape
     ]
     if len(reports) == 1:
         return list(reports)

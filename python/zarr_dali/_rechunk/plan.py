@@ -187,7 +187,7 @@ def with_regions(plan: Plan, regions: Mapping[str, Sequence[int]]) -> Plan:
 
 
 def decoding(workers: int) -> int:
-    """Source chunks that a worker decodes at once, when the cores are shared by so many."""
+    """Source chunks that each of `workers` workers decodes at once, which share the cores."""
     return max(1, cores() // workers)
 
 

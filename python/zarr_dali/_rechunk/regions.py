@@ -19,7 +19,7 @@ Extents = tuple[int, ...]
 
 WRITE_BYTES = 16_000_000
 LEAST_WRITE_BYTES = 1_000_000
-"""Small files are written together: up to so many bytes at once, or so many at least."""
+"""Small files are written together: at most `WRITE_BYTES` at once, and at least `LEAST_WRITE_BYTES`."""
 REGION_BYTES = 64_000_000
 """Regions do not grow beyond this where it saves no reading: the more of them, the less a stop costs."""
 REGIONS_PER_WORKER = 4

@@ -58,7 +58,7 @@ def first_change(files: Sequence[Path], before: str, after: str) -> Path:
 
 
 def _unsettled(changed: int, now: int) -> int:
-    """Nanoseconds until whoever writes to a file gives it another stamp than the one of such a time."""
+    """Nanoseconds until a write to a file that was changed at `changed` gives it another time of change."""
     granularity = _SETTLED_NS if changed % _SECOND_NS else _SECOND_NS
     if changed > now:
         return granularity if changed - now <= _MOST_AHEAD_NS else 0

@@ -9,10 +9,10 @@ use crate::dataset::ArrayInfo;
 use crate::decode::chunk::Chunk;
 use crate::decode::cpu::{CpuDecoder, Scratch, check_plain_size};
 use crate::decode::device_pool::Allocation;
-use crate::decode::encoded::Encoded;
 use crate::decode::gpu_task::{GpuTask, OnDevice, Payload, misalignment};
 use crate::decode::verified::Identity;
 use crate::error::{Context, Error, Result, log_once};
+use crate::fetch::Encoded;
 use crate::fetch::cufile::Handle;
 use crate::gpu::PinnedBuffer;
 use crate::trace::{self, Stage};
@@ -62,7 +62,7 @@ impl<'a> ChunkUpload<'a> {
     /// # Errors
     /// Chunks that cannot be found, read or decoded, and what the driver says. Copies of the chunk may still be in flight then.
     pub fn upload(&self, uploader: &mut Uploader, scratch: &mut Scratch, decodes: bool) -> Result<bool> {
-        let (encoded, at) = self.decoder.fetching.find(self.chunk)?;
+        let (encoded, at) = self.decoder.chunk_source.find(self.chunk)?;
         let Some(encoded) = encoded else {
             if self.array.fill_element().is_some() {
                 let missing = GpuTask::new(self.chunk.clone(), Payload::Missing, at);
@@ -284,7 +284,7 @@ impl<'a> ChunkUpload<'a> {
         // SAFETY: the duties of the caller.
         unsafe { uploader.read(encoded, handle, to, host) }
             .map_err(|source| Error::Io { at: at.clone(), source })?;
-        self.decoder.fetching.counters.bytes_read_gds.add(encoded.bytes());
+        self.decoder.chunk_source.counters.bytes_read_gds.add(encoded.bytes());
         Ok(())
     }
 
@@ -326,7 +326,7 @@ impl<'a> ChunkUpload<'a> {
                 let mut units = self.chunk.take(usize::MAX);
                 units.iter_mut().for_each(|unit| unit.times = times);
                 if by_gpu {
-                    self.decoder.fetching.counters.decoded(work.bytes, true);
+                    self.decoder.chunk_source.counters.decoded(work.bytes, true);
                 }
                 return uploader.add(buffer, OnComplete::PendingUnits(units));
             }

@@ -1,6 +1,6 @@
 //! The staging memory that cuFile reads to.
 
-use crate::decode::encoded::Encoded;
+use crate::fetch::Encoded;
 
 use std::io;
 

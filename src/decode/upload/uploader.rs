@@ -9,11 +9,11 @@ use super::packed::{PackedBuffer, Slot};
 use super::submission::{OnComplete, Submission};
 use crate::decode::Queue;
 use crate::decode::device_pool::{Allocation, DevicePool};
-use crate::decode::encoded::Encoded;
 use crate::decode::flush::Flush;
 use crate::decode::gpu_task::GpuTask;
 use crate::decode::watchdog::Watchdog;
 use crate::error::{Error, GpuWork, Result};
+use crate::fetch::Encoded;
 use crate::fetch::cufile::Handle;
 use crate::gpu::{Gpu, PinnedBuffer, PinnedPool};
 

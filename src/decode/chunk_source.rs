@@ -1,11 +1,11 @@
 //! Finds the encoded bytes of chunks, and prefetches the bytes of chunks that will be read soon.
 
 use super::chunk::Chunk;
-use super::encoded::Encoded;
 use super::prefetch::{self, Prefetcher};
 use crate::codec;
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
+use crate::fetch::Encoded;
 use crate::fetch::Locator;
 use crate::options::MissingChunks;
 use crate::stats::Counters;
@@ -13,7 +13,7 @@ use crate::stats::Counters;
 use std::sync::Arc;
 
 /// Finds and prefetches the encoded bytes of the chunks of a reader.
-pub struct Fetching {
+pub struct ChunkSource {
     /// The arrays.
     pub dataset: Arc<Dataset>,
     /// Finds chunks in files.
@@ -28,7 +28,7 @@ pub struct Fetching {
     pub counters: Arc<Counters>,
 }
 
-impl Fetching {
+impl ChunkSource {
     /// The array of a chunk.
     pub fn array(&self, chunk: &Chunk) -> &ArrayInfo {
         self.dataset.part(chunk.key.array, chunk.key.part)

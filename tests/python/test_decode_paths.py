@@ -30,7 +30,7 @@ def values():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    return tmp_path_factory.mktemp("roads")
+    return tmp_path_factory.mktemp("decode_paths")
 
 
 def write(folder, name, values, chunks=(1, 256, 256), **codecs):

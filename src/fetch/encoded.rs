@@ -1,8 +1,8 @@
 //! The encoded bytes of one chunk in its store.
 
+use super::cufile::Handle;
+use super::{Blob, Located};
 use crate::error::{Context, Error, Result};
-use crate::fetch::cufile::Handle;
-use crate::fetch::{Blob, Located};
 use crate::trace::{self, Stage};
 
 use std::io;
