@@ -7,6 +7,9 @@ use crate::error::{Error, Result};
 pub enum MissingChunks {
     /// The array's fill value, as the Zarr specification says.
     Fill,
+    /// The same, and a chunk is missing too if the store answers 403 (forbidden) for it. Object stores that may not be listed answer so for
+    /// objects that are absent.
+    FillForbidden,
     /// An error that names the chunk.
     Error,
 }
@@ -248,11 +251,12 @@ impl Options {
     pub fn check(arguments: &Arguments) -> Result<Self> {
         let missing_chunks = match arguments.missing_chunks.as_str() {
             "fill" => MissingChunks::Fill,
+            "fill-403" => MissingChunks::FillForbidden,
             "error" => MissingChunks::Error,
             other => {
                 return Err(argument(
                     "missing_chunks",
-                    format!("\"{other}\" is neither \"fill\" nor \"error\""),
+                    format!("\"{other}\" is none of \"fill\", \"fill-403\" and \"error\""),
                 ));
             }
         };

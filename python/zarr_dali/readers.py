@@ -22,7 +22,7 @@ def zarr(
     path: Paths,
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
-    missing_chunks: Literal["fill", "error"] = "fill",
+    missing_chunks: Literal["fill", "fill-403", "error"] = "fill",
     follow_links: bool = True,
     storage_options: str = "",
     window: int | Sequence[int] | None = None,
@@ -114,9 +114,12 @@ def zarr(
             a sample of C arrays has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given.
             All arrays need the same shape and element type. The layout gets a `C` there, or is empty if the
             arrays have one already.
-        missing_chunks: What a chunk without data in the store means: `"fill"` or `"error"`.
+        missing_chunks: What a chunk without data in the store means: `"fill"`, `"fill-403"` or `"error"`.
             `"fill"` reads it as the array's fill value, as the Zarr specification says. `"error"` stops with
-            an error that names the chunk, for stores in which every chunk should be there.
+            an error that names the chunk, for stores in which every chunk should be there. `"fill-403"` is as
+            `"fill"` for object stores that answer 403 (forbidden) for what is absent, because the credentials
+            lack the permission to list them; before such a batch is handed over, the array's metadata are
+            read again with the same credentials.
         follow_links: Determines whether symbolic links may lead out of a store's folder.
             By default they are followed wherever they lead, as zarr-python does. Give False for stores from
             strangers: a link that leads out of the folder `path` is an error then, which names it; links

@@ -60,7 +60,7 @@ impl ChunkSource {
                 self.counters.bytes_read.add(encoded.bytes());
                 Ok((Some(encoded), at))
             }
-            None if self.missing_chunks == MissingChunks::Fill => {
+            None if self.missing_chunks != MissingChunks::Error => {
                 self.counters.chunks_missing.add(1);
                 // A chunk may be absent because the whole store is gone. The store is checked here for the first missing chunk of
                 // a batch, and for all of them when the batch is handed over.

@@ -6,7 +6,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 /// What stands in the way of a file, beside what the system says. The text ends with the remedy.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Obstacle {
     /// Something other than a regular file.
     NotAFile(&'static str),
@@ -32,6 +32,11 @@ pub enum Obstacle {
         problem: String,
         /// What to do.
         remedy: &'static str,
+    },
+    /// An object that may not be read with the credentials that were given, or that is absent in a store that may not be listed.
+    Forbidden {
+        /// The store and what it said, without secrets.
+        problem: String,
     },
     /// An object that is not the one any more that was read before.
     Changed,
@@ -61,6 +66,11 @@ pub enum Obstacle {
         /// The most that the codecs make.
         most_bytes: u64,
     },
+    /// A zip file, or an entry of one, that cannot be read.
+    Zip {
+        /// Why.
+        problem: &'static str,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -86,6 +96,10 @@ impl fmt::Display for Obstacle {
                 "the file was written to while it was read; read it when its writer has finished, or write another file and rename it",
             ),
             Self::Request { problem, remedy } => write!(f, "{problem}; {remedy}"),
+            Self::Forbidden { problem } => write!(
+                f,
+                "{problem}; the credentials lack the permission to read it (for public data give storage_options={{\"anon\": True}}), or it is absent and they lack the permission to list the store (if that is sure, missing_chunks=\"fill-403\" reads the fill value)"
+            ),
             Self::Changed => f.write_str(
                 "the object changed while it was read; build the pipeline again when its writer has finished",
             ),
@@ -106,6 +120,10 @@ impl fmt::Display for Obstacle {
                 f,
                 "it has {bytes} bytes, but the codecs of the array make at most {most_bytes} of a chunk; the object is damaged, write it again"
             ),
+            Self::Zip { problem } => write!(
+                f,
+                "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
+            ),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"
@@ -115,6 +133,13 @@ impl fmt::Display for Obstacle {
 }
 
 impl std::error::Error for Obstacle {}
+
+impl Obstacle {
+    /// What stands in the way, if an error says it.
+    pub fn of(error: &io::Error) -> Option<&Self> {
+        error.get_ref()?.downcast_ref()
+    }
+}
 
 impl From<Obstacle> for io::Error {
     fn from(obstacle: Obstacle) -> Self {

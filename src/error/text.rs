@@ -55,7 +55,7 @@ impl fmt::Display for Error {
             }
             Self::StoreIsFile { path } => write!(
                 f,
-                "path \"{path}\" is a file; give the folder of a Zarr store (a zip store has to be unpacked first)"
+                "path \"{path}\" is a file; give the folder of a Zarr store, or a zip file with one"
             ),
             Self::Unreadable { path, source } => {
                 write!(f, "\"{}\" cannot be read: {}", path.escape_debug(), Remedied(source))

@@ -41,6 +41,8 @@ pub struct Remote<C> {
     dataset: Arc<Dataset>,
     /// The longest read chunk that is fetched where its codecs do not say.
     most_bytes: u64,
+    /// Whether an object is missing that the store forbids to read.
+    forbidden_is_missing: bool,
     /// The most bytes that inner chunks are asked for together.
     most_joined_bytes: u64,
     indexes: Mutex<Indexes<C>>,
@@ -104,7 +106,8 @@ impl<C: Send + 'static> Remote<C> {
     /// Between inner chunks that are asked for together: a request costs about as much as these bytes.
     const MOST_GAP_BYTES: u64 = 64 << 10;
 
-    /// Starts the network threads. Keeps `kept_indexes` indexes.
+    /// Starts the network threads. Keeps `kept_indexes` indexes. An object that the store forbids to read is missing if
+    /// `forbidden_is_missing`.
     ///
     /// # Errors
     /// Threads that cannot be had.
@@ -113,6 +116,7 @@ impl<C: Send + 'static> Remote<C> {
         limits: Limits,
         kept_indexes: NonZeroUsize,
         most_bytes: u64,
+        forbidden_is_missing: bool,
         arrive: Arc<dyn Arrive<C>>,
         counters: Arc<Counters>,
     ) -> io::Result<Arc<Self>> {
@@ -121,6 +125,7 @@ impl<C: Send + 'static> Remote<C> {
             scheduler: OnceLock::new(),
             dataset,
             most_bytes,
+            forbidden_is_missing,
             // Joined bytes are kept until the last chunk of them is decoded.
             most_joined_bytes: limits.split_above_bytes.min(limits.bytes / 16),
             indexes: Mutex::new(indexes),
@@ -253,6 +258,19 @@ impl<C: Send + 'static> Remote<C> {
         }
     }
 
+    /// An answer for an object of which nothing was read before: one that is forbidden may be missing.
+    fn first_answer(&self, answer: io::Result<Option<Received>>) -> io::Result<Option<Received>> {
+        match answer {
+            Err(error)
+                if self.forbidden_is_missing
+                    && matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. })) =>
+            {
+                Ok(None)
+            }
+            answer => answer,
+        }
+    }
+
     fn chunk_answered(&self, chunk: C, address: Address, answer: io::Result<Option<Received>>) {
         let found = match answer {
             Err(source) => Err(Error::Io { at: address.at, source }),
@@ -269,26 +287,13 @@ impl<C: Send + 'static> Remote<C> {
     fn inner_answered(&self, chunks: Vec<(C, Address, Range<u64>)>, answer: io::Result<Option<Received>>) {
         // The object was there when its index was read.
         let answer = answer.and_then(|received| Ok(Arc::new(received.ok_or(Obstacle::Changed)?)));
-        let mut error = None;
-        let received = match answer {
-            Ok(received) => Some(received),
-            Err(refused) => {
-                error = Some(refused);
-                None
-            }
-        };
         for (chunk, address, range) in chunks {
-            let found = match (&received, &mut error) {
-                (Some(received), _) => {
+            let found = match &answer {
+                Ok(received) => {
                     let blob = Arc::new(FetchedBytes(received.clone()));
                     Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
                 }
-                (None, error) => {
-                    // Each chunk is told why it cannot be read.
-                    let source = error.as_ref().map(|error| io::Error::new(error.kind(), error.to_string()));
-                    let source = source.unwrap_or_else(|| Obstacle::Changed.into());
-                    Err(Error::Io { at: address.with_range(range), source })
-                }
+                Err(error) => Err(Error::Io { at: address.with_range(range), source: again(error) }),
             };
             self.arrive.arrived(chunk, found);
         }
@@ -347,6 +352,14 @@ impl<C: Send + 'static> Remote<C> {
     }
 }
 
+/// An error once more, for another chunk.
+fn again(error: &io::Error) -> io::Error {
+    match Obstacle::of(error) {
+        Some(obstacle) => obstacle.clone().into(),
+        None => io::Error::new(error.kind(), error.to_string()),
+    }
+}
+
 /// Hands the answers of the scheduler to its [`Remote`], which owns the scheduler: a strong pointer would keep both alive for ever.
 struct Answers<C>(std::sync::Weak<Remote<C>>);
 
@@ -354,9 +367,13 @@ impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
     fn delivered(&self, ticket: Ticket<C>, answer: io::Result<Option<Received>>) {
         let Some(remote) = self.0.upgrade() else { return };
         match ticket {
-            Ticket::Chunk(chunk, address) => remote.chunk_answered(chunk, address, answer),
+            Ticket::Chunk(chunk, address) => {
+                remote.chunk_answered(chunk, address, remote.first_answer(answer));
+            }
             Ticket::Inner(chunks) => remote.inner_answered(chunks, answer),
-            Ticket::Index(key, address) => remote.index_answered(key, &address, answer),
+            Ticket::Index(key, address) => {
+                remote.index_answered(key, &address, remote.first_answer(answer));
+            }
         }
     }
 }
@@ -487,9 +504,16 @@ mod tests {
         let limits = Limits { threads: 1, requests: 4, bytes: 1 << 20, split_above_bytes: 1 << 20 };
         let (sender, arrived) = mpsc::channel();
         let kept = NonZeroUsize::MIN;
-        let remote =
-            Remote::new(Arc::new(dataset), limits, kept, 1 << 20, Arc::new(Arrived(sender)), Arc::default())
-                .unwrap();
+        let remote = Remote::new(
+            Arc::new(dataset),
+            limits,
+            kept,
+            1 << 20,
+            false,
+            Arc::new(Arrived(sender)),
+            Arc::default(),
+        )
+        .unwrap();
         let wanted = |i: u64| Wanted { chunk: i, part: (0, 0), cell: Dims::from_slice(&[i / 2, i % 2]) };
         remote.fetch(0, (0..4).map(wanted));
         for _ in 0..4 {

@@ -232,6 +232,5 @@ impl Transfer<'_> {
 
 /// Whether more bytes came than were announced, which is no matter of the connection.
 fn is_overlong(error: &io::Error) -> bool {
-    let obstacle = error.get_ref().and_then(|inner| inner.downcast_ref::<Obstacle>());
-    matches!(obstacle, Some(Obstacle::Overlong { .. }))
+    matches!(Obstacle::of(error), Some(Obstacle::Overlong { .. }))
 }

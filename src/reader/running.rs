@@ -25,7 +25,7 @@ use crate::fetch::cufile::Memory;
 use crate::fetch::scheduler::Limits;
 use crate::fetch::{self, Fetch, Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, GreenContext, Kernels, PinnedPool};
-use crate::options::{Io, Options, argument};
+use crate::options::{Io, MissingChunks, Options, argument};
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -351,7 +351,17 @@ impl Start<'_> {
         let kept = Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes());
         let most_bytes = self.setup.options.most_host_memory_bytes;
         let counters = self.status.counters.clone();
-        let fetcher = fetch::Remote::new(dataset.clone(), limits, kept, most_bytes, jobs.clone(), counters);
+        let forbidden_is_missing = self.setup.options.missing_chunks == MissingChunks::FillForbidden;
+        let dataset = dataset.clone();
+        let fetcher = fetch::Remote::new(
+            dataset,
+            limits,
+            kept,
+            most_bytes,
+            forbidden_is_missing,
+            jobs.clone(),
+            counters,
+        );
         let fetcher = fetcher.map_err(|source| Error::Thread { source })?;
         self.status.requests(fetcher.slots());
         Ok(Some(planner::Remote { fetcher, parts }))

@@ -1,6 +1,7 @@
 //! Clients of object stores and web servers, from what the user says of credentials and endpoints.
 
 use super::access::Options;
+use super::aws_profile;
 use super::connections::Connections;
 use super::traffic::Counting;
 use crate::error::Result;
@@ -45,7 +46,11 @@ impl Builder {
         use_ring();
         let options_text = Value::from_iter(options.clone());
         let name = format!("{scheme}://{host} {options_text}");
-        let config = Config::new(kind, options)?;
+        let mut config = Config::new(kind, options)?;
+        if kind == Kind::S3 {
+            config.add_profile(|name| std::env::var(name).ok())?;
+        }
+        config.allow_http();
         let of = match kind {
             Kind::S3 => config.s3(host)?,
             Kind::Google => config.google(host)?,
@@ -123,6 +128,8 @@ struct Config {
     client: ClientOptions,
     /// Sent with every request.
     headers: HeaderMap,
+    /// The name of a profile of the AWS tools.
+    profile: Option<String>,
 }
 
 impl Config {
@@ -136,16 +143,32 @@ impl Config {
             .with_read_timeout(Self::READ_TIMEOUT)
             .with_connect_timeout(Duration::from_secs(10))
             .with_user_agent(HeaderValue::from_static(concat!("zarr-dali/", env!("CARGO_PKG_VERSION"))));
-        let mut config = Self { kind, named: vec![], client, headers: HeaderMap::new() };
+        let mut config = Self { kind, named: vec![], client, headers: HeaderMap::new(), profile: None };
         config.add(options)?;
+        config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
+        Ok(config)
+    }
+
+    /// Adds what a profile of the AWS tools has and the options have not.
+    fn add_profile(&mut self, environment: impl Fn(&str) -> Option<String>) -> Result<()> {
+        let is_given = |(name, value): &(String, String)| {
+            let key = AmazonS3ConfigKey::from_str(name).ok()?;
+            let is_off = key == AmazonS3ConfigKey::SkipSignature && value != "true";
+            (!is_off).then(|| key.as_ref().trim_start_matches("aws_").to_string())
+        };
+        let given = self.named.iter().filter_map(is_given).collect();
+        self.named.extend(aws_profile::options(self.profile.as_deref(), &given, environment)?);
+        Ok(())
+    }
+
+    /// Allows connections without TLS where an endpoint asks for them.
+    fn allow_http(&mut self) {
         let over_http = |(name, value): &(String, String)| {
             (name.contains("endpoint") || name == "base_url") && value.starts_with("http://")
         };
-        if config.named.iter().any(over_http) || (kind == Kind::S3 && environment_is_over_http()) {
-            config.client = config.client.with_allow_http(true);
+        if self.named.iter().any(over_http) || (self.kind == Kind::S3 && environment_is_over_http()) {
+            self.client = std::mem::take(&mut self.client).with_allow_http(true);
         }
-        config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
-        Ok(config)
     }
 
     fn add(&mut self, options: Options) -> Result<()> {
@@ -160,6 +183,7 @@ impl Config {
                 }
                 ("anon", anon) => self.anonymous(anon == true || anon == "true"),
                 ("token", token) if token == "anon" => self.anonymous(true),
+                ("profile", name) if self.kind == Kind::S3 => self.profile = Some(text_of(&name)),
                 ("ca_bundle", path) => self.add_certificates(&text_of(&path))?,
                 ("requester_pays", value) => self.requester_pays(&text_of(&value))?,
                 (name, value) => self.named.push((self.renamed(name).into(), text_of(&value))),
@@ -228,8 +252,18 @@ impl Config {
     }
 
     fn s3(self, bucket: &str) -> Result<Of> {
-        let mut builder =
-            AmazonS3Builder::from_env().with_bucket_name(bucket).with_client_options(self.client);
+        let mut builder = AmazonS3Builder::new().with_bucket_name(bucket).with_client_options(self.client);
+        // A session token of the environment does not belong to keys that come from elsewhere.
+        let has_keys = |(name, _): &(String, String)| name.ends_with("access_key_id");
+        let has_keys = self.named.iter().any(has_keys);
+        for (name, value) in std::env::vars_os() {
+            let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
+            let key = Some(name).filter(|name| name.starts_with("AWS_")).map(str::to_ascii_lowercase);
+            let Some(Ok(key)) = key.as_deref().map(AmazonS3ConfigKey::from_str) else { continue };
+            if !has_keys || key != AmazonS3ConfigKey::Token {
+                builder = builder.with_config(key, value);
+            }
+        }
         for (name, value) in self.named {
             builder = builder.with_config(key::<AmazonS3ConfigKey>(&name, "S3")?, value);
         }

@@ -188,10 +188,10 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
     use object_store::Error as Of;
     let text = redact(&error.to_string());
     let (kind, remedy) = match error {
-        Of::PermissionDenied { .. } => (
-            io::ErrorKind::PermissionDenied,
-            "the credentials lack the permission to read it; for public data give storage_options={\"anon\": True}",
-        ),
+        Of::PermissionDenied { .. } => {
+            let problem = format!("{url}: {text}");
+            return io::Error::new(io::ErrorKind::PermissionDenied, Obstacle::Forbidden { problem });
+        }
         Of::Unauthenticated { .. } => (
             io::ErrorKind::PermissionDenied,
             "credentials are missing, wrong or expired; for public data give storage_options={\"anon\": True}",

@@ -3,6 +3,7 @@
 //! *Missing* is only what a store says is absent. No other error is ever taken for it, because a missing chunk reads as the fill value.
 
 mod access;
+mod aws_profile;
 mod client;
 mod cloud;
 mod connections;
@@ -14,6 +15,8 @@ mod session;
 mod stamp;
 mod traffic;
 mod uri;
+mod zip;
+mod zip_directory;
 
 pub use access::{Access, StorageOptions, without_secrets};
 pub use cloud::CloudStore;
@@ -25,3 +28,4 @@ pub use session::{Session, Sessions};
 pub use stamp::Stamp;
 pub use traffic::Traffic;
 pub use uri::{is_url, open};
+pub use zip::ZipStore;

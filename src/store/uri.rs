@@ -6,9 +6,12 @@ use super::cloud::is_cloud;
 use super::contract::Store;
 use super::folder::Folder;
 use super::memory::MemoryStore;
+use super::zip::ZipStore;
 use crate::error::{Error, Result};
+use crate::options::argument;
 
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -17,7 +20,15 @@ pub fn is_url(path: &str) -> bool {
     (is_cloud(path) && !Path::new(path).exists()) || MemoryStore::published(path).is_some()
 }
 
-/// Opens the store at a path of this machine, at a URL, or a published one at `memory://NAME`.
+/// What stands between the path or URL of a zip file and the path in it.
+const IN_ZIP: &str = "|zip:";
+
+/// A path or URL that may be of a zip file, and the path in it if one is given: `PLACE|zip:PATH`.
+fn split_zip(path: &str) -> (&str, Option<&str>) {
+    path.split_once(IN_ZIP).map_or((path, None), |(place, inner)| (place, Some(inner)))
+}
+
+/// Opens the store at a path of this machine, at a URL, or a published one at `memory://NAME`. A zip file is a store, too.
 ///
 /// # Errors
 /// Says what is at the path instead of a folder, or why it cannot be looked at.
@@ -25,18 +36,42 @@ pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     if let Some(store) = MemoryStore::published(path) {
         return Ok(store);
     }
+    let (place, inner) = split_zip(path);
     if is_url(path) {
-        return Ok(Arc::new(CloudStore::new(path, access.storage_options.of(path))?));
+        let store = Arc::new(CloudStore::new(place, access.storage_options.of(place))?);
+        let is_zip = inner.is_some() || place.trim_end_matches('/').to_ascii_lowercase().ends_with(".zip");
+        // The empty key is what the URL itself names.
+        return Ok(if is_zip {
+            Arc::new(ZipStore::new(store, "", inner.unwrap_or_default()))
+        } else {
+            store
+        });
     }
     let unreadable = |source| Error::Unreadable { path: path.into(), source };
-    let root = Path::new(path);
+    let root = Path::new(place);
+    let folder = |root: &Path| Folder::new(root, access.follow_links).map_err(unreadable);
     match root.metadata() {
-        Ok(found) if found.is_dir() => {}
-        Ok(_) => return Err(Error::StoreIsFile { path: path.into() }),
-        Err(error) if error.kind() == ErrorKind::NotFound => {
-            return Err(Error::StoreNotFound { path: path.into() });
+        Ok(found) if found.is_dir() && inner.is_none() => Ok(Arc::new(folder(root)?)),
+        Ok(found) if found.is_file() && (inner.is_some() || begins_as_zip(root).map_err(unreadable)?) => {
+            // The file itself may be a link.
+            let file = root.canonicalize().map_err(unreadable)?;
+            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let store = Arc::new(folder(file.parent().unwrap_or(&file))?);
+            Ok(Arc::new(ZipStore::new(store, name, inner.unwrap_or_default())))
         }
-        Err(error) => return Err(unreadable(error)),
+        Ok(_) if inner.is_some() => {
+            let problem = format!("\"{path}\" names a path in a zip file, but \"{place}\" is no file");
+            Err(argument("path", problem))
+        }
+        Ok(_) => Err(Error::StoreIsFile { path: path.into() }),
+        Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::StoreNotFound { path: path.into() }),
+        Err(error) => Err(unreadable(error)),
     }
-    Ok(Arc::new(Folder::new(root, access.follow_links).map_err(unreadable)?))
+}
+
+/// Whether a file begins as zip files do.
+fn begins_as_zip(path: &Path) -> io::Result<bool> {
+    let mut begin = vec![];
+    File::open(path)?.take(2).read_to_end(&mut begin)?;
+    Ok(begin == b"PK")
 }

@@ -1,6 +1,7 @@
 """Stores at URLs: the bits of the folder, whatever the kind of store; faults are errors and never values."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -154,7 +155,11 @@ def test_without_the_permission_to_list_a_store_opens_and_a_missing_chunk_is_an_
         (folder / name).unlink()
         with pytest.raises(RuntimeError, match="permission") as error:
             read(url, storage_options=json.dumps(options))
-        assert url in str(error.value) and name in str(error.value)
+        assert url in str(error.value) and name in str(error.value) and "fill-403" in str(error.value)
+        found, _ = read(url, storage_options=json.dumps(options), missing_chunks="fill-403")
+        assert (found.reshape(SHAPE)[8:10, :12] == -1).all()
+        found.reshape(SHAPE)[8:10, :12] = data[8:10, :12]
+        np.testing.assert_array_equal(found.reshape(SHAPE), data)
     with serving(bucket) as server:
         url, options = urls(server.url)["s3"]
         found, _ = read(url, storage_options=json.dumps(options))
@@ -252,6 +257,134 @@ def test_a_server_that_has_no_time_is_asked_less(bucket, rng):
     third = len(refused) // 3
     # First as many as may be, then as many as the server takes, and now and then some more.
     assert sum(refused[-third:]) < sum(refused[:third]), (sum(refused[:third]), sum(refused[-third:]))
+
+
+def zipped(folder, file, compression=zipfile.ZIP_STORED, below=""):
+    """The files of a folder in a zip file."""
+    with zipfile.ZipFile(file, "w", compression) as archive:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                archive.write(path, below + str(path.relative_to(folder)))
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_zip_files_give_the_bits_of_the_folder(bucket, rng, kind):
+    data = values(rng)
+    data[8:16] = -1
+    folder, file = bucket / "data.zarr", bucket / "bucket" / "data.zip"
+    write(folder, data, kind)
+    zipped(folder, file, below="in/data.zarr/")
+    expected, _ = read(str(folder))
+    found, _ = read(f"{file}|zip:in/data.zarr")
+    np.testing.assert_array_equal(found, expected)
+    with serving(bucket) as server:
+        for url, options in [urls(server.url)["http"], urls(server.url)["s3"]]:
+            url = url.replace("data.zarr", "data.zip|zip:in/data.zarr/")
+            found, _ = read(url, storage_options=json.dumps(options))
+            np.testing.assert_array_equal(found, expected)
+        requests = server.requests()
+    assert {request["path"] for request in requests} == {"/bucket/data.zip"}
+    # What was found in the directory is asked for as long as the file is the same one.
+    assert all("if-match" in request["headers"] or "=-" in request["range"] for request in requests)
+
+
+def test_a_zip_file_of_zarr_python_is_known_by_its_name_and_begin(bucket, rng):
+    data = values(rng)
+    store = zarr.storage.ZipStore(bucket / "bucket" / "data.zip", mode="w")
+    group = zarr.create_group(store)
+    for name in ("a", "b"):
+        group.create_array(name, data=data, chunks=(2, 24, 36))
+    store.close()
+    (bucket / "named").symlink_to(bucket / "bucket" / "data.zip")
+    with serving(bucket) as server:
+        for path in (str(bucket / "named"), f"{server.url}/bucket/data.zip"):
+            found, _ = read(path, arrays=["b"])
+            np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+            report = zarr_dali.info(path)
+            assert [array.name for array in report.arrays] == ["a", "b"]
+
+
+def test_zip_files_that_cannot_be_read_are_refused(bucket, rng):
+    folder, file = bucket / "data.zarr", bucket / "data.zip"
+    write(folder, values(rng), "raw")
+    zipped(folder, file, zipfile.ZIP_DEFLATED)
+    with pytest.raises((RuntimeError, ValueError), match=r"deflated.*zip -0"):
+        read(str(file))
+    zipped(folder, file)
+    with pytest.raises((RuntimeError, ValueError), match="no Zarr metadata"):
+        read(f"{file}|zip:nothing")
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises((RuntimeError, ValueError), match="no central directory"):
+        read(str(file))
+    with pytest.raises((RuntimeError, ValueError), match="is no file"):
+        read(f"{folder}|zip:x")
+
+
+def test_a_zip_file_that_is_replaced_is_an_error(bucket, rng):
+    folder, file = bucket / "data.zarr", bucket / "bucket" / "data.zip"
+    data = values(rng)
+    write(folder, data, "raw")
+    zipped(folder, file)
+    with serving(bucket, latency_s=0.02) as server:
+        pipe = Pipeline(batch_size=1, num_threads=2, device_id=None, prefetch_queue_depth=1)
+        with pipe:
+            pipe.set_outputs(fn.readers.zarr(path=f"{server.url}/bucket/data.zip", window=[1], device="cpu"))
+        pipe.build()
+        np.testing.assert_array_equal(np.array(pipe.run()[0][0])[0], data[0])
+        write(folder, data + 1, "raw", overwrite=True)
+        zipped(folder, bucket / "other.zip")
+        (bucket / "other.zip").replace(file)
+        with pytest.raises(RuntimeError, match="changed while it was read"):
+            for step in range(1, 40):
+                np.testing.assert_array_equal(np.array(pipe.run()[0][0])[0], data[step])
+
+
+def test_a_store_that_is_forbidden_from_some_point_on_is_never_fill_values(bucket, rng):
+    data = values(rng)
+    folder = bucket / "bucket" / "data.zarr"
+    write(folder, data, "raw")
+    with serving(bucket, absent=403) as server:
+        url, options = urls(server.url)["s3"]
+        pipe = Pipeline(batch_size=1, num_threads=2, device_id=None, prefetch_queue_depth=1)
+        with pipe:
+            reader = {"storage_options": json.dumps(options), "missing_chunks": "fill-403"}
+            pipe.set_outputs(fn.readers.zarr(path=url, window=[1], device="cpu", **reader))
+        pipe.build()
+        np.testing.assert_array_equal(np.array(pipe.run()[0][0])[0], data[0])
+        # The credentials are not good any more, to judge by the answers.
+        folder.rename(bucket / "elsewhere")
+        with pytest.raises(RuntimeError, match="permission"):
+            for step in range(1, 40):
+                np.testing.assert_array_equal(np.array(pipe.run()[0][0])[0], data[step])
+
+
+def test_profiles_of_the_aws_tools_are_read(bucket, rng, monkeypatch):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "raw")
+    with serving(bucket) as server:
+        (bucket / "config").write_text(
+            f"[default]\nregion = eu-west-1\nendpoint_url = {server.url}\n"
+            f"[profile dev]\nregion = eu-west-1\nendpoint_url = {server.url}\n"
+            "[profile sso]\nsso_session = s\n"
+        )
+        (bucket / "credentials").write_text(
+            "[default]\naws_access_key_id = ONE\naws_secret_access_key = s3cr3t\n"
+            "[dev]\naws_access_key_id = TWO\naws_secret_access_key = s3cr3t\n"
+        )
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(bucket / "config"))
+        monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(bucket / "credentials"))
+        monkeypatch.setenv("AWS_SESSION_TOKEN", "of other keys")
+        used = []
+        for options in ({}, {"profile": "dev"}, {"profile": "dev", "key": "THREE", "secret": "s3cr3t"}):
+            found, _ = read("s3://bucket/data.zarr", storage_options=json.dumps(options))
+            np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+            used.append(server.requests()[-1])
+        assert [request["key"] for request in used] == ["ONE", "TWO", "THREE"]
+        assert not any("x-amz-security-token" in request["headers"] for request in used)
+        for profile, words in (("sso", "export-credentials"), ("nothing", "do not have")):
+            with pytest.raises((RuntimeError, ValueError), match=words) as error:
+                read("s3://bucket/data.zarr", storage_options=json.dumps({"profile": profile}))
+            assert "s3cr3t" not in str(error.value)
 
 
 FAULTS = {
