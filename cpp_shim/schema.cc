@@ -247,15 +247,16 @@ is refused.)code",
 The first use is the first batch, the first request for the reader's metadata, or a checkpoint. A
 wrong `path` is then reported only there.)code",
         false)
-    .AddOptionalArg("missing_chunks",
-                    R"code(What a chunk without data in the store means: ``"fill"``, ``"fill-403"`` or ``"error"``.
+    .AddOptionalArg(
+        "missing_chunks",
+        R"code(What a chunk without data in the store means: ``"fill"``, ``"fill-403"`` or ``"error"``.
 
 ``"fill"`` reads it as the array's fill value, as the Zarr specification says. ``"error"`` stops
 with an error that names the chunk, for stores in which every chunk should be there. ``"fill-403"``
 is as ``"fill"`` for object stores that answer 403 (forbidden) for what is absent, because the
 credentials lack the permission to list them; before such a batch is handed over, the array's
 metadata are read again with the same credentials.)code",
-                    "fill")
+        "fill")
     .AddOptionalArg("follow_links",
                     R"code(Determines whether symbolic links may lead out of a store's folder.
 

@@ -293,6 +293,34 @@ fn memory_is_reserved_before_a_request_is_sent_and_in_the_order_of_the_requests(
 }
 
 #[test]
+fn an_answer_that_is_longer_than_expected_is_waited_for_with_memory_for_it() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    for split_above_bytes in [16 << 20, 10_000] {
+        let fake = Arc::new(FakeStore { latency: Duration::from_millis(1), ..FakeStore::default() });
+        (0..8).for_each(|i| fake.objects.put(&format!("c/{i}"), vec![i as u8; 4 * 4096]));
+        // Longer than all memory.
+        fake.objects.put("c/8", vec![8; 40 * 4096]);
+        let store: Arc<dyn Store> = fake.clone();
+        let limits = Limits { split_above_bytes, ..limits(2, 16, 10 * 4096) };
+        let (scheduler, answers, finished, counters) = started(limits);
+        let short =
+            |i: usize| Request { expected_bytes: 4096, ..whole(&store, &format!("c/{i}"), 40 * 4096) };
+        (0..9).for_each(|i| scheduler.request(short(i), i));
+        for left in (1..=9).rev() {
+            let ticket = finished.recv_timeout(Duration::from_secs(30)).unwrap();
+            // No more are in memory than it has room for.
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(answers.0.lock().unwrap().len() <= 2.min(left));
+            let answer = answers.0.lock().unwrap().remove(&ticket).unwrap().unwrap().unwrap();
+            let bytes = answer.into_bytes().unwrap();
+            assert!(bytes.iter().all(|&byte| usize::from(byte) == ticket));
+            assert_eq!(bytes.len(), if ticket == 8 { 40 * 4096 } else { 4 * 4096 });
+        }
+        assert_eq!(counters.requests_repeated.get(), 9);
+    }
+}
+
+#[test]
 fn a_fault_is_an_error_and_never_a_missing_object() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     for (fault, text) in [

@@ -46,6 +46,8 @@ pub struct Remote<C> {
     /// The most bytes that inner chunks are asked for together.
     most_joined_bytes: u64,
     indexes: Mutex<Indexes<C>>,
+    /// Bytes of the longest chunk that came, of arrays and parts whose chunks are objects.
+    longest: Mutex<HashMap<(usize, usize), u64>>,
     arrive: Arc<dyn Arrive<C>>,
 }
 
@@ -62,7 +64,7 @@ pub struct Wanted<C> {
 /// What comes back with an answer.
 enum Ticket<C> {
     /// A read chunk that is an object.
-    Chunk(C, Address),
+    Chunk(C, (usize, usize), Address),
     /// Inner chunks of one sharded chunk, each with its range.
     Inner(Vec<(C, Address, Range<u64>)>),
     Index(ShardKey, Address),
@@ -72,7 +74,7 @@ impl<C> Ticket<C> {
     /// Key of the object.
     fn key(&self) -> &str {
         match self {
-            Self::Chunk(_, address) | Self::Index(_, address) => address.key(),
+            Self::Chunk(_, _, address) | Self::Index(_, address) => address.key(),
             Self::Inner(chunks) => chunks.first().map_or("", |(_, address, _)| address.key()),
         }
     }
@@ -103,7 +105,7 @@ struct KnownIndex {
 }
 
 impl<C: Send + 'static> Remote<C> {
-    /// Between inner chunks that are asked for together: a request costs about as much as these bytes.
+    /// The largest gap between inner chunks that are asked for together.
     const MOST_GAP_BYTES: u64 = 64 << 10;
 
     /// Starts the network threads. Keeps `kept_indexes` indexes. An object that the store forbids to read is missing if
@@ -129,6 +131,7 @@ impl<C: Send + 'static> Remote<C> {
             // Joined bytes are kept until the last chunk of them is decoded.
             most_joined_bytes: limits.split_above_bytes.min(limits.bytes / 16),
             indexes: Mutex::new(indexes),
+            longest: Mutex::default(),
             arrive,
         });
         let answers = Arc::new(Answers(Arc::downgrade(&remote)));
@@ -175,13 +178,14 @@ impl<C: Send + 'static> Remote<C> {
             }
         }
         drop(indexes);
-        for ((array, part), ask) in asks {
-            let array = self.dataset.part(array, part);
+        for (part, ask) in asks {
+            let array = self.dataset.part(part.0, part.1);
             match ask {
                 Ask::Chunk(chunk, address) => {
                     let most_bytes = self.most_encoded_bytes(array);
-                    let size = Size { expected_bytes: self.expected_bytes(array), most_bytes };
-                    self.request(batch, array, Extent::Whole, None, size, Ticket::Chunk(chunk, address));
+                    let size = Size { expected_bytes: self.expected_bytes(part, array), most_bytes };
+                    let ticket = Ticket::Chunk(chunk, part, address);
+                    self.request(batch, array, Extent::Whole, None, size, ticket);
                 }
                 Ask::Index(key, address) => {
                     if let Some(sharding) = &array.sharding {
@@ -235,10 +239,12 @@ impl<C: Send + 'static> Remote<C> {
         array.codec.encoded_bound.map_or(self.most_bytes, codec::lenient_bound)
     }
 
-    /// Memory that is reserved for a chunk whose length is not known before it arrives.
-    fn expected_bytes(&self, array: &ArrayInfo) -> u64 {
-        let usual = array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes());
-        usual.min(self.most_encoded_bytes(array))
+    /// Memory that is reserved for a chunk whose length is not known before it arrives: a quarter more than the longest one had.
+    fn expected_bytes(&self, part: (usize, usize), array: &ArrayInfo) -> u64 {
+        let longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner).get(&part).copied();
+        let first = || array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes());
+        let expected = longest.map_or_else(first, |longest| longest + longest / 4);
+        expected.min(self.most_encoded_bytes(array))
     }
 
     fn request(
@@ -271,12 +277,22 @@ impl<C: Send + 'static> Remote<C> {
         }
     }
 
-    fn chunk_answered(&self, chunk: C, address: Address, answer: io::Result<Option<Received>>) {
+    fn chunk_answered(
+        &self,
+        chunk: C,
+        part: (usize, usize),
+        address: Address,
+        answer: io::Result<Option<Received>>,
+    ) {
         let found = match answer {
             Err(source) => Err(Error::Io { at: address.at, source }),
             Ok(None) => Ok((Located::Missing, address.at)),
             Ok(Some(received)) => {
                 let range = received.range.clone();
+                let mut longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner);
+                let of_part = longest.entry(part).or_default();
+                *of_part = range.end.max(*of_part);
+                drop(longest);
                 let blob = Arc::new(FetchedBytes(Arc::new(received)));
                 Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
             }
@@ -367,8 +383,8 @@ impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
     fn delivered(&self, ticket: Ticket<C>, answer: io::Result<Option<Received>>) {
         let Some(remote) = self.0.upgrade() else { return };
         match ticket {
-            Ticket::Chunk(chunk, address) => {
-                remote.chunk_answered(chunk, address, remote.first_answer(answer));
+            Ticket::Chunk(chunk, part, address) => {
+                remote.chunk_answered(chunk, part, address, remote.first_answer(answer));
             }
             Ticket::Inner(chunks) => remote.inner_answered(chunks, answer),
             Ticket::Index(key, address) => {
@@ -402,130 +418,4 @@ impl Blob for FetchedBytes {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::dataset::Dataset;
-    use crate::store::{Access, MemoryStore};
-
-    use std::any::Any;
-    use std::borrow::Cow;
-    use std::sync::mpsc;
-    use std::time::Duration;
-
-    use zarrs::array::CodecChain;
-    use zarrs::array::codec::BytesCodec;
-    use zarrs::array::codec::api::{
-        ArrayBytesRaw, BytesRepresentation, BytesToBytesCodecTraits, CodecError, CodecMetadataOptions,
-        CodecOptions, CodecTraits, PartialDecoderCapability, PartialEncoderCapability,
-        RecommendedConcurrency,
-    };
-    use zarrs::metadata::Configuration;
-    use zarrs::plugin::{ExtensionName, ZarrVersion};
-
-    /// A codec that panics.
-    #[derive(Debug)]
-    struct Panics;
-
-    impl ExtensionName for Panics {
-        fn name(&self, _: ZarrVersion) -> Option<Cow<'static, str>> {
-            None
-        }
-    }
-
-    impl CodecTraits for Panics {
-        fn as_any(&self) -> &dyn Any {
-            self
-        }
-        fn configuration(&self, _: ZarrVersion, _: &CodecMetadataOptions) -> Option<Configuration> {
-            None
-        }
-        fn partial_decoder_capability(&self) -> PartialDecoderCapability {
-            PartialDecoderCapability { partial_read: false, partial_decode: false }
-        }
-        fn partial_encoder_capability(&self) -> PartialEncoderCapability {
-            PartialEncoderCapability { partial_encode: false }
-        }
-    }
-
-    impl BytesToBytesCodecTraits for Panics {
-        fn into_dyn(self: Arc<Self>) -> Arc<dyn BytesToBytesCodecTraits> {
-            self
-        }
-        fn recommended_concurrency(
-            &self,
-            _: &BytesRepresentation,
-        ) -> Result<RecommendedConcurrency, CodecError> {
-            Ok(RecommendedConcurrency::new_maximum(1))
-        }
-        fn encoded_representation(&self, decoded: &BytesRepresentation) -> BytesRepresentation {
-            *decoded
-        }
-        fn encode<'a>(
-            &self,
-            decoded: ArrayBytesRaw<'a>,
-            _: &CodecOptions,
-        ) -> Result<ArrayBytesRaw<'a>, CodecError> {
-            Ok(decoded)
-        }
-        fn decode<'a>(
-            &self,
-            _: ArrayBytesRaw<'a>,
-            _: &BytesRepresentation,
-            _: &CodecOptions,
-        ) -> Result<ArrayBytesRaw<'a>, CodecError> {
-            panic!("on purpose")
-        }
-    }
-
-    struct Arrived(mpsc::Sender<(u64, Option<String>)>);
-
-    impl Arrive<u64> for Arrived {
-        fn arrived(&self, chunk: u64, found: Result<(Located, Context)>) {
-            let _ = self.0.send((chunk, found.err().map(|error| error.to_string())));
-        }
-    }
-
-    #[test]
-    fn an_index_whose_decoding_panics_is_an_error_for_all_that_wait_for_it() {
-        let store = MemoryStore::default();
-        let metadata = r#"{"zarr_format": 3, "node_type": "array", "shape": [4, 8], "data_type": "float32",
-            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [2, 8]}}, "fill_value": 0,
-            "chunk_key_encoding": {"name": "default"}, "codecs": [{"name": "sharding_indexed", "configuration": {
-                "chunk_shape": [1, 4], "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
-                "index_codecs": [{"name": "bytes", "configuration": {"endian": "little"}}]}}]}"#;
-        store.put("zarr.json", metadata);
-        store.put("c/0/0", vec![0; 200]);
-        MemoryStore::publish("index-panics", Arc::new(store));
-        let mut dataset =
-            Dataset::open(&["memory://index-panics".into()], &[], &Access::to_folders(true)).unwrap();
-        let sharding = dataset.arrays[0].parts[0].sharding.as_mut().unwrap();
-        sharding.index_codecs =
-            CodecChain::new(vec![], Arc::new(BytesCodec::little()), vec![Arc::new(Panics)]);
-        let limits = Limits { threads: 1, requests: 4, bytes: 1 << 20, split_above_bytes: 1 << 20 };
-        let (sender, arrived) = mpsc::channel();
-        let kept = NonZeroUsize::MIN;
-        let remote = Remote::new(
-            Arc::new(dataset),
-            limits,
-            kept,
-            1 << 20,
-            false,
-            Arc::new(Arrived(sender)),
-            Arc::default(),
-        )
-        .unwrap();
-        let wanted = |i: u64| Wanted { chunk: i, part: (0, 0), cell: Dims::from_slice(&[i / 2, i % 2]) };
-        remote.fetch(0, (0..4).map(wanted));
-        for _ in 0..4 {
-            let (_, error) = arrived.recv_timeout(Duration::from_secs(30)).unwrap();
-            assert!(error.as_ref().is_some_and(|error| error.contains("on purpose")), "{error:?}");
-        }
-        // One that is asked for later is not forgotten either, and another shard is read.
-        remote.fetch(1, [wanted(1), wanted(4)]);
-        let mut found: Vec<_> =
-            (0..2).map(|_| arrived.recv_timeout(Duration::from_secs(30)).unwrap()).collect();
-        found.sort();
-        assert!(found[0].1.as_ref().unwrap().contains("on purpose"));
-        assert_eq!(found[1], (4, None));
-    }
-}
+mod tests;

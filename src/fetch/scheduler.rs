@@ -10,7 +10,7 @@
 use super::request::{Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
-use super::transfer::{Client, Common, Transfer, units};
+use super::transfer::{Client, Common, Stopped, Transfer, units};
 use crate::stats::Counters;
 use crate::store::{Connections, Session, Store, Traffic};
 
@@ -170,6 +170,7 @@ impl<T: Send + 'static> Scheduler<T> {
             traffic: Arc::default(),
             counters,
             tail: Tail::new(),
+            all_units: units(limits.bytes).max(1),
             split_above_bytes: limits.split_above_bytes,
         });
         let mut admission = Some(Closing(queue.clone()));
@@ -178,10 +179,9 @@ impl<T: Send + 'static> Scheduler<T> {
             (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
         for (sender, receiver) in senders.iter().zip(receivers) {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let network = Network { receiver, common: common.clone() };
+            let network = Network { receiver, queue: queue.clone(), common: common.clone() };
             // The first thread admits requests, too.
-            let admission =
-                admission.take().map(|queue| admit(queue, senders.clone(), limits.bytes, slots.clone()));
+            let admission = admission.take().map(|queue| admit(queue, senders.clone(), common.clone()));
             let work = move || {
                 runtime.block_on(async move {
                     if let Some(admission) = admission {
@@ -209,15 +209,10 @@ impl<T: Send + 'static> Scheduler<T> {
 }
 
 /// Reserves memory and a slot for the most urgent request, and hands it to the next thread.
-async fn admit<T>(
-    queue: Closing<T>,
-    threads: Vec<mpsc::UnboundedSender<Message<T>>>,
-    bytes: u64,
-    slots: Arc<Slots>,
-) {
+async fn admit<T>(queue: Closing<T>, threads: Vec<mpsc::UnboundedSender<Message<T>>>, common: Arc<Common>) {
     let Closing(queue) = &queue;
-    let all_units = units(bytes).max(1);
-    let memory = Arc::new(Semaphore::new(all_units as usize));
+    let Common { all_units, slots, .. } = &*common;
+    let memory = Arc::new(Semaphore::new(*all_units as usize));
     let mut threads = threads.iter().cycle();
     loop {
         let Some((urgency, expected_bytes)) = queue.first() else {
@@ -225,7 +220,7 @@ async fn admit<T>(
             continue;
         };
         // An answer that is larger than all memory is waited for alone.
-        let wanted = units(expected_bytes).clamp(1, all_units);
+        let wanted = units(expected_bytes).clamp(1, *all_units);
         let mut reserved = pin!(async {
             let memory = memory.clone().acquire_many_owned(wanted).await.ok();
             (memory, slots.take().await)
@@ -251,6 +246,8 @@ async fn admit<T>(
 /// What a network thread has.
 struct Network<T> {
     receiver: mpsc::UnboundedReceiver<Message<T>>,
+    /// For requests whose answers are longer than was expected.
+    queue: Arc<Queue<T>>,
     common: Arc<Common>,
 }
 
@@ -259,7 +256,7 @@ impl<T: Send + 'static> Network<T> {
     async fn run(mut self) {
         let mut clients = Clients::new(self.common.traffic.clone());
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
-            let Admitted { request, ticket, memory, slot } = admitted;
+            let Admitted { mut request, ticket, memory, slot } = admitted;
             let client = match clients.of(&request.store) {
                 Ok(client) => client,
                 Err(error) => {
@@ -267,7 +264,7 @@ impl<T: Send + 'static> Network<T> {
                     continue;
                 }
             };
-            let common = self.common.clone();
+            let (common, queue) = (self.common.clone(), self.queue.clone());
             tokio::spawn(async move {
                 let transfer = Transfer { request: &request, client: &client, common: &common };
                 let answer = transfer.receive(memory, slot).await;
@@ -276,7 +273,15 @@ impl<T: Send + 'static> Network<T> {
                     true => common.slots.refused(Instant::now()),
                     false => common.slots.answered(),
                 }
-                ticket.answer(answer);
+                match answer {
+                    Ok(answer) => ticket.answer(Ok(answer)),
+                    Err(Stopped::Failed(error)) => ticket.answer(Err(error)),
+                    Err(Stopped::Longer(bytes)) => {
+                        common.counters.requests_repeated.add(1);
+                        request.expected_bytes = bytes;
+                        queue.push(request, ticket);
+                    }
+                }
             });
         }
     }

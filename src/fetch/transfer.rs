@@ -34,6 +34,8 @@ pub(super) struct Common {
     pub traffic: Arc<Traffic>,
     pub counters: Arc<Counters>,
     pub tail: Tail,
+    /// All units of memory.
+    pub all_units: u32,
     /// More bytes than that are fetched in parts, of at most three quarters of it.
     pub split_above_bytes: u64,
 }
@@ -53,6 +55,27 @@ struct Part {
     bytes: Vec<u8>,
 }
 
+/// Why a transfer ends without an answer to hand over.
+#[derive(Debug)]
+pub(super) enum Stopped {
+    /// It failed.
+    Failed(io::Error),
+    /// The answer has this many bytes, and less memory was reserved.
+    Longer(u64),
+}
+
+impl From<io::Error> for Stopped {
+    fn from(error: io::Error) -> Self {
+        Self::Failed(error)
+    }
+}
+
+impl From<Obstacle> for Stopped {
+    fn from(obstacle: Obstacle) -> Self {
+        Self::Failed(obstacle.into())
+    }
+}
+
 /// How often a part is asked for again whose connection broke. Answers that a store refuses are repeated by its client.
 const MOST_REPEATS: u32 = 5;
 /// Before the first of them; doubles with each.
@@ -66,12 +89,12 @@ pub(super) struct Transfer<'a> {
 }
 
 impl Transfer<'_> {
-    /// Sends the request and waits for all of its bytes. Memory is reserved for what is expected.
+    /// Sends the request and waits for all of its bytes. Memory is reserved for what is expected; none is taken for more.
     pub async fn receive(
         &self,
         mut memory: OwnedSemaphorePermit,
         slot: Slot,
-    ) -> io::Result<Option<Received>> {
+    ) -> Result<Option<Received>, Stopped> {
         let Request { extent, version, expected_bytes, .. } = self.request;
         let (version, above) = (version.as_ref(), self.common.split_above_bytes);
         let part_bytes = above / 4 * 3;
@@ -91,7 +114,7 @@ impl Transfer<'_> {
                 self.check_length(object_bytes, &mut memory)?;
                 let rest = first.range.end..object_bytes;
                 if !rest.is_empty() && !found.tells_bytes() {
-                    // Of two answers nobody could say that they are of the same object.
+                    // The version does not tell whether two answers are of the same object.
                     self.client.splits.store(false, Ordering::Relaxed);
                     drop(first);
                     let Some(whole) = self.alone(&mut memory, slot).await? else { return Ok(None) };
@@ -118,11 +141,11 @@ impl Transfer<'_> {
     }
 
     /// The answer in one part.
-    async fn alone(&self, memory: &mut OwnedSemaphorePermit, _slot: Slot) -> io::Result<Option<Part>> {
+    async fn alone(&self, memory: &mut OwnedSemaphorePermit, _slot: Slot) -> Result<Option<Part>, Stopped> {
         let Request { extent, version, .. } = self.request;
         let Some(body) = self.open(extent, version.as_ref()).await? else { return Ok(None) };
         self.check_length(body.range.end - body.range.start, memory)?;
-        self.read(extent, body).await.map(Some)
+        Ok(Some(self.read(extent, body).await?))
     }
 
     /// All parts of an object of that version, in their order, of which the first may have been asked for before. It has `slot`; each of the
@@ -157,12 +180,15 @@ impl Transfer<'_> {
     }
 
     /// Checks how long the answer is, which is known now, and gives back the memory that it does not need.
-    fn check_length(&self, bytes: u64, memory: &mut OwnedSemaphorePermit) -> io::Result<()> {
+    fn check_length(&self, bytes: u64, memory: &mut OwnedSemaphorePermit) -> Result<(), Stopped> {
         let most_bytes = self.request.most_bytes;
         if bytes > most_bytes {
             return Err(Obstacle::LongerThanEncoded { bytes, most_bytes }.into());
         }
-        let excess = memory.num_permits().saturating_sub(units(bytes).max(1) as usize);
+        let needed = units(bytes).clamp(1, self.common.all_units) as usize;
+        let Some(excess) = memory.num_permits().checked_sub(needed) else {
+            return Err(Stopped::Longer(bytes));
+        };
         drop(memory.split(excess));
         Ok(())
     }

@@ -186,7 +186,13 @@ fn head_of(meta: &ObjectMeta) -> Head {
 /// What a store says, without secrets, and the remedy.
 fn failure(url: &str, error: &object_store::Error) -> io::Error {
     use object_store::Error as Of;
-    let text = redact(&error.to_string());
+    // Servers answer with whole pages.
+    const MOST_SHOWN: usize = 1000;
+    let mut text = redact(&error.to_string());
+    if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
+        text.truncate(end);
+        text.push_str("...");
+    }
     let (kind, remedy) = match error {
         Of::PermissionDenied { .. } => {
             let problem = format!("{url}: {text}");

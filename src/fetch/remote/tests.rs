@@ -1,0 +1,192 @@
+//! An index that panics, and the order of requests.
+
+use super::*;
+use crate::dataset::Dataset;
+use crate::store::{Access, Body, Head, Listing, MemoryStore, Store};
+
+use std::any::Any;
+use std::borrow::Cow;
+use std::sync::mpsc;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use zarrs::array::CodecChain;
+use zarrs::array::codec::BytesCodec;
+use zarrs::array::codec::api::{
+    ArrayBytesRaw, BytesRepresentation, BytesToBytesCodecTraits, CodecError, CodecMetadataOptions,
+    CodecOptions, CodecTraits, PartialDecoderCapability, PartialEncoderCapability, RecommendedConcurrency,
+};
+use zarrs::metadata::Configuration;
+use zarrs::plugin::{ExtensionName, ZarrVersion};
+
+/// A codec that panics.
+#[derive(Debug)]
+struct Panics;
+
+impl ExtensionName for Panics {
+    fn name(&self, _: ZarrVersion) -> Option<Cow<'static, str>> {
+        None
+    }
+}
+
+impl CodecTraits for Panics {
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+    fn configuration(&self, _: ZarrVersion, _: &CodecMetadataOptions) -> Option<Configuration> {
+        None
+    }
+    fn partial_decoder_capability(&self) -> PartialDecoderCapability {
+        PartialDecoderCapability { partial_read: false, partial_decode: false }
+    }
+    fn partial_encoder_capability(&self) -> PartialEncoderCapability {
+        PartialEncoderCapability { partial_encode: false }
+    }
+}
+
+impl BytesToBytesCodecTraits for Panics {
+    fn into_dyn(self: Arc<Self>) -> Arc<dyn BytesToBytesCodecTraits> {
+        self
+    }
+    fn recommended_concurrency(&self, _: &BytesRepresentation) -> Result<RecommendedConcurrency, CodecError> {
+        Ok(RecommendedConcurrency::new_maximum(1))
+    }
+    fn encoded_representation(&self, decoded: &BytesRepresentation) -> BytesRepresentation {
+        *decoded
+    }
+    fn encode<'a>(
+        &self,
+        decoded: ArrayBytesRaw<'a>,
+        _: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        Ok(decoded)
+    }
+    fn decode<'a>(
+        &self,
+        _: ArrayBytesRaw<'a>,
+        _: &BytesRepresentation,
+        _: &CodecOptions,
+    ) -> Result<ArrayBytesRaw<'a>, CodecError> {
+        panic!("on purpose")
+    }
+}
+
+struct Arrived(mpsc::Sender<(u64, Option<String>)>);
+
+impl Arrive<u64> for Arrived {
+    fn arrived(&self, chunk: u64, found: Result<(Located, Context)>) {
+        let _ = self.0.send((chunk, found.err().map(|error| error.to_string())));
+    }
+}
+
+/// A store in memory that notes what it is asked for.
+#[derive(Debug, Default)]
+struct Noted {
+    objects: MemoryStore,
+    asked: Mutex<Vec<(String, Extent)>>,
+}
+
+impl Store for Noted {
+    fn get<'a>(
+        &'a self,
+        key: &'a str,
+        extent: Extent,
+        expected: Option<&'a Version>,
+    ) -> BoxFuture<'a, io::Result<Option<Body>>> {
+        self.asked.lock().unwrap().push((key.into(), extent.clone()));
+        self.objects.get(key, extent, expected)
+    }
+    fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Option<Head>>> {
+        self.objects.head(key)
+    }
+    fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
+        self.objects.list(key)
+    }
+}
+
+/// Metadata of an array of `rows` x 8 float32 elements in shards of 2 x 8, with inner chunks of 1 x 4.
+fn metadata(rows: usize) -> String {
+    format!(
+        r#"{{"zarr_format": 3, "node_type": "array", "shape": [{rows}, 8], "data_type": "float32",
+            "chunk_grid": {{"name": "regular", "configuration": {{"chunk_shape": [2, 8]}}}}, "fill_value": 0,
+            "chunk_key_encoding": {{"name": "default"}}, "codecs": [{{"name": "sharding_indexed", "configuration": {{
+                "chunk_shape": [1, 4], "codecs": [{{"name": "bytes", "configuration": {{"endian": "little"}}}}],
+                "index_codecs": [{{"name": "bytes", "configuration": {{"endian": "little"}}}}]}}}}]}}"#
+    )
+}
+
+/// Inner chunk `i`, of which each shard has four.
+fn wanted(i: u64) -> Wanted<u64> {
+    Wanted { chunk: i, part: (0, 0), cell: Dims::from_slice(&[i / 2, i % 2]) }
+}
+
+#[test]
+fn bytes_behind_an_index_come_before_later_batches_and_those_that_are_near_each_other_together() {
+    let store = Arc::new(Noted::default());
+    store.objects.put("zarr.json", metadata(8));
+    // Inner chunks of 16 bytes: two that touch, one far away, and one that is missing.
+    let places = [[0, 16], [100_016, 16], [16, 16], [u64::MAX; 2]];
+    let index: Vec<u8> = places.as_flattened().iter().flat_map(|entry| entry.to_le_bytes()).collect();
+    let object = [vec![7; 100_032], index].concat();
+    (0..4).for_each(|shard| store.objects.put(&format!("c/{shard}/0"), object.clone()));
+    MemoryStore::publish("order", store.clone());
+    let dataset = Dataset::open(&["memory://order".into()], &[], &Access::to_folders(true)).unwrap();
+    store.asked.lock().unwrap().clear();
+    let limits = Limits { threads: 1, requests: 1, bytes: 16 << 20, split_above_bytes: 1 << 20 };
+    let (sender, arrived) = mpsc::channel();
+    let kept = NonZeroUsize::new(4).unwrap();
+    let arrive = Arc::new(Arrived(sender));
+    let remote =
+        Remote::new(Arc::new(dataset), limits, kept, 1 << 20, false, arrive, Arc::default()).unwrap();
+    for batch in 0..4 {
+        remote.fetch(batch, (4 * batch..4 * batch + 4).map(wanted));
+    }
+    // Another batch wants some of the last shard, too.
+    remote.fetch(4, (12..14).map(wanted));
+    let all: Vec<_> = (0..18).map(|_| arrived.recv_timeout(Duration::from_secs(30)).unwrap()).collect();
+    assert!(all.iter().all(|(_, error)| error.is_none()), "{all:?}");
+    let (near, far) = (Extent::Range(0..32), Extent::Range(100_016..100_032));
+    let mut expected = vec![];
+    for shard in 0..4 {
+        let parts = [Extent::Suffix(64), near.clone(), far.clone()];
+        expected.extend(parts.map(|extent| (format!("c/{shard}/0"), extent)));
+    }
+    expected.extend([Extent::Range(0..16), far].map(|extent| ("c/3/0".into(), extent)));
+    assert_eq!(*store.asked.lock().unwrap(), expected);
+}
+
+#[test]
+fn an_index_whose_decoding_panics_is_an_error_for_all_that_wait_for_it() {
+    let store = MemoryStore::default();
+    store.put("zarr.json", metadata(4));
+    store.put("c/0/0", vec![0; 200]);
+    MemoryStore::publish("index-panics", Arc::new(store));
+    let mut dataset =
+        Dataset::open(&["memory://index-panics".into()], &[], &Access::to_folders(true)).unwrap();
+    let sharding = dataset.arrays[0].parts[0].sharding.as_mut().unwrap();
+    sharding.index_codecs = CodecChain::new(vec![], Arc::new(BytesCodec::little()), vec![Arc::new(Panics)]);
+    let limits = Limits { threads: 1, requests: 4, bytes: 1 << 20, split_above_bytes: 1 << 20 };
+    let (sender, arrived) = mpsc::channel();
+    let kept = NonZeroUsize::MIN;
+    let remote = Remote::new(
+        Arc::new(dataset),
+        limits,
+        kept,
+        1 << 20,
+        false,
+        Arc::new(Arrived(sender)),
+        Arc::default(),
+    )
+    .unwrap();
+    remote.fetch(0, (0..4).map(wanted));
+    for _ in 0..4 {
+        let (_, error) = arrived.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(error.as_ref().is_some_and(|error| error.contains("on purpose")), "{error:?}");
+    }
+    // One that is asked for later is not forgotten either, and another shard is read.
+    remote.fetch(1, [wanted(1), wanted(4)]);
+    let mut found: Vec<_> = (0..2).map(|_| arrived.recv_timeout(Duration::from_secs(30)).unwrap()).collect();
+    found.sort();
+    assert!(found[0].1.as_ref().unwrap().contains("on purpose"));
+    assert_eq!(found[1], (4, None));
+}
