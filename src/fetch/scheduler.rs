@@ -56,7 +56,7 @@ pub struct Scheduler<T> {
 
 /// What a network thread is told.
 enum Message<T> {
-    Send(Admitted<T>),
+    Send(Box<Admitted<T>>),
     Stop,
 }
 
@@ -237,7 +237,7 @@ async fn admit<T>(queue: Closing<T>, threads: Vec<mpsc::UnboundedSender<Message<
         let Some((Some(memory), Some(slot))) = reserved else { continue };
         let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };
-        if threads.next().is_none_or(|thread| thread.send(Message::Send(admitted)).is_err()) {
+        if threads.next().is_none_or(|thread| thread.send(Message::Send(Box::new(admitted))).is_err()) {
             return;
         }
     }
@@ -256,7 +256,7 @@ impl<T: Send + 'static> Network<T> {
     async fn run(mut self) {
         let mut clients = Clients::new(self.common.traffic.clone());
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
-            let Admitted { mut request, ticket, memory, slot } = admitted;
+            let Admitted { mut request, ticket, memory, slot } = *admitted;
             let client = match clients.of(&request.store) {
                 Ok(client) => client,
                 Err(error) => {

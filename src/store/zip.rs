@@ -205,7 +205,10 @@ mod tests {
     use super::*;
     use futures::executor::block_on;
 
-    fn get(store: &dyn Store, key: &str, extent: Extent) -> io::Result<Option<(Vec<u8>, Range<u64>, u64)>> {
+    /// The bytes of a part of an object, where they are in it, and its length.
+    type Answer = Option<(Vec<u8>, Range<u64>, u64)>;
+
+    fn get(store: &dyn Store, key: &str, extent: Extent) -> io::Result<Answer> {
         block_on(async {
             let Some(body) = store.get(key, extent, None).await? else { return Ok(None) };
             let range = body.range.clone();

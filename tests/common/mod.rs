@@ -102,10 +102,10 @@ impl Store for FakeStore {
                 Some(Fault::Unavailable) => return Err(io::Error::other("503 Slow Down")),
                 _ => {}
             }
-            if fault == Some(Fault::Replaced) {
-                if let Some((bytes, _)) = read_whole(&self.objects, key, u64::MAX).await? {
-                    self.objects.put(key, bytes.iter().map(|byte| !byte).collect::<Vec<u8>>());
-                }
+            if fault == Some(Fault::Replaced)
+                && let Some((bytes, _)) = read_whole(&self.objects, key, u64::MAX).await?
+            {
+                self.objects.put(key, bytes.iter().map(|byte| !byte).collect::<Vec<u8>>());
             }
             let version = expected.filter(|_| !self.untagged);
             let Some(body) = self.objects.get(key, extent, version).await? else { return Ok(None) };
