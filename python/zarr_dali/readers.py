@@ -98,7 +98,8 @@ def zarr(
         path: Folder or URL of a Zarr group or array, or a list of them.
             A folder is on a local or mounted file system. URLs are those of S3 (`s3://`), Google Cloud
             Storage (`gs://`), Azure (`az://`, `abfs://`) and web servers (`https://`); `storage_options` has
-            their credentials.
+            their credentials. A zip file with a store is read, too: a local one, a URL that ends with `.zip`,
+            and `PATH.zip|zip:FOLDER` for a folder in it.
             A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined
             in its order along the first dimension, and windows cross from one to the next. A path with `*`,
             `?` or `[...]` that does not exist as it stands is a pattern for all the folders that it matches,

@@ -40,17 +40,17 @@ pub fn options(
     let mut values = section(&file("AWS_CONFIG_FILE", "config"), name, true);
     values.extend(section(&file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), name, false));
     let refused = |problem: String| Err(argument("storage_options", problem));
-    if values.is_empty() && named.is_some() {
-        return refused(format!(
-            "names the AWS profile \"{name}\", which ~/.aws/config and ~/.aws/credentials do not have"
-        ));
-    }
     let in_environment = |names: &[&str]| {
         profile.is_none() && names.iter().any(|name| environment(name).is_some_and(|value| !value.is_empty()))
     };
     let mut found = vec![];
     let has_credentials = ["access_key_id", "skip_signature"].iter().any(|name| given.contains(*name))
         || in_environment(&["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"]);
+    if values.is_empty() && (profile.is_some() || named.is_some() && !has_credentials) {
+        return refused(format!(
+            "names the AWS profile \"{name}\", which ~/.aws/config and ~/.aws/credentials do not have"
+        ));
+    }
     if !has_credentials {
         let elsewhere = ELSEWHERE.iter().find(|name| values.contains_key(**name));
         if let (Some(elsewhere), true, false) =
@@ -140,6 +140,8 @@ mod tests {
             // A profile that is given by name counts more than the environment.
             (Some("dev"), vec!["endpoint"], vec![keys, ("AWS_REGION", "r")], &dev[..dev.len() - 20]),
             (Some("sso"), vec!["access_key_id"], vec![], ""),
+            // It is not needed.
+            (None, vec!["skip_signature"], vec![("AWS_PROFILE", "nothing")], ""),
         ] {
             let found = found(profile, &given, &environment).unwrap();
             assert_eq!(found, expected.trim(), "{profile:?} {given:?} {environment:?}");

@@ -16,7 +16,8 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::{
-    Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore, RetryConfig,
+    BackoffConfig, Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore,
+    RetryConfig,
 };
 use reqwest::header::HeaderName;
 use serde_json::Value;
@@ -75,7 +76,13 @@ impl Builder {
     /// # Errors
     /// Options that do not fit together.
     pub fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
-        let retry = RetryConfig { retry_timeout: connections.patience, ..RetryConfig::default() };
+        // Each pause is drawn from 100 ms to three times the last one. With a factor of two, the default, pauses do not grow in the mean, and
+        // ten of them end within seconds.
+        let backoff =
+            BackoffConfig { base: 3.0, max_backoff: Duration::from_secs(5), ..BackoffConfig::default() };
+        let patience = connections.patience;
+        let max_retries = (patience.as_secs() as usize).max(10);
+        let retry = RetryConfig { backoff, max_retries, retry_timeout: patience };
         let counting = || Counting(connections.traffic.clone());
         Ok(match self.of.clone() {
             Of::S3(builder) => Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?),

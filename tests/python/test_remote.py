@@ -246,7 +246,7 @@ def test_a_body_that_breaks_off_is_fetched_again_without_tags(bucket, rng, kind)
 
 def test_a_server_that_has_no_time_is_asked_less(bucket, rng):
     data = values(rng)
-    write(bucket / "bucket" / "data.zarr", data, "raw", chunks=(1, 4, 12))
+    write(bucket / "bucket" / "data.zarr", data, "raw", chunks=(1, 8, 36))
     with serving(bucket, latency_s=0.02, capacity=12) as server:
         found, pipe = read(f"{server.url}/bucket/data.zarr")
         np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
