@@ -160,6 +160,21 @@ impl Jobs {
         state.policy.handed_over(self.now());
     }
 
+    /// Who decodes and why, in words.
+    pub fn policy(&self) -> String {
+        let has = |kind| self.parts.iter().any(|plan| plan.kind == kind);
+        let policy = &self.lock().policy;
+        let who = match (has(Kind::Either), has(Kind::Cpu)) {
+            (true, _) if !self.alone => return policy.explanation(),
+            (true, _) => "the GPU decodes, because no thread decodes on the CPU",
+            (false, true) => {
+                "the CPU decodes, because decode=\"cpu\", the CPU backend or the codecs leave no choice"
+            }
+            (false, false) => "nothing has to be decoded",
+        };
+        format!("{who}; {}", policy.taken_in_words())
+    }
+
     /// Closes the queue: drops all jobs and ends all waiting.
     pub fn close(&self) {
         let mut state = self.lock();

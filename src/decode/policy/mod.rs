@@ -48,6 +48,9 @@ pub struct Policy {
     busy: u64,
     cores: u64,
     window: Window,
+    /// When the consumer asked for its last batch, and the mean of the seconds between two such times.
+    asked: f64,
+    interval: f64,
 }
 
 /// What the CPU has done since.
@@ -92,6 +95,10 @@ impl Policy {
     /// whether that changes who decodes.
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
+        if self.asked > 0.0 {
+            self.interval = Self::mean(self.interval, now - self.asked);
+        }
+        self.asked = now;
         self.helping |= waits;
         if self.partition.wanted(waits, submitted, now) {
             self.trials.interrupt();
@@ -192,6 +199,26 @@ impl Policy {
         if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(now)) } else { None }
     }
 
+    /// Who decodes and why, in words.
+    pub fn explanation(&self) -> String {
+        let who = match (self.waited_for, self.trials.side()) {
+            (false, _) if !self.helping => "the CPU decodes, because most submitted batches are complete",
+            (false, _) => "CPU and GPU decode, because few submitted batches are complete",
+            (true, Side::Gpu) => "the GPU decodes, because DALI waits for batches",
+            (true, Side::Both) => "CPU and GPU decode, because DALI waits for batches",
+            (true, Side::Cpu) => "the CPU decodes, because DALI waits for batches",
+        };
+        format!("{who}; {}{}", self.taken_in_words(), self.trials.in_words())
+    }
+
+    /// At which rate batches are taken, in words.
+    pub fn taken_in_words(&self) -> String {
+        match self.interval > 0.0 {
+            true => format!("{:.1} batches are taken in a second", 1.0 / self.interval),
+            false => "no batches were taken yet".into(),
+        }
+    }
+
     fn measure(&mut self, now: f64) {
         let seconds = now - self.window.since;
         // Where no core has anything to do, nothing can be learnt.
@@ -223,6 +250,23 @@ mod tests {
             policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
         }
         assert!(policy.reserve_bytes(5.0) < 1 << 20);
+    }
+
+    #[test]
+    fn the_policy_says_who_decodes_and_why() {
+        let mut policy = Policy::new(4);
+        assert!(policy.explanation().ends_with("no batches were taken yet"));
+        policy.fill(4, 4);
+        (1..9).for_each(|call| _ = policy.wanted(false, 4, 4, 0.1 * f64::from(call)));
+        let enough = "the CPU decodes, because most submitted batches are complete; 10.0 batches are taken in a second";
+        assert_eq!(policy.explanation(), enough);
+        for call in 9..60 {
+            policy.trials.done(100_000_000);
+            policy.wanted(true, 0, 4, 0.1 * f64::from(call));
+        }
+        let waits =
+            "decodes, because DALI waits for batches; 10.0 batches are taken in a second; GB/s: GPU 1.0";
+        assert!(policy.explanation().contains(waits), "{}", policy.explanation());
     }
 
     #[test]

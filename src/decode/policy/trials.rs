@@ -119,6 +119,14 @@ impl Trials {
         }
     }
 
+    /// The rates that were tried or that cores were taken to be too slow for, in words.
+    pub fn in_words(&self) -> String {
+        let rates = ["GPU", "both", "CPU"].into_iter().zip(self.rates);
+        let known: Vec<_> =
+            rates.filter_map(|(side, rate)| Some(format!("{side} {:.1}", rate? / 1e9))).collect();
+        if known.is_empty() { String::new() } else { format!("; GB/s: {}", known.join(", ")) }
+    }
+
     /// The consumer does not wait any more, so that nothing can be measured.
     pub fn interrupt(&mut self) {
         (self.since, self.batches, self.begun) = (None, 0, f64::INFINITY);
