@@ -15,7 +15,7 @@ const HAS_NAME: u8 = 0x08;
 const HAS_COMMENT: u8 = 0x10;
 const RESERVED: u8 = 0xE0;
 
-/// Where the DEFLATE stream of the first member would be if it were the only one.
+/// Where the DEFLATE stream of the first member would be if it were the only one, and its header had no checksum.
 fn parse(encoded: &[u8], decoded: u64) -> Result<(Range<usize>, ReadChecksum), String> {
     let short = || format!("{} bytes are too few for a gzip member", encoded.len());
     let end = encoded.len().checked_sub(TRAILER_BYTES).ok_or_else(short)?;
@@ -35,9 +35,6 @@ fn parse(encoded: &[u8], decoded: u64) -> Result<(Range<usize>, ReadChecksum), S
             let rest = encoded.get(start..).unwrap_or_default();
             start += 1 + rest.iter().position(|&byte| byte == 0).ok_or_else(short)?;
         }
-    }
-    if flags & HAS_HEADER_CHECKSUM != 0 {
-        start += 2;
     }
     if start >= end {
         return Err(short());
