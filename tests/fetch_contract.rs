@@ -11,10 +11,11 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, mpsc};
 use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
+use zarr_dali::dataset::Dataset;
 use zarr_dali::fetch::scheduler::{Deliver, Limits, Received, Request, Scheduler};
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
-use zarr_dali::store::{self, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
+use zarr_dali::store::{self, Access, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
 
 /// Held by tests that start network threads, and alone by the one that counts them.
 static OTHERS: RwLock<()> = RwLock::new(());
@@ -440,6 +441,27 @@ fn faults_of_a_store_reach_the_consumer_with_the_chunk_they_are_about() {
             assert!(error.contains(text) && error.contains("chunk ["), "{error}");
         }
     }
+}
+
+#[test]
+fn metadata_that_may_not_be_read_are_absent_and_other_faults_are_errors() {
+    let open = |name: &str, faulty: &[(&'static str, Fault)]| {
+        let fake = FakeStore { faulty: faulty.to_vec(), ..FakeStore::default() };
+        let metadata = r#"{"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "<f4", "compressor": null,
+            "fill_value": null, "filters": null, "order": "C"}"#;
+        fake.objects.put(".zarray", metadata);
+        publish(name, fake);
+        let access = Access::to_folders(true);
+        let opened = Dataset::open(&[format!("memory://{name}")], &[], &access);
+        opened.map(|dataset| dataset.arrays[0].shape.clone()).map_err(|error| error.to_string())
+    };
+    // Without the permission to list, some stores refuse what is not there.
+    assert_eq!(open("denied", &[("zarr.json", Fault::Denied), (".zmetadata", Fault::Denied)]), Ok(vec![6]));
+    let all = [("zarr.json", Fault::Denied), (".zarray", Fault::Denied)];
+    let text = open("all-denied", &all).unwrap_err();
+    assert!(text.contains("permission denied") && text.contains("zarr.json"), "{text}");
+    let text = open("unavailable", &[("zarr.json", Fault::Unavailable)]).unwrap_err();
+    assert!(text.contains("503"), "{text}");
 }
 
 #[test]

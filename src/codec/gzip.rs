@@ -119,6 +119,16 @@ mod tests {
             [member(flate2::GzBuilder::new(), b"con"), member(flate2::GzBuilder::new(), b"tent")].concat();
         assert!(matches!(work(&members, 7, &mut Work::default()), Ok(Verdict::Cpu(_))));
         assert_eq!(decode(&members, 7).unwrap(), b"content");
+        // The checksum of the header is the lower half of its CRC-32.
+        let mut encoded = member(flate2::GzBuilder::new(), b"content");
+        encoded[3] |= HAS_HEADER_CHECKSUM;
+        let mut checksum = flate2::Crc::new();
+        checksum.update(&encoded[..HEADER_BYTES]);
+        let [low, high, ..] = checksum.sum().to_le_bytes();
+        encoded.splice(HEADER_BYTES..HEADER_BYTES, [low, high]);
+        let verdict = work(&encoded, 7, &mut Work::default());
+        assert_eq!(verdict, Ok(Verdict::Cpu("its gzip headers carry a checksum")));
+        assert_eq!(decode(&encoded, 7).unwrap(), b"content");
     }
 
     #[test]

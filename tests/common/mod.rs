@@ -30,6 +30,8 @@ pub struct FakeStore {
     pub latency: Duration,
     /// Every so many requests for a chunk fail, and how. A chunk is what has a key with a `c/` in it.
     pub fault: Option<(u64, Fault)>,
+    /// Objects of which every request fails.
+    pub faulty: Vec<(&'static str, Fault)>,
     /// Requests that were made for chunks.
     pub requests_made: AtomicU64,
 }
@@ -52,6 +54,9 @@ impl FakeStore {
     }
 
     fn fault_of_next(&self, key: &str) -> Option<Fault> {
+        if let Some((_, fault)) = self.faulty.iter().find(|(faulty, _)| *faulty == key) {
+            return Some(*fault);
+        }
         if !key.contains("c/") {
             return None;
         }
