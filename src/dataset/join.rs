@@ -111,7 +111,7 @@ fn unlike(first: &ArrayInfo, other: &ArrayInfo, what: &str, here: String, there:
 /// Whether two arrays can be parts of one.
 fn check_fit(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
     let unlike = |what: &str, here, there| unlike(first, other, what, here, there);
-    if first.shape.is_empty() || first.shape.get(1..) != other.shape.get(1..) {
+    if first.shape.get(1..) != other.shape.get(1..) {
         let what = "shape beyond the first dimension";
         return Err(unlike(what, format!("{:?}", first.shape), format!("{:?}", other.shape)));
     }
