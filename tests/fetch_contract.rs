@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use zarr_dali::dataset::Dataset;
+use zarr_dali::error::Error;
 use zarr_dali::fetch::scheduler::{Deliver, Limits, Received, Request, Scheduler};
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
@@ -462,6 +463,25 @@ fn metadata_that_may_not_be_read_are_absent_and_other_faults_are_errors() {
     assert!(text.contains("permission denied") && text.contains("zarr.json"), "{text}");
     let text = open("unavailable", &[("zarr.json", Fault::Unavailable)]).unwrap_err();
     assert!(text.contains("503"), "{text}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_listed_is_named_among_the_arrays_unless_it_is_the_store() {
+    let publish = |name: &str, folder: &'static str| {
+        let fake = FakeStore { faulty: vec![(folder, Fault::Denied)], ..FakeStore::default() };
+        fill(&fake.objects, "a", false);
+        for group in ["zarr.json", "g/zarr.json"] {
+            fake.objects.put(group, r#"{"zarr_format": 3, "node_type": "group"}"#);
+        }
+        publish(name, fake);
+        [format!("memory://{name}")]
+    };
+    let access = Access::to_folders(true);
+    assert_eq!(Dataset::names(&publish("unlistable-group", "g"), &access).unwrap(), ["a", "g"]);
+    match Dataset::open(&publish("unlistable", ""), &[], &access).unwrap_err() {
+        Error::GroupWithoutArrays { present, .. } => assert_eq!(present, [""; 0]),
+        other => panic!("{other}"),
+    }
 }
 
 #[test]

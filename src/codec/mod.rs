@@ -386,6 +386,7 @@ impl std::fmt::Display for DecodePath {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::Write;
     use work::Checksum;
 
     const CRC: ChecksumCodec = ChecksumCodec { checksum: Checksum::Crc32c, at_start: false };
@@ -450,6 +451,27 @@ mod tests {
             assert_eq!(other.plain().is_none(), needs_look, "{other:?}");
         }
         assert_eq!(copy.plain(), Some(Work::none(4092)));
+    }
+
+    #[test]
+    fn zstd_frames_of_many_blocks_are_left_to_the_cpu() {
+        let zstd =
+            GpuChain { outer: vec![], inner: vec![], decoded_bytes: 4096, ..chain(Some(Compression::Zstd)) };
+        let content: Vec<u8> = (0..4096u32).map(|i| (i / 7) as u8).collect();
+        let usual = ::zstd::bulk::compress(&content, 3).unwrap();
+        assert!(matches!(zstd.prepare(&usual), Ok(Prepared::Gpu(..))));
+        let mut encoder = ::zstd::Encoder::new(vec![], 3).unwrap();
+        let (flushed, rest) = content.split_at(80);
+        for byte in flushed.chunks(1) {
+            encoder.write_all(byte).unwrap();
+            encoder.flush().unwrap();
+        }
+        encoder.write_all(rest).unwrap();
+        let reason = match zstd.prepare(&encoder.finish().unwrap()) {
+            Ok(Prepared::Cpu(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reason, "its zstd frames have very small blocks");
     }
 
     #[test]

@@ -497,6 +497,25 @@ mod tests {
     }
 
     #[test]
+    fn arrays_below_groups_are_found_and_links_that_lead_back_are_not_followed() {
+        let folder = tempfile::tempdir().unwrap();
+        let group = r#"{"zarr_format": 3, "node_type": "group"}"#;
+        for (file, metadata) in [
+            ("zarr.json", group),
+            ("g/zarr.json", group),
+            ("g/b/.zarray", r#"{"zarr_format": 2}"#),
+            ("a/zarr.json", r#"{"zarr_format": 3, "node_type": "array"}"#),
+        ] {
+            let file = folder.path().join(file);
+            std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+            std::fs::write(file, metadata).unwrap();
+        }
+        std::os::unix::fs::symlink("..", folder.path().join("g/up")).unwrap();
+        let store = OpenStore::new(folder.path().to_str().unwrap(), &Access::to_folders(true)).unwrap();
+        assert_eq!(store.names().unwrap(), ["a", "g/b"]);
+    }
+
+    #[test]
     fn metadata_that_cannot_be_used_are_named_with_their_file() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("a")).unwrap();
