@@ -30,6 +30,8 @@ pub struct FakeStore {
     pub latency: Duration,
     /// Every so many requests for a chunk fail, and how. A chunk is what has a key with a `c/` in it.
     pub fault: Option<(u64, Fault)>,
+    /// Objects of which every request fails, and folders that cannot be listed.
+    pub faulty: Vec<(&'static str, Fault)>,
     /// Requests that were made for chunks.
     pub requests_made: AtomicU64,
 }
@@ -52,6 +54,9 @@ impl FakeStore {
     }
 
     fn fault_of_next(&self, key: &str) -> Option<Fault> {
+        if let Some((_, fault)) = self.faulty.iter().find(|(faulty, _)| *faulty == key) {
+            return Some(*fault);
+        }
         if !key.contains("c/") {
             return None;
         }
@@ -96,6 +101,9 @@ impl Store for FakeStore {
     }
 
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
-        self.objects.list(key)
+        match self.faulty.iter().any(|(faulty, _)| *faulty == key) {
+            true => async { Err(io::ErrorKind::PermissionDenied.into()) }.boxed(),
+            false => self.objects.list(key),
+        }
     }
 }
