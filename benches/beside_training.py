@@ -10,7 +10,7 @@ windows of two steps, bf16. The share of the speed alone is what the reader leav
 - The speed alone is measured before and after each point, with no reader there; the share is of their mean.
 - Before the clock starts, the reader fills its queue, and then some steps take from it, so that what is timed
   is the steady state of a queue that is refilled as fast as it is emptied; with --warm-steps 128 that is also
-  behind the trial of few multiprocessors that the reader makes where it falls behind. `supplied` says whether
+  behind the trial of the SM partition that the reader makes where it falls behind. `supplied` says whether
   it was: bytes decoded while timed, over the bytes that the batches needed. Below 1 the queue was running
   empty.
 
@@ -80,6 +80,11 @@ class Training:
         self.loss.copy_(loss.detach(), non_blocking=True)
         return len(x)
 
+    def step_with(self, batch: Any) -> int:
+        """A step for which a batch was taken, which is dropped; None: none was taken."""
+        del batch
+        return self.step()
+
     def run(self, steps: int, batches: Iterator[Any] | None = None) -> dict[str, float]:
         """Times steps, each of which takes one of the batches and drops it.
 
@@ -97,9 +102,8 @@ class Training:
         waiting = Waiting(self.device, warmup=0)
         for _ in range(steps):
             # Waiting takes None for the end of an epoch.
-            batch = waiting.next((batch, True) for batch in batches)
-            del batch
-            waiting.stepped(self.step())
+            batch, _ = waiting.next((batch, True) for batch in batches)
+            waiting.stepped(self.step_with(batch))
         seconds = waiting.finish()
         return {
             "samples_per_s": waiting.samples / seconds,

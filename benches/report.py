@@ -35,6 +35,7 @@ FIGURES = {
     "cold": ("delivered_gb_per_s", "GB/s"),
     "cpu_backend": ("zarr-dali", "GB/s"),
     "gds": ("delivered_gb_per_s", "GB/s"),
+    "hungry": ("share_of_synthetic", "of the synthetic speed"),
     "overlap": ("hidden", "hidden"),
     "read_table": ("delivered_gb_per_s", "GB/s"),
     "rechunk": ("delivered_gb_per_s", "GB/s"),

@@ -13,12 +13,14 @@ use std::time::{Duration, Instant};
 
 use futures::executor::block_on;
 use proptest::prelude::*;
+use zarr_dali::dataset::Dataset;
+use zarr_dali::error::Error;
 use zarr_dali::fetch::request::{Received, Request};
 use zarr_dali::fetch::scheduler::{Deliver, Limits, Scheduler};
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
 use zarr_dali::stats::Counters;
-use zarr_dali::store::{self, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
+use zarr_dali::store::{self, Access, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
 
 /// Held by tests that start network threads, and alone by the one that counts them.
 static OTHERS: RwLock<()> = RwLock::new(());
@@ -684,6 +686,46 @@ fn faults_of_a_store_reach_the_consumer_with_the_chunk_they_are_about() {
             let error = read_all(&format!("memory://{name}"), &[]).unwrap_err().to_string();
             assert!(error.contains(text) && error.contains("chunk ["), "{error}");
         }
+    }
+}
+
+#[test]
+fn metadata_that_may_not_be_read_are_absent_and_other_faults_are_errors() {
+    let open = |name: &str, faulty: &[(&'static str, Fault)]| {
+        let fake = FakeStore { faulty: faulty.to_vec(), ..FakeStore::default() };
+        let metadata = r#"{"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "<f4", "compressor": null,
+            "fill_value": null, "filters": null, "order": "C"}"#;
+        fake.objects.put(".zarray", metadata);
+        publish(name, fake);
+        let access = Access::to_folders(true);
+        let opened = Dataset::open(&[format!("memory://{name}")], &[], &access);
+        opened.map(|dataset| dataset.arrays[0].shape.clone()).map_err(|error| error.to_string())
+    };
+    // Without the permission to list, some stores refuse what is not there.
+    assert_eq!(open("denied", &[("zarr.json", Fault::Denied), (".zmetadata", Fault::Denied)]), Ok(vec![6]));
+    let all = [("zarr.json", Fault::Denied), (".zarray", Fault::Denied)];
+    let text = open("all-denied", &all).unwrap_err();
+    assert!(text.contains("permission denied") && text.contains("zarr.json"), "{text}");
+    let text = open("unavailable", &[("zarr.json", Fault::Unavailable)]).unwrap_err();
+    assert!(text.contains("503"), "{text}");
+}
+
+#[test]
+fn a_folder_that_cannot_be_listed_is_named_among_the_arrays_unless_it_is_the_store() {
+    let publish = |name: &str, folder: &'static str| {
+        let fake = FakeStore { faulty: vec![(folder, Fault::Denied)], ..FakeStore::default() };
+        fill(&fake.objects, "a", false);
+        for group in ["zarr.json", "g/zarr.json"] {
+            fake.objects.put(group, r#"{"zarr_format": 3, "node_type": "group"}"#);
+        }
+        publish(name, fake);
+        [format!("memory://{name}")]
+    };
+    let access = Access::to_folders(true);
+    assert_eq!(Dataset::names(&publish("unlistable-group", "g"), &access).unwrap(), ["a", "g"]);
+    match Dataset::open(&publish("unlistable", ""), &[], &access).unwrap_err() {
+        Error::GroupWithoutArrays { present, .. } => assert_eq!(present, [""; 0]),
+        other => panic!("{other}"),
     }
 }
 

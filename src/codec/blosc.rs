@@ -224,3 +224,13 @@ fn word(encoded: &[u8], at: u64) -> Option<u64> {
     let at = usize::try_from(at).ok()?;
     Some(u64::from(u32::from_le_bytes(*encoded.get(at..)?.first_chunk::<4>()?)))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_most_streams_of_a_chunk_are_known_by_its_size() {
+        assert_eq!([0, 511, 512, 1 << 20].map(max_gpu_streams), [64, 64, 65, 2112]);
+    }
+}

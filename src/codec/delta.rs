@@ -230,6 +230,28 @@ mod tests {
     }
 
     #[test]
+    fn the_gpu_adds_up_integers_that_were_not_cast() {
+        let element_bytes = |configuration: serde_json::Value| {
+            let metadata = serde_json::json!({"name": "numcodecs.delta", "configuration": configuration});
+            match Codec::from_metadata(&serde_json::from_value::<MetadataV3>(metadata).unwrap()).unwrap() {
+                Codec::ArrayToArray(codec) => {
+                    // As it was read, for messages and for `info`.
+                    let kept = codec.configuration_v3(&CodecMetadataOptions::default()).unwrap();
+                    assert_eq!(serde_json::to_value(kept).unwrap(), configuration);
+                    DeltaCodec::gpu_element_bytes(&*codec)
+                }
+                other => panic!("{other:?}"),
+            }
+        };
+        for (name, bytes) in [("|i1", 1), ("<u2", 2), (">i4", 4), ("uint64", 8)] {
+            assert_eq!(element_bytes(serde_json::json!({"dtype": name})), Some(bytes), "{name}");
+            assert_eq!(element_bytes(serde_json::json!({"dtype": name, "astype": name})), Some(bytes));
+            assert_eq!(element_bytes(serde_json::json!({"dtype": "<i2", "astype": name})), None, "{name}");
+        }
+        assert_eq!(element_bytes(serde_json::json!({"dtype": "<f4"})), None);
+    }
+
+    #[test]
     fn differences_add_up_and_wrap_around() {
         let encoded: Vec<u8> = [100i8, 100, -50].iter().flat_map(|n| n.to_ne_bytes()).collect();
         let same = undo(&encoded, ElementType::Int8, ElementType::Int8).unwrap();

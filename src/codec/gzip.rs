@@ -15,7 +15,7 @@ const HAS_NAME: u8 = 0x08;
 const HAS_COMMENT: u8 = 0x10;
 const RESERVED: u8 = 0xE0;
 
-/// Where the DEFLATE stream of the first member would be if it were the only one.
+/// Where the DEFLATE stream of the first member would be if it were the only one, and its header had no checksum.
 fn parse(encoded: &[u8], decoded: u64) -> Result<(Range<usize>, ReadChecksum), String> {
     let short = || format!("{} bytes are too few for a gzip member", encoded.len());
     let end = encoded.len().checked_sub(TRAILER_BYTES).ok_or_else(short)?;
@@ -35,9 +35,6 @@ fn parse(encoded: &[u8], decoded: u64) -> Result<(Range<usize>, ReadChecksum), S
             let rest = encoded.get(start..).unwrap_or_default();
             start += 1 + rest.iter().position(|&byte| byte == 0).ok_or_else(short)?;
         }
-    }
-    if flags & HAS_HEADER_CHECKSUM != 0 {
-        start += 2;
     }
     if start >= end {
         return Err(short());
@@ -122,6 +119,16 @@ mod tests {
             [member(flate2::GzBuilder::new(), b"con"), member(flate2::GzBuilder::new(), b"tent")].concat();
         assert!(matches!(work(&members, 7, &mut Work::default()), Ok(Verdict::Cpu(_))));
         assert_eq!(decode(&members, 7).unwrap(), b"content");
+        // The checksum of the header is the lower half of its CRC-32.
+        let mut encoded = member(flate2::GzBuilder::new(), b"content");
+        encoded[3] |= HAS_HEADER_CHECKSUM;
+        let mut checksum = flate2::Crc::new();
+        checksum.update(&encoded[..HEADER_BYTES]);
+        let [low, high, ..] = checksum.sum().to_le_bytes();
+        encoded.splice(HEADER_BYTES..HEADER_BYTES, [low, high]);
+        let verdict = work(&encoded, 7, &mut Work::default());
+        assert_eq!(verdict, Ok(Verdict::Cpu("its gzip headers carry a checksum")));
+        assert_eq!(decode(&encoded, 7).unwrap(), b"content");
     }
 
     #[test]

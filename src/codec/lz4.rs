@@ -67,6 +67,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn the_bound_is_that_of_lz4_and_the_prefix() {
+        // LZ4_compressBound.
+        for (decoded, bound) in [(0, 16), (254, 270), (255, 272), (1 << 20, 1_052_704)] {
+            assert_eq!(encoded_bound(decoded), bound + 4, "{decoded}");
+        }
+    }
+
+    #[test]
     fn the_prefix_has_to_be_right() {
         let content = b"to be or not to be or not to be";
         let encoded = lz4_flex::block::compress_prepend_size(content);

@@ -382,3 +382,110 @@ impl std::fmt::Display for DecodePath {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use work::Checksum;
+
+    const CRC: ChecksumCodec = ChecksumCodec { checksum: Checksum::Crc32c, at_start: false };
+
+    /// Chunks of 4092 bytes with a checksum and shuffled, and with two checksums around the compression.
+    fn chain(compression: Option<Compression>) -> GpuChain {
+        GpuChain {
+            outer: vec![CRC; 2],
+            compression,
+            inner: vec![Inner::Checksum(CRC), Inner::Shuffle { element_bytes: 4 }],
+            delta_element_bytes: None,
+            swaps_bytes: false,
+            decoded_bytes: 4092,
+        }
+    }
+
+    #[test]
+    fn what_a_chunk_needs_at_most_counts_each_of_its_codecs() {
+        let plain = chain(None);
+        assert_eq!(plain.encoded_bound(), 4096 + 8);
+        let Most { encoded_bytes, area_bytes, areas, streams, zstd_blocks } = plain.most();
+        assert_eq!((encoded_bytes, area_bytes, areas, streams, zstd_blocks), (0, 4096, 2, 0, 0));
+        for (compression, bound, areas, streams, zstd_blocks) in [
+            (Compression::Zstd, zstd::encoded_bound(4096), 2, 1, 66),
+            (Compression::Blosc { zstd: true }, 4096 + 16, 3, 72, 66),
+            (Compression::Blosc { zstd: false }, 4096 + 16, 3, 72, 0),
+            // As zlib's deflateBound, and for gzip's longer frame.
+            (Compression::Gzip, 4096 + 512 + 64 + 64, 2, 1, 0),
+            (Compression::Zlib, 4096 + 512 + 64 + 64, 2, 1, 0),
+            (Compression::Lz4, lz4::encoded_bound(4096), 2, 1, 0),
+            (Compression::Snappy, snappy::encoded_bound(4096), 2, 1, 0),
+        ] {
+            let chain = chain(Some(compression));
+            let most = chain.most();
+            assert_eq!(
+                (chain.encoded_bound(), most.encoded_bytes),
+                (bound + 8, bound + 8),
+                "{compression:?}"
+            );
+            assert_eq!(
+                (most.areas, most.streams, most.zstd_blocks),
+                (areas, streams, zstd_blocks),
+                "{compression:?}"
+            );
+            assert_eq!(chain.needs_nvcomp(), zstd_blocks > 0, "{compression:?}");
+        }
+    }
+
+    #[test]
+    fn bytes_are_copied_only_where_no_codec_changes_them() {
+        let copy = GpuChain { outer: vec![], inner: vec![], ..chain(None) };
+        assert!(copy.is_copy() && !copy.is_verified_by_host());
+        for other in [
+            GpuChain { outer: vec![CRC], ..copy.clone() },
+            GpuChain { compression: Some(Compression::Lz4), ..copy.clone() },
+            GpuChain { inner: vec![Inner::Shuffle { element_bytes: 2 }], ..copy.clone() },
+            GpuChain { delta_element_bytes: Some(4), ..copy.clone() },
+            GpuChain { swaps_bytes: true, ..copy.clone() },
+        ] {
+            assert!(!other.is_copy(), "{other:?}");
+            let needs_look = !other.outer.is_empty() || other.compression.is_some();
+            assert_eq!(other.plain().is_none(), needs_look, "{other:?}");
+        }
+        assert_eq!(copy.plain(), Some(Work::none(4092)));
+    }
+
+    #[test]
+    fn zstd_frames_of_many_blocks_are_left_to_the_cpu() {
+        let zstd =
+            GpuChain { outer: vec![], inner: vec![], decoded_bytes: 4096, ..chain(Some(Compression::Zstd)) };
+        let content: Vec<u8> = (0..4096u32).map(|i| (i / 7) as u8).collect();
+        let usual = ::zstd::bulk::compress(&content, 3).unwrap();
+        assert!(matches!(zstd.prepare(&usual), Ok(Prepared::Gpu(..))));
+        let mut encoder = ::zstd::Encoder::new(vec![], 3).unwrap();
+        let (flushed, rest) = content.split_at(80);
+        for byte in flushed.chunks(1) {
+            encoder.write_all(byte).unwrap();
+            encoder.flush().unwrap();
+        }
+        encoder.write_all(rest).unwrap();
+        let reason = match zstd.prepare(&encoder.finish().unwrap()) {
+            Ok(Prepared::Cpu(reason)) => reason,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(reason, "its zstd frames have very small blocks");
+    }
+
+    #[test]
+    fn uncompressed_chunks_have_the_size_of_their_content() {
+        let plain = GpuChain { outer: vec![], ..chain(None) };
+        let Ok(Prepared::Gpu(range, work)) = plain.prepare(&[0; 4096]) else { panic!("not prepared") };
+        assert_eq!((range, Some(&work)), (0..4096, plain.plain().as_ref()));
+        let (checksum, expected) = (Checksum::Crc32c, Expected::At(4092));
+        let check = Pass::Check { checksum, start: 0, end: 4092, expected };
+        assert_eq!(work.passes, [check, shuffle::pass(4, 0..4092)]);
+        assert_eq!((work.bytes, work.elements), (4096, 0..4092));
+        for bytes in [4092, 4095, 4097] {
+            let problem = plain.prepare(&vec![0; bytes]).unwrap_err();
+            assert!(problem.contains(&format!("has {bytes} bytes instead of 4096")), "{problem}");
+        }
+    }
+}

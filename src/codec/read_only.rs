@@ -121,3 +121,16 @@ macro_rules! byte_codec {
 
 byte_codec!(Lz4Codec, "numcodecs.lz4", ["lz4"], "lz4", lz4::decode, lz4::encoded_bound);
 byte_codec!(SnappyCodec, "snappy", ["numcodecs.snappy"], "snappy", snappy::decode, snappy::encoded_bound);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_exact_or_have_slack() {
+        assert_eq!(sizes(&BytesRepresentation::FixedSize(7)).unwrap(), 7..=7);
+        assert_eq!(sizes(&BytesRepresentation::BoundedSize(7)).unwrap(), 0..=65_550);
+        assert!(sizes(&BytesRepresentation::UnboundedSize).is_err());
+        assert_eq!(lenient_bound(u64::MAX), u64::MAX);
+    }
+}

@@ -23,3 +23,14 @@ pub fn element_bytes(name: &str, codec: &dyn BytesToBytesCodecTraits) -> Option<
 pub fn pass(element_bytes: u32, Range { start, end }: Range<u64>) -> Pass {
     Pass::Unshuffle { bits: false, start, end, element_bytes, block_bytes: (end - start) as u32 }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_shuffled_bytes_are_one_block() {
+        let expected = Pass::Unshuffle { bits: false, start: 4, end: 100, element_bytes: 8, block_bytes: 96 };
+        assert_eq!(pass(8, 4..100), expected);
+    }
+}

@@ -52,6 +52,14 @@ pub fn decode(encoded: &[u8], sizes: RangeInclusive<u64>) -> Result<Vec<u8>, Str
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        #[test]
+        fn the_bound_is_that_of_snappy(decoded in prop_oneof![0usize..300, 0usize..1 << 31]) {
+            prop_assert_eq!(encoded_bound(decoded as u64), snap::raw::max_compress_len(decoded) as u64);
+        }
+    }
 
     #[test]
     fn the_prefix_has_to_be_right() {

@@ -159,3 +159,36 @@ pub enum Verdict {
     /// It is left to the CPU, for this reason.
     Cpu(&'static str),
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn without_work_all_bytes_are_elements() {
+        let work = Work::none(12);
+        assert_eq!((work.bytes, work.elements.clone(), work.areas(), work.zstd_blocks()), (12, 0..12, 1, 0));
+        assert!(work.streams.is_empty() && work.passes.is_empty() && !work.swaps_bytes);
+    }
+
+    #[test]
+    fn a_zstd_frame_is_decoded_and_checked_where_it_belongs() {
+        let content = b"to be or not to be or not to be";
+        let mut encoder = ::zstd::bulk::Compressor::new(3).unwrap();
+        encoder.include_checksum(true).unwrap();
+        let frame = encoder.compress(content).unwrap();
+        let checksum = frame.last_chunk().map(|bytes| u32::from_le_bytes(*bytes)).unwrap();
+        let mut work = Work::default();
+        assert_eq!(work.add_zstd_frame(&frame, 100, 7..38), Ok(Verdict::Gpu));
+        let [Stream { decoder: Decoder::Zstd(blocks), from, to }] = &work.streams[..] else {
+            panic!("{work:?}")
+        };
+        assert_eq!((blocks.len(), from, to), (1, &(100..100 + frame.len() as u64), &(7..38)));
+        let (checksum, expected) = (Checksum::Xxh64, Expected::Value(checksum));
+        assert_eq!(work.passes, [Pass::Check { checksum, start: 7, end: 38, expected }]);
+        assert_eq!(work.zstd_blocks(), 1);
+        assert!(
+            Work::default().add_zstd_frame(&frame, 100, 7..39).unwrap_err().contains("declares 31 bytes")
+        );
+    }
+}

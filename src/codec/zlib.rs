@@ -120,7 +120,10 @@ mod tests {
         encoded.push(0);
         assert!(decode(&encoded, 17).unwrap_err().contains("1 bytes follow"));
         assert!(parse(&encoded[..6]).unwrap_err().contains("too few"));
-        encoded[0] = 0x79;
-        assert!(parse(&encoded).unwrap_err().contains("header of a zlib stream"));
+        // Another method, a window of 64 KiB, a header that is no multiple of 31, and a dictionary.
+        for header in [[0x79, 0x18], [0x88, 0x1C], [0x78, 0x9D], [0x78, 0xBB]] {
+            encoded[..2].copy_from_slice(&header);
+            assert!(parse(&encoded).unwrap_err().contains("header of a zlib stream"), "{header:x?}");
+        }
     }
 }

@@ -165,3 +165,73 @@ impl ArrayInfo {
         self.array.attributes()
     }
 }
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+    use crate::dataset::Dataset;
+    use crate::store::Access;
+
+    use serde_json::json;
+
+    /// An array of that type and shape, in chunks of at most 2 x 3 x 3 x ..., whose metadata have further fields.
+    pub fn array(data_type: &str, shape: &[u64], more: Value) -> (ArrayInfo, tempfile::TempDir) {
+        let folder = tempfile::tempdir().unwrap();
+        let chunk_shape: Vec<u64> =
+            shape.iter().enumerate().map(|(d, &n)| n.min(if d == 0 { 2 } else { 3 })).collect();
+        let mut metadata = json!({
+            "zarr_format": 3, "node_type": "array", "shape": shape, "data_type": data_type, "fill_value": 0,
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": chunk_shape}},
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": [{"name": "bytes", "configuration": {"endian": "little"}}],
+        });
+        metadata.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        std::fs::write(folder.path().join("zarr.json"), metadata.to_string()).unwrap();
+        let path = folder.path().to_str().unwrap().to_string();
+        let mut dataset = Dataset::open(&[path], &[], &Access::to_folders(true)).unwrap();
+        (dataset.arrays.remove(0).parts.remove(0), folder)
+    }
+
+    #[test]
+    fn errors_name_the_chunk_and_its_key() {
+        let (array, _folder) = array("complex64", &[6, 5], json!({"fill_value": [1.0, 2.0]}));
+        let expected = Context {
+            store: array.store.clone(),
+            chunk: Some(vec![2, 1]),
+            key: Some("c/2/1".into()),
+            ..Context::default()
+        };
+        // With the dimension of the parts of complex numbers, and without.
+        assert_eq!(array.chunk_context(&[2, 1, 0]), expected);
+        assert_eq!(array.chunk_context(&[2, 1]), expected);
+    }
+
+    #[test]
+    fn the_fill_value_fills_whole_elements() {
+        let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_ne_bytes()).collect::<Vec<u8>>();
+        for (fill, element) in [([1.0, 2.0], None), ([1.0, 1.0], Some(bytes(&[1.0])))] {
+            let (array, _folder) = array("complex64", &[6, 5], json!({"fill_value": fill}));
+            assert_eq!(array.fill_element(), element.as_deref());
+            assert_eq!((array.read_chunk_shape(), array.read_chunk_bytes()), (&[2, 3, 2][..], 48));
+            let mut decoded = vec![0xA5; 48];
+            array.fill(&mut decoded);
+            assert_eq!(decoded, bytes(&fill.repeat(6)));
+        }
+    }
+
+    #[test]
+    fn an_array_is_present_until_its_metadata_are_gone_or_others() {
+        let (array, folder) = array("int8", &[6], json!({}));
+        let path = folder.path().join("zarr.json");
+        let refused = || array.check_present().unwrap_err().to_string();
+        array.check_present().unwrap();
+        let metadata = std::fs::read(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(refused().contains("not there any more"), "{}", refused());
+        // Written again with the same bytes.
+        std::fs::write(&path, &metadata).unwrap();
+        array.check_present().unwrap();
+        std::fs::write(&path, [&metadata[..], b" "].concat()).unwrap();
+        assert!(refused().contains("its metadata changed"), "{}", refused());
+    }
+}

@@ -159,3 +159,86 @@ impl Sharding {
 fn non_zero(shape: &[u64]) -> Vec<NonZeroU64> {
     shape.iter().map(|&n| NonZeroU64::new(n).unwrap_or(NonZeroU64::MIN)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    fn read_codec(codecs: Value, data_type: DataType, fill_value: FillValue) -> (ReadCodec, Vec<u64>) {
+        crate::codec::register();
+        let chain = CodecChain::from_metadata(&from_value::<Vec<_>>(codecs).unwrap()).unwrap();
+        ReadCodec::new(&chain, &[2, 3, 4], data_type, fill_value).unwrap()
+    }
+
+    #[test]
+    fn leading_transpositions_become_strides() {
+        let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+        let transpose = |order: [usize; 3]| json!({"name": "transpose", "configuration": {"order": order}});
+        for (codecs, strides, shape) in [
+            (json!([bytes]), [12, 4, 1], [2, 3, 4]),
+            (json!([transpose([2, 0, 1]), bytes]), [3, 1, 6], [4, 2, 3]),
+            (json!([transpose([2, 0, 1]), transpose([2, 0, 1]), bytes]), [1, 8, 2], [3, 4, 2]),
+        ] {
+            let (codec, found) = read_codec(codecs.clone(), data_type::int16(), FillValue::from(0i16));
+            assert_eq!(
+                (&found[..], codec.is_plain(), codec.encoded_bound),
+                (&strides[..], true, Some(48)),
+                "{codecs}"
+            );
+            assert_eq!(codec.shape.iter().map(|n| n.get()).collect::<Vec<_>>(), shape, "{codecs}");
+        }
+    }
+
+    #[test]
+    fn sharded_chunks_are_cut_where_inner_chunks_divide_them() {
+        let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+        let sharded = |chunk_shape: Value, inner: Value, index: Value, location: &str| {
+            json!([{"name": "sharding_indexed", "configuration": {"chunk_shape": chunk_shape, "codecs": inner,
+                "index_codecs": index, "index_location": location}}])
+        };
+        let of = |codecs: Value, chunk_shape: &[u64]| {
+            let chain = CodecChain::from_metadata(&from_value::<Vec<_>>(codecs).unwrap()).unwrap();
+            Sharding::of(&chain, chunk_shape).map_err(|error| error.to_string())
+        };
+        let index = json!([bytes, "crc32c"]);
+        for location in ["start", "end"] {
+            let (sharding, _) = of(sharded(json!([1, 2]), json!([bytes]), index.clone(), location), &[4, 6])
+                .unwrap()
+                .unwrap();
+            assert_eq!((&sharding.inner_shape[..], &sharding.inner_grid[..]), (&[1, 2][..], &[4, 3][..]));
+            assert_eq!((sharding.index_at_start, sharding.index_bytes), (location == "start", 12 * 16 + 4));
+        }
+        for inner in [json!([3, 2]), json!([1, 4]), json!([2]), json!([1, 2, 1])] {
+            let codecs = sharded(inner.clone(), json!([bytes]), index.clone(), "end");
+            let problem = of(codecs, &[4, 6]).err().unwrap();
+            assert!(problem.contains("do not divide chunks [4, 6]"), "{problem}");
+        }
+        let huge = sharded(json!([1]), json!([bytes]), index.clone(), "end");
+        assert!(of(huge.clone(), &[1 << 43]).unwrap().is_some());
+        assert!(of(huge, &[(1 << 43) + 1]).err().unwrap().contains("larger than memory can be"));
+        // Read whole: sharded chunks inside, and an index of unknown size.
+        let nested = sharded(
+            json!([1, 2]),
+            sharded(json!([1, 1]), json!([bytes]), index.clone(), "end"),
+            index,
+            "end",
+        );
+        assert!(of(nested, &[4, 6]).unwrap().is_none());
+        let gzip = json!([bytes, {"name": "gzip", "configuration": {"level": 1}}]);
+        assert!(of(sharded(json!([1, 2]), json!([bytes]), gzip, "end"), &[4, 6]).unwrap().is_none());
+    }
+
+    #[test]
+    fn only_bytes_alone_are_the_elements() {
+        let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+        let delta = json!({"name": "numcodecs.delta", "configuration": {"dtype": "<i2"}});
+        let gzip = json!({"name": "gzip", "configuration": {"level": 1}});
+        for codecs in [json!([delta, bytes]), json!([bytes, gzip])] {
+            let (codec, _) = read_codec(codecs.clone(), data_type::int16(), FillValue::from(0i16));
+            assert!(!codec.is_plain(), "{codecs}");
+        }
+        let (codec, _) = read_codec(json!(["packbits"]), data_type::bool(), FillValue::from(false));
+        assert!(!codec.is_plain());
+    }
+}

@@ -161,6 +161,13 @@ mod tests {
     }
 
     #[test]
+    fn what_zarrs_says_is_kept_unless_it_names_its_own_types() {
+        assert_eq!(readable("the level is 99".into()), "the level is 99");
+        let own = readable("data did not match any variant of untagged enum Level".into());
+        assert!(own.contains("do not fit together") && !own.contains("enum"), "{own}");
+    }
+
+    #[test]
     fn nodes_are_arrays_or_groups() {
         assert_eq!(node_problem(&json!({"zarr_format": 3, "node_type": "group"})), None);
         for (text, part) in [

@@ -51,3 +51,60 @@ fn along(array: &ArrayInfo, reference: &ArrayInfo) -> Result<Vec<Option<usize>>>
     }
     Ok(axes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::array::tests::array;
+    use super::*;
+    use serde_json::json;
+
+    fn named(data_type: &str, shape: &[u64], names: &[&str]) -> ArrayInfo {
+        let more = if names.is_empty() { json!({}) } else { json!({"dimension_names": names}) };
+        let fill = if data_type == "complex64" { json!([0, 0]) } else { json!(0) };
+        let mut more = more;
+        more["fill_value"] = fill;
+        array(data_type, shape, more).0
+    }
+
+    #[test]
+    fn dimensions_of_one_name_belong_together() {
+        let field = named("int8", &[6, 5, 4], &["time", "lat", "lon"]);
+        let arrays = [
+            named("int8", &[5, 4], &["lat", "lon"]),
+            named("int8", &[4, 3], &["lon", "level"]),
+            named("complex64", &[5], &["lat"]),
+            // Along time an array follows the samples, whatever its extents are.
+            named("int8", &[7], &["time"]),
+            named("int8", &[], &[]),
+            field,
+        ];
+        let (first, second, third) = (Some(0), Some(1), Some(2));
+        let expected = [
+            vec![second, third],
+            vec![third, None],
+            vec![second, None],
+            vec![first],
+            vec![],
+            vec![first, second, third],
+        ];
+        assert_eq!(follow(&arrays).unwrap(), expected);
+        let other = [named("int8", &[6, 5], &["time", "lat"]), named("int8", &[7], &["lat"])];
+        let text = follow(&other).unwrap_err().to_string();
+        assert!(text.contains("\"lat\" has 5 steps, but 7 in"), "{text}");
+        assert_eq!(follow(&[]).unwrap(), [[]; 0]);
+    }
+
+    #[test]
+    fn without_names_the_extents_decide() {
+        let axes = |shape: &[u64], reference: &[u64]| {
+            follow(&[named("int8", shape, &[]), named("int8", reference, &[])]).unwrap().swap_remove(0)
+        };
+        assert_eq!(axes(&[5, 4], &[6, 5, 4]), [Some(1), Some(2)]);
+        assert_eq!(axes(&[6, 4], &[6, 6, 4]), [Some(0), Some(1)]);
+        assert_eq!(axes(&[6, 3], &[6, 5, 4]), [Some(0), Some(1)]);
+        assert_eq!(axes(&[6, 5, 4], &[6, 5, 4]), [Some(0), Some(1), Some(2)]);
+        // Names that the reference has not count as none.
+        let arrays = [named("int8", &[5], &["lat"]), named("int8", &[6, 5], &[])];
+        assert_eq!(follow(&arrays).unwrap()[0], [Some(1)]);
+    }
+}

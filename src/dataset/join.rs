@@ -111,7 +111,7 @@ fn unlike(first: &ArrayInfo, other: &ArrayInfo, what: &str, here: String, there:
 /// Whether two arrays can be parts of one.
 fn check_fit(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
     let unlike = |what: &str, here, there| unlike(first, other, what, here, there);
-    if first.shape.is_empty() || first.shape.get(1..) != other.shape.get(1..) {
+    if first.shape.get(1..) != other.shape.get(1..) {
         let what = "shape beyond the first dimension";
         return Err(unlike(what, format!("{:?}", first.shape), format!("{:?}", other.shape)));
     }
@@ -143,5 +143,114 @@ fn attribute(array: &ArrayInfo, name: &str) -> Option<Value> {
             number => number.into(),
         }),
         _ => Some(value.clone()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::array::tests::array;
+    use super::*;
+    use serde_json::json;
+
+    fn part(shape: &[u64], attributes: Value) -> ArrayInfo {
+        array("int8", shape, json!({"attributes": attributes})).0
+    }
+
+    fn join(parts: Vec<ArrayInfo>) -> Result<Joined> {
+        let axes = (0..parts[0].shape.len()).map(Some).collect();
+        Joined::new(parts, axes)
+    }
+
+    #[test]
+    fn parts_follow_one_another_along_the_first_dimension() {
+        let joined = join([6, 4, 1].map(|steps| part(&[steps, 5], json!({}))).into()).unwrap();
+        assert_eq!((&joined.starts[..], &joined.shape[..]), (&[0, 6, 10][..], &[11, 5][..]));
+        let geometry = joined.geometry(1);
+        assert_eq!((&geometry.shape, &geometry.axes[..]), (&joined.shape, &[Some(0), None][..]));
+        let parts = geometry
+            .parts
+            .iter()
+            .map(|part| (part.start, &part.read_chunk_shape[..], &part.chunk_strides[..]));
+        let strides = &[3, 1][..];
+        let expected = [(0, &[2, 3][..], strides), (6, &[2, 3][..], strides), (10, &[1, 3][..], strides)];
+        assert_eq!(parts.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn what_is_the_same_for_every_sample_is_taken_from_the_first_store() {
+        let axes = || vec![Some(1)];
+        let joined =
+            Joined::new(vec![part(&[5], json!({})), part(&[5], json!({"units": "K"}))], axes()).unwrap();
+        assert_eq!((joined.parts.len(), &joined.shape[..]), (1, &[5][..]));
+        let other =
+            Joined::new(vec![part(&[5], json!({})), part(&[6], json!({}))], axes()).unwrap_err().to_string();
+        assert!(other.contains("its shape is [5], but [6] in"), "{other}");
+    }
+
+    #[test]
+    fn a_place_names_the_first_and_the_last_store() {
+        let mut parts: Vec<ArrayInfo> = [2, 2, 2].map(|steps| part(&[steps], json!({}))).into();
+        parts
+            .iter_mut()
+            .zip(["a.zarr/", "b.zarr", "c.zarr/"])
+            .for_each(|(part, store)| part.store = store.into());
+        let mut joined = join(parts).unwrap();
+        assert_eq!([joined.place(""), joined.place("t2m")], ["a.zarr..c.zarr", "a.zarr..c.zarr/t2m"]);
+        assert_eq!(joined.context().store, "a.zarr/");
+        joined.parts.truncate(1);
+        assert_eq!([joined.place(""), joined.place("t2m")], ["a.zarr/", "a.zarr/t2m"]);
+    }
+
+    #[test]
+    fn a_layout_is_kept_where_all_parts_have_it() {
+        let layout = |names: [&str; 2]| {
+            let parts = [["time", "lat"], names]
+                .map(|names| array("int8", &[4, 4], json!({"dimension_names": names})).0);
+            join(parts.into()).unwrap().layout
+        };
+        assert_eq!([layout(["time", "lat"]), layout(["time", "lon"])], ["TH", ""]);
+    }
+
+    #[test]
+    fn parts_have_one_type_and_one_shape_beyond_the_first_dimension() {
+        for (other, problem) in [
+            (array("int8", &[6, 4], json!({})).0, "[6, 5], but [6, 4] in"),
+            (array("int8", &[6], json!({})).0, "[6, 5], but [6] in"),
+            (array("int16", &[6, 5], json!({})).0, "data type is \"int8\", but \"int16\" in"),
+        ] {
+            let text = join(vec![part(&[6, 5], json!({})), other]).unwrap_err().to_string();
+            assert!(text.contains(problem), "{text}");
+        }
+    }
+
+    #[test]
+    fn parts_have_the_same_attributes_as_far_as_these_change_values() {
+        for (here, there) in [
+            (json!({}), json!({"scale_factor": 1.0, "add_offset": 0, "_Unsigned": "false", "comment": "x"})),
+            (json!({"scale_factor": [1]}), json!({"add_offset": [0.0]})),
+            (json!({"scale_factor": 2}), json!({"scale_factor": [2.0]})),
+            (json!({"missing_value": -3.0}), json!({"missing_value": -3})),
+            (json!({"_FillValue": 1e20, "units": "K"}), json!({"_FillValue": [1e20], "units": "K"})),
+            (json!({"_FillValue": 0.5}), json!({"_FillValue": 0.5})),
+        ] {
+            assert!(
+                join(vec![part(&[6], here.clone()), part(&[6], there.clone())]).is_ok(),
+                "{here} {there}"
+            );
+            assert!(join(vec![part(&[6], there), part(&[6], here)]).is_ok());
+        }
+        for (name, here, there) in [
+            ("scale_factor", json!({}), json!({"scale_factor": 0.0})),
+            ("add_offset", json!({}), json!({"add_offset": 1.0})),
+            ("_Unsigned", json!({}), json!({"_Unsigned": "true"})),
+            ("_FillValue", json!({}), json!({"_FillValue": "false"})),
+            ("_FillValue", json!({"_FillValue": 0.5}), json!({"_FillValue": 0.75})),
+            ("_FillValue", json!({"_FillValue": 1e20}), json!({"_FillValue": 2e20})),
+            ("missing_value", json!({"missing_value": [1, 2]}), json!({"missing_value": 1})),
+            ("units", json!({"units": "K"}), json!({"units": "C"})),
+        ] {
+            let text = join(vec![part(&[6], here), part(&[6], there)]).unwrap_err().to_string();
+            assert!(text.contains(&format!("attribute \"{name}\" is ")), "{text}");
+        }
     }
 }

@@ -104,4 +104,18 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_index_is_at_one_end_of_the_file() {
+        let index_codecs = CodecChain::from_metadata(&[MetadataV3::new("bytes")]).unwrap();
+        let (inner_shape, inner_grid) = (vec![1, 4], vec![2, 3]);
+        let mut sharding =
+            Sharding { inner_shape, inner_grid, index_at_start: true, index_codecs, index_bytes: 96 };
+        assert_eq!(sharding.inner_chunks(), 6);
+        assert_eq!(sharding.chunk_of(&[5, 7, 1]), [2, 2]);
+        assert_eq!(sharding.index_range(100), Some(0..96));
+        sharding.index_at_start = false;
+        assert_eq!(sharding.index_range(100), Some(4..100));
+        assert_eq!((sharding.index_range(96), sharding.index_range(95)), (Some(0..96), None));
+    }
 }

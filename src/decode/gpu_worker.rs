@@ -12,8 +12,7 @@
 //!
 //! A group is all chunks that wait when a GPU worker becomes free, as far as they fit into its arena. Its units may belong to several
 //! batches. A decoder takes about as long for one chunk as for hundreds, so groups grow by themselves as the load does, and
-//! several GPU workers overlap copies, decoding and the work of the host. If there is time, chunks wait a little for more chunks, because
-//! each group interrupts the model that trains.
+//! several GPU workers overlap copies, decoding and the work of the host.
 
 use super::Queue;
 use super::chunk::Cached;
@@ -139,8 +138,7 @@ impl GpuWorker {
         let zstd = self.context.nvcomp.as_deref();
         let mut sizes = Sizes::default();
         let mut kind = None;
-        let patient = |waited| self.context.pace.has_time(waited);
-        self.context.queue.pop_group(patient, |task| {
+        self.context.queue.pop_group(|task| {
             // Units of cached chunks do not wait for chunks that have to be decoded.
             let cached = matches!(task.payload, Payload::Cached);
             if *kind.get_or_insert(cached) != cached {

@@ -112,15 +112,18 @@ impl Jobs {
     /// The next job of a feeder. If there is none, calls `holder.flush()` once and waits. `None` once the queue is closed.
     pub fn feed(&self, holder: &mut impl Flush) -> Option<Job> {
         self.next(FEEDERS, holder, |state| {
-            let plain = state.plain.pop_front();
-            plain.or_else(|| state.either.for_gpu(&mut state.policy, self.now(), self.alone))
+            let State { plain, either, policy, .. } = state;
+            plain.pop_front().or_else(|| match self.alone {
+                true => either.for_gpu(0),
+                false => policy.next_for_gpu(either, self.now()),
+            })
         })
     }
 
     /// As [`Jobs::feed`], for a decoder. The decoder calls [`Jobs::decoder_done`] after the job.
     pub fn decode(&self, holder: &mut impl Flush) -> Option<Job> {
         self.next(DECODERS, holder, |state| {
-            let job = state.cpu.pop_front().or_else(|| state.either.for_cpu(&state.policy))?;
+            let job = state.cpu.pop_front().or_else(|| state.policy.next_for_cpu(&mut state.either))?;
             state.policy.cpu_begins(self.now());
             Some(job)
         })
@@ -155,6 +158,21 @@ impl Jobs {
     pub fn handed_over(&self) {
         let mut state = self.lock();
         state.policy.handed_over(self.now());
+    }
+
+    /// Who decodes and why, in words.
+    pub fn policy(&self) -> String {
+        let has = |kind| self.parts.iter().any(|plan| plan.kind == kind);
+        let policy = &self.lock().policy;
+        let who = match (has(Kind::Either), has(Kind::Cpu)) {
+            (true, _) if !self.alone => return policy.explanation(),
+            (true, _) => "the GPU decodes, because no thread decodes on the CPU",
+            (false, true) => {
+                "the CPU decodes, because decode=\"cpu\", the CPU backend or the codecs leave no choice"
+            }
+            (false, false) => "nothing has to be decoded",
+        };
+        format!("{who}; {}", policy.taken_in_words())
     }
 
     /// Closes the queue: drops all jobs and ends all waiting.
@@ -242,10 +260,7 @@ impl Arrive<Arc<Chunk>> for Jobs {
 }
 
 impl Pace for Jobs {
-    fn has_time(&self, waited: Duration) -> bool {
-        if waited.as_secs_f64() >= Policy::PATIENCE {
-            return false;
-        }
+    fn has_time(&self) -> bool {
         let (ready, submitted) = self.progress.fill();
         // Under full load no batch is ready, and the lock is not needed.
         ready > 0 && self.lock().policy.has_time(ready, submitted)
@@ -253,7 +268,7 @@ impl Pace for Jobs {
 
     fn keeps_to_sm_partition(&self, decodes: bool) -> bool {
         let (ready, submitted) = self.progress.fill();
-        self.lock().policy.keeps_to_few(decodes, ready, submitted)
+        self.lock().policy.keeps_to_sm_partition(decodes, ready, submitted)
     }
 
     fn decoded_on_gpu(&self, bytes: u64, since: Instant) {

@@ -1,14 +1,14 @@
 //! The policy as workers and GPU workers see it.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// Answers how urgent the GPU's work is, and is told what the GPU has decoded.
 ///
 /// [`Jobs`](super::jobs::Jobs) implements it: one lock guards the policy and the queues that it decides about.
 pub trait Pace: Send + Sync {
-    /// Whether chunks may wait for more chunks to be decoded together with them. `waited` is the time since the first of them
-    /// arrived on the GPU.
-    fn has_time(&self, waited: Duration) -> bool;
+    /// Whether enough batches are complete that a chunk may be copied to each of its outputs, which takes bandwidth of the bus, in place
+    /// of a gather kernel, which takes time from the model.
+    fn has_time(&self) -> bool;
 
     /// Whether the GPU worker should run its next group on the SM partition and leave the other multiprocessors to the model.
     /// `decodes`: the group holds chunks that the GPU decodes.

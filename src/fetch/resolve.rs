@@ -99,3 +99,75 @@ fn decoded_index(sharding: &Sharding, encoded: Vec<u8>, object_bytes: u64) -> Re
     entries.extend(decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)));
     ShardIndex::new(entries, sharding.inner_chunks(), object_bytes)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::Extent;
+
+    use zarrs::array::CodecChain;
+    use zarrs::metadata::v3::MetadataV3;
+
+    /// 2 x 2 inner chunks; their index has 4 entries of 16 bytes, and a checksum.
+    fn sharding() -> Sharding {
+        let codecs = r#"[{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]"#;
+        let codecs: Vec<MetadataV3> = serde_json::from_str(codecs).unwrap();
+        Sharding {
+            inner_shape: vec![1, 4],
+            inner_grid: vec![2, 2],
+            index_at_start: false,
+            index_codecs: CodecChain::from_metadata(&codecs).unwrap(),
+            index_bytes: 68,
+        }
+    }
+
+    #[test]
+    fn the_index_is_asked_for_at_the_end_that_it_is_at() {
+        let at_end = sharding();
+        assert_eq!(at_end.index_extent(), Extent::Suffix(68));
+        let at_start = Sharding { index_at_start: true, ..at_end };
+        assert_eq!(at_start.index_extent(), Extent::Range(0..68));
+    }
+
+    #[test]
+    fn an_index_is_decoded_or_refused_with_its_place() {
+        let at = Context { key: Some("c/0/0".into()), ..Context::default() };
+        let missing = ShardIndex::MISSING;
+        let encoded = |last_end: u64| {
+            let entries = [0, 10, missing, missing, 10, 6, 16, last_end - 16];
+            let mut bytes: Vec<u8> = entries.iter().flat_map(|entry| entry.to_le_bytes()).collect();
+            bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
+            bytes
+        };
+        let decode = |encoded| decode_index(&sharding(), encoded, 100, &at);
+        let index = decode(encoded(32)).unwrap();
+        assert_eq!(
+            [0, 1, 2, 3].map(|inner| index.range(inner)),
+            [Some(0..10), None, Some(10..16), Some(16..32)]
+        );
+        let mut damaged = encoded(32);
+        damaged[3] ^= 1;
+        for (encoded, problem) in [
+            (encoded(101), "past the 100 bytes of the file"),
+            (damaged, "cannot be decoded"),
+            (encoded(32)[..67].to_vec(), "needs 68 bytes, but the file has 100"),
+        ] {
+            let text = decode(encoded).unwrap_err().to_string();
+            assert!(text.contains(problem) && text.contains("c/0/0"), "{text}");
+        }
+    }
+
+    #[test]
+    fn places_of_errors_are_as_narrow_as_what_they_are_about() {
+        let at = Context {
+            chunk: Some(vec![3, 1]),
+            inner_chunk: Some(vec![0, 1]),
+            key: Some("c/3/1".into()),
+            ..Context::default()
+        };
+        let address = Address { at: at.clone(), in_shard: Some(InShard { shard: vec![3, 1], number: 1 }) };
+        assert_eq!(address.key(), "c/3/1");
+        assert_eq!(address.of_object(), Context { inner_chunk: None, ..at.clone() });
+        assert_eq!(address.with_range(5..9), Context { byte_range: Some(5..9), ..at });
+    }
+}

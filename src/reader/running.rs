@@ -290,6 +290,7 @@ impl Running {
             device_bytes: gpu_workers + self.memory.iter().map(DeviceMemory::bytes).sum::<u64>(),
             batch_bytes: start.setup.batch_bytes(),
             progress: self.progress.clone(),
+            jobs: self.jobs.clone(),
             pinned: self.pinned.clone(),
         }
     }

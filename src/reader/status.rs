@@ -3,6 +3,7 @@
 use super::checkpoint::{Cursor, Identity};
 use crate::batch::Progress;
 use crate::decode::device_pool::DevicePool;
+use crate::decode::jobs::Jobs;
 use crate::fetch::Slots;
 use crate::gpu::PinnedPool;
 use crate::sampler::Shuffle;
@@ -40,7 +41,7 @@ struct Details {
     requests: Option<Arc<Slots>>,
 }
 
-/// The owners of the memory that a running reader has.
+/// The owners of the memory that a running reader has, and its queue of jobs.
 pub(super) struct MemoryInUse {
     /// GPU memory without outputs.
     pub device_bytes: u64,
@@ -48,6 +49,8 @@ pub(super) struct MemoryInUse {
     pub batch_bytes: u64,
     /// Knows how many batches were submitted.
     pub progress: Arc<Progress>,
+    /// Knows who decodes.
+    pub jobs: Arc<Jobs>,
     /// GPU backend: pinned memory.
     pub pinned: Option<Arc<PinnedPool>>,
 }
@@ -100,6 +103,8 @@ impl Status {
         all.insert("requests_in_flight".into(), in_flight.map_or(0, |slots| slots.in_flight()).into());
         let most = in_flight.map_or(0, |slots| slots.most_in_flight());
         all.insert("requests_in_flight_peak".into(), most.into());
+        let policy = details.memory.as_ref().map_or(Value::Null, |memory| memory.jobs.policy().into());
+        all.insert("policy".into(), policy);
         let order = &details.start.order;
         all.insert("samples".into(), order.samples().into());
         all.insert("shuffle".into(), order.shuffle().map_or(Value::Null, shuffle_to_json));
@@ -161,6 +166,7 @@ fn shuffle_to_json(shuffle: &Shuffle) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::decode::part::PartPlans;
     use crate::sampler::{Order, OrderArguments};
 
     #[test]
@@ -177,10 +183,12 @@ mod tests {
         let identity = Identity { fingerprint: Value::Null, batch_size: 2, dimensions: 1 };
         let status = Status::new(start, identity);
         let cache_pool = DevicePool::new(0, 1 << 20);
+        let progress = Progress::new(status.counters.clone());
         let memory = MemoryInUse {
             device_bytes: 0,
             batch_bytes: 100,
-            progress: Progress::new(status.counters.clone()),
+            jobs: Jobs::new(Arc::new(PartPlans::new(vec![])), 0, progress.clone(), Arc::default()),
+            progress,
             pinned: None,
         };
         status.started(cache_pool, memory);

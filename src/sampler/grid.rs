@@ -123,5 +123,7 @@ mod tests {
         let grid = Grid::new([(0, vec![4, 3]), (10, vec![3])]);
         let reach: Vec<u64> = (0..12).map(|index| grid.reach(index)).collect();
         assert_eq!(reach, [0, 0, 0, 1, 1, 1, 2, 2, 2, 2, 3, 3]);
+        let grid = Grid::new([(0, vec![4]), (10, vec![4, 3]), (14, vec![5])]);
+        assert_eq!([9, 10, 12, 13, 14].map(|index| grid.reach(index)), [2, 3, 3, 3, 4]);
     }
 }

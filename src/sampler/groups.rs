@@ -353,6 +353,21 @@ mod tests {
         assert_eq!(overlapping.buffer(&[1], 7, 1024), Buffer { depth: 1, strands: 2, linked: true });
         assert_eq!(overlapping.buffer(&[1], 3, 1024), Buffer { depth: 1, strands: 1, linked: false });
         assert_eq!(overlapping.buffer(&[1], 16, 1), Buffer { depth: 1, strands: 1, linked: true });
+        // Each strand holds three groups; linked groups need two strands.
+        let wide = along_one(1000, 21, 10);
+        assert_eq!(wide.buffer(&[1], 6, 1024), Buffer { depth: 1, strands: 2, linked: true });
+        assert_eq!(wide.buffer(&[1], 5, 1024), Buffer { depth: 1, strands: 1, linked: false });
+    }
+
+    #[test]
+    fn neighbouring_windows_reach_over_the_groups_that_they_touch() {
+        let single = along_one(1000, 1, 10);
+        assert_eq!(
+            [1, 2, 11, 12, 1000, u64::MAX].map(|windows| single.reach(windows)),
+            [1, 2, 2, 3, 100, 100]
+        );
+        let overlapping = along_one(1000, 4, 10);
+        assert_eq!([1, 8, 9].map(|windows| overlapping.reach(windows)), [2, 2, 3]);
     }
 
     /// Chunks of 4 x 8, patches of 2 x 4 that overlap.
@@ -368,6 +383,27 @@ mod tests {
         let groups = patches();
         assert_eq!(groups.buffer(&[5, 1], 64, 1 << 20).depth, 1);
         assert_eq!(groups.buffer(&[500, 100], 1000, 1 << 20).depth, 2);
+    }
+
+    #[test]
+    fn rows_are_told_apart_in_any_number_of_dimensions() {
+        let given = WindowArguments { window: Some(&[1, 2, 2, 1]), ..WindowArguments::default() };
+        let windows = Windows::new(&[4, 6, 8, 3], &given).unwrap();
+        let grids = [2, 2, 4, 1].map(|chunk| Grid::new([(0, vec![chunk])]));
+        let groups = Groups::new(&windows, &grids).cut();
+        for depth in 1..=4 {
+            let mut rows: HashMap<u64, Vec<u64>> = HashMap::new();
+            for sample in 0..windows.len() {
+                let places = windows.places(sample);
+                let touched = |d: usize| groups.axes[d].touched(places[d]);
+                let (row, last) = groups.place(sample, depth);
+                assert_eq!(last, touched(depth - 1), "sample {sample}");
+                let cells: Vec<u64> = (0..depth - 1).map(|d| touched(d).0).collect();
+                assert_eq!(rows.entry(row).or_insert_with(|| cells.clone()), &cells, "sample {sample}");
+            }
+            let expected: usize = [2, 3, 2][..depth - 1].iter().product();
+            assert_eq!(rows.len(), expected, "depth {depth}");
+        }
     }
 
     /// An order as it is described, with lists of everything.

@@ -362,6 +362,19 @@ mod tests {
         assert_eq!(windows.index(4), [7]);
     }
 
+    #[test]
+    fn evenly_spaced_offsets_are_one_run() {
+        let run = |start, step, count, place| Run { start, step, count, place };
+        for (offsets, runs, anchor) in [
+            (&[-4, -2, 0, 2][..], vec![run(0, 2, 4, 0)], 4),
+            (&[0, 1, 2, 6, 10], vec![run(0, 1, 3, 0), run(6, 4, 2, 3)], 0),
+            (&[3, 1], vec![run(2, 1, 1, 0), run(0, 1, 1, 1)], -1),
+            (&[5, 5], vec![run(0, 1, 1, 0), run(0, 1, 1, 1)], -5),
+        ] {
+            assert_eq!(runs_of(offsets).unwrap(), (runs, anchor), "{offsets:?}");
+        }
+    }
+
     proptest! {
         /// Against the plain enumeration of everything that could be a start.
         #[test]

@@ -41,6 +41,8 @@ pub struct FakeStore {
     pub late: Option<(u64, Duration)>,
     /// Whether it has no entity tags, but times, which do not change here.
     pub untagged: bool,
+    /// Objects of which every request fails, and folders that cannot be listed.
+    pub faulty: Vec<(&'static str, Fault)>,
     /// Requests that were made for chunks.
     pub requests_made: AtomicU64,
     /// What was asked for of chunks, in this order.
@@ -76,6 +78,9 @@ impl FakeStore {
 
     /// Number of a request for a chunk, and how it fails.
     fn next(&self, key: &str, extent: &Extent) -> (u64, Option<Fault>) {
+        if let Some((_, fault)) = self.faulty.iter().find(|(faulty, _)| *faulty == key) {
+            return (0, Some(*fault));
+        }
         if !key.contains("c/") {
             return (0, None);
         }
@@ -132,6 +137,9 @@ impl Store for FakeStore {
     }
 
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
-        self.objects.list(key)
+        match self.faulty.iter().any(|(faulty, _)| *faulty == key) {
+            true => async { Err(io::ErrorKind::PermissionDenied.into()) }.boxed(),
+            false => self.objects.list(key),
+        }
     }
 }

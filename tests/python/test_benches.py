@@ -25,6 +25,7 @@ import budgets
 import cold
 import common
 import gds
+import hungry
 import overlap
 import rechunk
 import report
@@ -38,6 +39,7 @@ SCRIPTS = (
     "cold",
     "gds",
     "beside_training",
+    "hungry",
     "overlap",
     "rechunk",
     "cpu_backend",
@@ -302,6 +304,39 @@ def test_beside_training(quick):
     assert 0.3 < row["supplied"] < 3
     assert row["reader"]["batches"] > 0
     assert 0 <= row["waited_share"] <= row["blocked_share"] <= 1
+
+
+@pytest.mark.full
+def test_hungry(quick):
+    result = quick("hungry", "--stores", "zstd", "--layers", "4,2", "--warm-steps", "2")
+    cores = len(os.sched_getaffinity(0))
+    assert [row["point"] for row in result["rows"]] == [
+        f"{cores}/{layers}/zstd/auto" for layers in (4, 2)
+    ]
+    for row in result["rows"]:
+        assert row["share_of_synthetic"] == row["samples_per_s"] / row["synthetic_samples_per_s"]
+        assert row["reader"]["batches"] > 0
+        assert "batches are taken in a second" in row["policy"]
+    assert result["work"]["steps_of_layers"]["4"]["warm_steps"] == 2
+
+
+def test_a_hungry_training_learns_from_what_was_read():
+    torch = pytest.importorskip("torch")
+    stack = hungry.Stack(4, "cpu", 2, (16, 32))
+    convolutions = [part for part in stack.model if isinstance(part, torch.nn.Conv2d)]
+    assert [each.out_channels for each in convolutions] == [32, 32, 32, 24]
+    assert stack.model(stack.batch[:, 0]).shape == stack.batch[:, 1].shape
+    before = [weights.detach().clone() for weights in stack.model.parameters()]
+    # The gradients of a batch without a number are none either.
+    assert stack.step_with([{"fields": stack.batch * torch.nan}]) == 2
+    assert all(torch.isnan(weights).any() for weights in stack.model.parameters())
+    assert not any(torch.isnan(weights).any() for weights in before)
+
+
+def test_steps_of_a_hungry_training():
+    args = Namespace(seconds=4.0, quick=False, warm_steps=None)
+    steps = {layers: hungry.steps_of(layers, args)["timed_steps"] for layers in (40, 30, 12, 4, 2)}
+    assert steps == {40: 64, 30: 64, 12: 140, 4: 292, 2: 292}
 
 
 @pytest.mark.full

@@ -334,3 +334,25 @@ const OFFSETS: Counts<OFFSET_CODES> = Counts {
         1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, 0, 0, 0,
     ],
 };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The rarest codes have less than one of the states, which are as many as the table has; no code has none before them.
+    fn is_distribution<const CODES: usize>(table: &Counts<CODES>, unused: usize, rare: usize) -> bool {
+        let states: u32 = table.counts.iter().map(|count| u32::from(count.unsigned_abs())).sum();
+        let (usual, rest) = table.counts.split_at(CODES - unused - rare);
+        let usual = usual.iter().all(|&count| count > 0);
+        let rare =
+            rest[..rare].iter().all(|&count| count == -1) && rest[rare..].iter().all(|&count| count == 0);
+        states == 1 << table.log && usual && rare
+    }
+
+    #[test]
+    fn the_default_distributions_are_complete_and_end_with_rare_codes() {
+        assert!(is_distribution(&LITERALS, 0, 4));
+        assert!(is_distribution(&MATCHES, 0, 7));
+        assert!(is_distribution(&OFFSETS, 3, 5));
+    }
+}

@@ -173,6 +173,13 @@ mod tests {
     }
 
     #[test]
+    fn blocks_hold_no_more_than_the_chunk() {
+        let frame = raw_frame(b"abcd", 4);
+        assert_eq!(blocks(&frame, 4).unwrap().len(), 1);
+        assert!(blocks(&frame, 3).unwrap_err().contains("hold at least 4 bytes"));
+    }
+
+    #[test]
     fn frames_add_up() {
         let mut frames = raw_frame(b"abcd", 4);
         frames.extend([0x50, 0x2A, 0x4D, 0x18, 3, 0, 0, 0, 9, 9, 9]);
@@ -201,6 +208,11 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn the_bound_is_that_of_libzstd(decoded in prop_oneof![0usize..300_000, any::<u32>().prop_map(|n| n as usize)]) {
+            prop_assert_eq!(encoded_bound(decoded as u64), ::zstd::zstd_safe::compress_bound(decoded) as u64);
+        }
+
         #[test]
         fn no_bytes_make_it_panic(mut bytes in prop::collection::vec(any::<u8>(), 0..200), frame: bool) {
             if frame && bytes.len() > 4 {

@@ -1,7 +1,5 @@
-//! Chunks that wait for whoever may take them.
+//! Chunks that both the CPU and the GPU could decode.
 #![forbid(unsafe_code)]
-
-use super::Policy;
 
 use std::collections::VecDeque;
 
@@ -21,26 +19,19 @@ impl<T> Default for Backlog<T> {
 }
 
 impl<T> Backlog<T> {
-    /// Adds a chunk of so many decoded bytes behind all others.
+    /// Adds a chunk of `bytes` decoded bytes behind all others.
     pub fn push(&mut self, item: T, bytes: u64) {
         self.far.push_back((item, bytes));
     }
 
-    /// The next chunk for the CPU, if it may take one.
-    pub fn for_cpu(&mut self, policy: &Policy) -> Option<T> {
-        if !policy.cpu_helps() {
-            return None;
-        }
+    /// The next chunk for the CPU.
+    pub fn for_cpu(&mut self) -> Option<T> {
         let near = self.near.pop_front().inspect(|(_, bytes)| self.near_bytes -= bytes);
         near.or_else(|| self.far.pop_front()).map(|(item, _)| item)
     }
 
-    /// The next chunk for the GPU, if it may take one. `alone`: there is nobody else.
-    pub fn for_gpu(&mut self, policy: &mut Policy, now: f64, alone: bool) -> Option<T> {
-        if !alone && !policy.gpu_helps() {
-            return None;
-        }
-        let reserve = if alone { 0 } else { policy.reserve_bytes(now) };
+    /// The next chunk for the GPU behind those that the CPU keeps, which have `reserve` bytes.
+    pub fn for_gpu(&mut self, reserve: u64) -> Option<T> {
         while let Some(&(_, bytes)) = self.near.back()
             && self.near_bytes - bytes >= reserve
         {
@@ -57,7 +48,7 @@ impl<T> Backlog<T> {
         self.far.pop_front().map(|(item, _)| item)
     }
 
-    /// Whether there is nothing for anybody.
+    /// Whether there are no chunks.
     pub fn is_empty(&self) -> bool {
         self.near.is_empty() && self.far.is_empty()
     }

@@ -3,29 +3,29 @@
 //! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So there are
 //! three situations, told apart by the queue of complete batches:
 //!
-//! - Most of what was submitted is complete: the CPU decodes, the GPU does not.
-//! - Little is: the GPU helps until most is. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
+//! - Most submitted batches are complete: the CPU decodes, the GPU does not.
+//! - Few are: the GPU helps until most are. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
 //!   core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the GPU takes for
-//!   one, and the GPU takes those behind them.
-//! - The consumer waits for every batch: what counts is what gets done. Whether that is most with the GPU, the CPU or both depends on
-//!   codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores and
-//!   memory. So each is tried for a while, again from time to time, and the best is kept. Cores that could not do a good
+//!   one, and the GPU takes the chunks behind them.
+//! - The consumer waits for every batch: what counts is the rate of decoding. Whether that is highest with the GPU, the CPU or both
+//!   depends on codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores
+//!   and memory. So each is tried for a while, again from time to time, and the best is kept. Cores that could not decode a good
 //!   part of what the GPU does, by the time that they needed for a chunk, are not tried alone, and at first not at all.
 //!
-//! What the GPU decodes while the consumer does not wait costs the model less on a few multiprocessors than on all, which take
-//! turns with it. Whether these are enough is tried.
+//! What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where
+//! both take turns. Whether the partition is fast enough is tried.
 #![forbid(unsafe_code)]
 
 mod backlog;
-mod few;
 #[cfg(test)]
 mod queue_simulation;
 #[cfg(test)]
 mod simulation;
+mod sm_partition;
 mod trials;
 
 pub use backlog::Backlog;
-use few::Few;
+use sm_partition::SmPartition;
 use trials::{Side, Trials};
 
 /// Decides by what it is told. Times are in seconds from any origin.
@@ -34,7 +34,7 @@ pub struct Policy {
     helping: bool,
     /// Batches that were there when the consumer wanted them, since it had to wait last.
     served: u64,
-    few: Few,
+    partition: SmPartition,
     /// Whether it waits all the time, and what is done then.
     waited_for: bool,
     trials: Trials,
@@ -48,6 +48,9 @@ pub struct Policy {
     busy: u64,
     cores: u64,
     window: Window,
+    /// When the consumer asked for its last batch, and the mean of the seconds between two such times.
+    asked: f64,
+    interval: f64,
 }
 
 /// What the CPU has done since.
@@ -58,23 +61,23 @@ struct Window {
 }
 
 impl Policy {
-    /// For so many cores.
+    /// A policy for `cores` cores.
     pub fn new(cores: u64) -> Self {
         Self { cores, ..Self::default() }
     }
 
-    /// The GPU begins to help when fewer than this share of the submitted batches are complete,
+    /// The GPU begins to help when fewer than this share of the submitted batches are complete.
     const LOW: (u64, u64) = (1, 4);
-    /// and goes on until this share is.
+    /// The GPU goes on to help until this share of the submitted batches is complete.
     const HIGH: (u64, u64) = (3, 4);
-    /// The GPU takes its time while at least this share of the submitted batches is complete. A handful of batches says nothing.
+    /// The GPU keeps to its SM partition while at least one of this many submitted batches is complete.
     const IN_STORE: u64 = 8;
-    /// Rates are measured over windows of so many seconds,
+    /// Seconds over which rates are measured.
     const WINDOW: f64 = 0.05;
-    /// and a new figure counts for so much.
+    /// The weight of a new figure in a mean.
     const WEIGHT: f64 = 0.3;
 
-    /// So many of the submitted batches are complete.
+    /// `ready` of the `submitted` batches are complete.
     pub fn fill(&mut self, ready: u64, submitted: u64) {
         if ready * Self::LOW.1 < submitted * Self::LOW.0 {
             self.helping = true;
@@ -88,12 +91,16 @@ impl Policy {
         ready * Self::HIGH.1 >= submitted * Self::HIGH.0
     }
 
-    /// The consumer wants the next batch of so many that were submitted, `ready` of which are complete, and has to wait for it or
-    /// not. Whether that changes who decodes.
+    /// The consumer wants the next batch. `waits`: it has to wait for it. `ready` of the `submitted` batches are complete. Returns
+    /// whether that changes who decodes.
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
+        if self.asked > 0.0 {
+            self.interval = Self::mean(self.interval, now - self.asked);
+        }
+        self.asked = now;
         self.helping |= waits;
-        if self.few.wanted(waits, submitted, now) {
+        if self.partition.wanted(waits, submitted, now) {
             self.trials.interrupt();
         }
         self.served = if waits { 0 } else { self.served + 1 };
@@ -117,7 +124,7 @@ impl Policy {
 
     /// The consumer got a batch for which it had waited.
     pub fn handed_over(&mut self, now: f64) {
-        self.few.handed_over(now);
+        self.partition.handed_over(now);
     }
 
     /// A core begins to work on a chunk.
@@ -128,7 +135,7 @@ impl Policy {
         self.busy += 1;
     }
 
-    /// A core is done with a chunk of so many decoded bytes, for which it took so many seconds.
+    /// A core has decoded a chunk of `bytes` decoded bytes in `seconds`.
     pub fn cpu_ends(&mut self, bytes: u64, seconds: f64, now: f64) {
         self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
         self.trials.done(bytes);
@@ -142,32 +149,28 @@ impl Policy {
         self.busy = self.busy.saturating_sub(1);
     }
 
-    /// The GPU is done with chunks of so many decoded bytes, of which the first arrived so many seconds ago.
+    /// The GPU has decoded chunks of `bytes` decoded bytes, of which the first arrived `latency` seconds ago.
     pub fn gpu_ends(&mut self, bytes: u64, latency: f64) {
         self.trials.done(bytes);
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
     }
 
-    /// How long chunks may wait for others to go to the GPU with them: what interrupts the model is each group, however small
-    /// it is.
-    pub const PATIENCE: f64 = 0.01;
-
-    /// Whether they may, because the consumer has enough in store.
+    /// Whether there is time for copies in place of a kernel, because enough batches are complete.
     pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }
 
-    /// Whether the GPU should keep to few multiprocessors with its next chunks, which it decodes or only gathers: it is slower
-    /// there, and takes less from the model.
-    pub fn keeps_to_few(&mut self, decodes: bool, ready: u64, submitted: u64) -> bool {
-        let few = self.few.are_allowed()
+    /// Whether the GPU should process its next chunks on the SM partition, where it is slower and takes less from the model.
+    /// `decodes`: they are decoded and not only gathered.
+    pub fn keeps_to_sm_partition(&mut self, decodes: bool, ready: u64, submitted: u64) -> bool {
+        let keeps = self.partition.is_allowed()
             && !self.waited_for
             && self.served > 0
             && ready >= submitted / Self::IN_STORE;
-        if few && decodes {
-            self.few.note_use();
+        if keeps && decodes {
+            self.partition.note_use();
         }
-        few
+        keeps
     }
 
     /// Whether the GPU may take chunks that the CPU could decode.
@@ -180,10 +183,40 @@ impl Policy {
         !self.waited_for || self.trials.side() != Side::Gpu
     }
 
-    /// Decoded bytes that the CPU has done before the GPU would be, which are better left to it.
+    /// Decoded bytes that the CPU has decoded before the GPU would have: their chunks are left to the CPU.
     pub fn reserve_bytes(&mut self, now: f64) -> u64 {
         self.measure(now);
         if self.cpu_helps() { (self.cpu_rate * self.gpu_latency) as u64 } else { 0 }
+    }
+
+    /// The next chunk of the backlog for a core.
+    pub fn next_for_cpu<T>(&self, backlog: &mut Backlog<T>) -> Option<T> {
+        if self.cpu_helps() { backlog.for_cpu() } else { None }
+    }
+
+    /// The next chunk of the backlog for the GPU.
+    pub fn next_for_gpu<T>(&mut self, backlog: &mut Backlog<T>, now: f64) -> Option<T> {
+        if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(now)) } else { None }
+    }
+
+    /// Who decodes and why, in words.
+    pub fn explanation(&self) -> String {
+        let who = match (self.waited_for, self.trials.side()) {
+            (false, _) if !self.helping => "the CPU decodes, because most submitted batches are complete",
+            (false, _) => "CPU and GPU decode, because few submitted batches are complete",
+            (true, Side::Gpu) => "the GPU decodes, because DALI waits for batches",
+            (true, Side::Both) => "CPU and GPU decode, because DALI waits for batches",
+            (true, Side::Cpu) => "the CPU decodes, because DALI waits for batches",
+        };
+        format!("{who}; {}{}", self.taken_in_words(), self.trials.in_words())
+    }
+
+    /// At which rate batches are taken, in words.
+    pub fn taken_in_words(&self) -> String {
+        match self.interval > 0.0 {
+            true => format!("{:.1} batches are taken in a second", 1.0 / self.interval),
+            false => "no batches were taken yet".into(),
+        }
     }
 
     fn measure(&mut self, now: f64) {
@@ -217,6 +250,23 @@ mod tests {
             policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
         }
         assert!(policy.reserve_bytes(5.0) < 1 << 20);
+    }
+
+    #[test]
+    fn the_policy_says_who_decodes_and_why() {
+        let mut policy = Policy::new(4);
+        assert!(policy.explanation().ends_with("no batches were taken yet"));
+        policy.fill(4, 4);
+        (1..9).for_each(|call| _ = policy.wanted(false, 4, 4, 0.1 * f64::from(call)));
+        let enough = "the CPU decodes, because most submitted batches are complete; 10.0 batches are taken in a second";
+        assert_eq!(policy.explanation(), enough);
+        for call in 9..60 {
+            policy.trials.done(100_000_000);
+            policy.wanted(true, 0, 4, 0.1 * f64::from(call));
+        }
+        let waits =
+            "decodes, because DALI waits for batches; 10.0 batches are taken in a second; GB/s: GPU 1.0";
+        assert!(policy.explanation().contains(waits), "{}", policy.explanation());
     }
 
     #[test]

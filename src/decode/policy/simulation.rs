@@ -20,13 +20,13 @@ struct Machine {
     period: f64,
     /// Seconds by which each chunk that the GPU decodes delays the consumer, whose GPU it is.
     stolen: f64,
-    /// A few multiprocessors, if it can be cut.
-    few: Option<FewOfThem>,
+    /// The SM partition, if the driver gives one.
+    partition: Option<Partition>,
     batches: u64,
 }
 
 #[derive(Clone, Copy)]
-struct FewOfThem {
+struct Partition {
     /// Seconds for each chunk, one after the other, besides those that any number takes.
     seconds: f64,
     /// By which each delays the consumer.
@@ -39,7 +39,7 @@ struct Outcome {
     waited: f64,
     /// Shares of the chunks.
     by_gpu: f64,
-    by_few: f64,
+    by_partition: f64,
 }
 
 impl Machine {
@@ -49,14 +49,15 @@ impl Machine {
         let (mut policy, alone) = (Policy::new(self.cores), Policy::default());
         let mut backlog = Backlog::default();
         let mut missing: VecDeque<u64> = VecDeque::new();
-        let (mut planned, mut taken, mut by_gpu, mut by_few, mut waited) = (0u64, 0u64, 0u64, 0u64, 0.0);
+        let (mut planned, mut taken, mut by_gpu, mut by_partition, mut waited) =
+            (0u64, 0u64, 0u64, 0u64, 0.0);
         let mut cores: Vec<Option<(u64, f64)>> = vec![None; if cpu { self.cores as usize } else { 0 }];
         // Groups on the GPU: what is in them, when it arrived and when it is done. A lane takes all that waits.
         let mut lanes: Vec<(Vec<(u64, f64)>, f64)> = vec![(vec![], 0.0); 4];
         let mut waiting: Vec<(u64, f64)> = vec![];
-        let (mut now, mut next_take, mut waits, mut has_time) = (0.0, 0.0, false, false);
-        // What each chunk of a lane's group steals, if it is on few multiprocessors.
-        let (mut on_few, mut few_until) = (vec![None; lanes.len()], 0.0f64);
+        let (mut now, mut next_take, mut waits) = (0.0, 0.0, false);
+        // What each chunk of a lane's group steals, if it is decoded on the SM partition.
+        let (mut on_partition, mut partition_until) = (vec![None; lanes.len()], 0.0f64);
         let mut fill = (0, 0);
         while taken < self.batches {
             now += TICK;
@@ -80,46 +81,49 @@ impl Machine {
                     *core = None;
                 }
                 if core.is_none()
-                    && let Some(batch) = backlog.for_cpu(if gpu { &policy } else { &alone })
+                    && let Some(batch) = (if gpu { &policy } else { &alone }).next_for_cpu(&mut backlog)
                 {
                     policy.cpu_begins(now);
                     *core = Some((batch, now + self.core_seconds));
                 }
             }
             if gpu {
+                let mut next = |policy: &mut Policy| match cpu {
+                    true => policy.next_for_gpu(&mut backlog, now),
+                    false => backlog.for_gpu(0),
+                };
                 while waiting.len() < 1000
-                    && let Some(batch) = backlog.for_gpu(&mut policy, now, !cpu)
+                    && let Some(batch) = next(&mut policy)
                 {
                     waiting.push((batch, now));
                     by_gpu += 1;
                 }
-                for ((group, end), on_few) in lanes.iter_mut().zip(&mut on_few) {
+                for ((group, end), on_partition) in lanes.iter_mut().zip(&mut on_partition) {
                     if *end <= now {
-                        next_take += on_few.take().unwrap_or(self.stolen) * group.len() as f64;
+                        next_take += on_partition.take().unwrap_or(self.stolen) * group.len() as f64;
                         for (batch, arrived) in group.drain(..) {
                             finish(batch, taken);
                             policy.gpu_ends(BYTES, now - arrived);
                         }
-                        let arrived = waiting.first().map(|first| first.1);
-                        let patience = if has_time { Policy::PATIENCE } else { 0.0 };
-                        if arrived.is_some_and(|arrived| now - arrived >= patience) {
+                        if !waiting.is_empty() {
                             // As many as a lane has memory for.
                             let rest = waiting.split_off(waiting.len().min(100));
                             *group = std::mem::replace(&mut waiting, rest);
                             *end = now + self.gpu_seconds;
-                            if let Some(few) = self.few
-                                && policy.keeps_to_few(true, fill.0, fill.1)
+                            if let Some(partition) = self.partition
+                                && policy.keeps_to_sm_partition(true, fill.0, fill.1)
                             {
-                                by_few += group.len() as u64;
-                                few_until = few_until.max(now) + few.seconds * group.len() as f64;
-                                (*end, *on_few) = (few_until + self.gpu_seconds, Some(few.stolen));
+                                by_partition += group.len() as u64;
+                                partition_until =
+                                    partition_until.max(now) + partition.seconds * group.len() as f64;
+                                (*end, *on_partition) =
+                                    (partition_until + self.gpu_seconds, Some(partition.stolen));
                             }
                         }
                     }
                 }
             }
             let ready = missing.iter().filter(|&&missing| missing == 0).count() as u64;
-            has_time = policy.has_time(ready, missing.len() as u64);
             fill = (ready, missing.len() as u64);
             let wants = now >= next_take;
             policy.fill(ready, missing.len() as u64);
@@ -140,7 +144,7 @@ impl Machine {
             assert!(now < 1000.0, "nothing moves any more");
         }
         let all = (self.batches * self.chunks) as f64;
-        Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all, by_few: by_few as f64 / all }
+        Outcome { seconds: now, waited, by_gpu: by_gpu as f64 / all, by_partition: by_partition as f64 / all }
     }
 }
 
@@ -153,7 +157,7 @@ const MACHINE: Machine = Machine {
     gpu_seconds: 0.025,
     period: 0.0,
     stolen: 0.0,
-    few: None,
+    partition: None,
     batches: 150,
 };
 
@@ -227,17 +231,17 @@ fn a_training_that_lends_its_gpu_is_as_fast_as_with_the_better_side_alone() {
 #[test]
 fn the_gpu_takes_its_time_where_that_is_enough_for_the_consumer() {
     const PERIOD: f64 = 0.125;
-    let (batches, stolen, few) = (600, 90e-6, 45e-6);
+    let (batches, stolen, stolen_on_partition) = (600, 90e-6, 45e-6);
     for depth in [2, 4, 16] {
         for (cores, cpu) in [(4, true), (4, false)] {
             let all = Machine { depth, chunks: 102, cores, period: PERIOD, batches, stolen, ..MACHINE };
             let wide = all.run(true, cpu);
             // Half as long as the training needs for a batch.
-            let enough = FewOfThem { seconds: PERIOD / 2.0 / 102.0, stolen: few };
-            let spared = Machine { few: Some(enough), ..all }.run(true, cpu);
+            let enough = Partition { seconds: PERIOD / 2.0 / 102.0, stolen: stolen_on_partition };
+            let spared = Machine { partition: Some(enough), ..all }.run(true, cpu);
             let about = format!("{depth} in flight, CPU {cpu}: {spared:?} beside {wide:?}");
             assert!(spared.waited < wide.waited + 0.3, "{about}");
-            assert!(spared.by_few > 0.8 * spared.by_gpu, "{about}");
+            assert!(spared.by_partition > 0.8 * spared.by_gpu, "{about}");
             let alone = batches as f64 * PERIOD;
             assert!(spared.seconds - alone < 0.7 * (wide.seconds - alone), "{about}");
         }
@@ -256,10 +260,10 @@ fn the_gpu_does_not_take_its_time_where_the_consumer_would_wait() {
         let all = Machine { depth, chunks: 102, uneven, cores, period, batches, stolen, ..MACHINE };
         let wide = all.run(true, cpu);
         for times in [1.2, 1.5, 2.0] {
-            let few = FewOfThem { seconds: times * PERIOD / 102.0, stolen: 45e-6 };
-            let slow = Machine { few: Some(few), ..all }.run(true, cpu);
+            let partition = Partition { seconds: times * PERIOD / 102.0, stolen: 45e-6 };
+            let slow = Machine { partition: Some(partition), ..all }.run(true, cpu);
             let about = format!("{depth} in flight, {times} times too slow, CPU {cpu}, uneven {uneven}");
-            assert!(slow.by_few > 0.0, "{about}");
+            assert!(slow.by_partition > 0.0, "{about}");
             assert!(slow.seconds < wide.seconds * 1.02, "{about}: {slow:?} beside {wide:?}");
         }
     }
@@ -269,8 +273,8 @@ fn the_gpu_does_not_take_its_time_where_the_consumer_would_wait() {
 fn a_few_batches_in_flight_are_enough_to_go_on() {
     for depth in [1, 2, 3] {
         for period in [0.0, 0.05] {
-            for few in [None, Some(FewOfThem { seconds: 1e-4, stolen: 0.0 })] {
-                let outcome = Machine { depth, period, few, batches: 40, ..MACHINE }.run(true, true);
+            for partition in [None, Some(Partition { seconds: 1e-4, stolen: 0.0 })] {
+                let outcome = Machine { depth, period, partition, batches: 40, ..MACHINE }.run(true, true);
                 assert!(outcome.seconds < 40.0 * (period + 0.06), "{depth}: {outcome:?}");
             }
         }

@@ -31,7 +31,7 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// A trial is as long as the batches in flight, but of so many batches and seconds at least.
+    /// A trial is as long as the batches in flight, and at least this many batches and seconds.
     const LEAST: (u64, f64) = (8, 0.05);
     /// A side that does this much of the best does as well. Then the one is taken that leaves more of the GPU to others.
     const AS_GOOD: f64 = 0.97;
@@ -41,7 +41,7 @@ impl Trials {
     const PATIENCE: f64 = 2.0;
     /// When the rate has changed by this factor since the others were tried, theirs are of no use any more.
     const CHANGED: f64 = 1.5;
-    /// Nor are they after so many trials, each time that the same side is best twice as many, but not more than the last. What
+    /// Nor are they after this many trials. The number doubles each time that the same side is best, up to the second one. What
     /// limited all sides alike, such as a disk, may be gone.
     const TERM: (u64, u64) = (64, 512);
 
@@ -50,13 +50,13 @@ impl Trials {
         self.side
     }
 
-    /// So many bytes were decoded.
+    /// Chunks of `bytes` decoded bytes were decoded.
     pub fn done(&mut self, bytes: u64) {
         self.bytes += bytes;
         self.all_bytes += bytes;
     }
 
-    /// The consumer got a batch for which it had waited. The cores together could do so many bytes in a second.
+    /// The consumer wants a batch and has to wait for it. `cores_rate`: bytes that all cores together can decode in a second.
     pub fn batch(&mut self, in_flight: u64, cores_rate: f64, now: f64) {
         self.batches += 1;
         if self.begun > now {
@@ -83,7 +83,7 @@ impl Trials {
         self.ends(self.bytes as f64 / seconds, cores_rate, now);
     }
 
-    /// The side of now gets so many bytes done in a second.
+    /// The present side decodes `rate` bytes in a second.
     fn ends(&mut self, rate: f64, cores_rate: f64, now: f64) {
         (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
         let own = self.side as usize;
@@ -117,6 +117,14 @@ impl Trials {
         if next != self.side {
             (self.side, self.since, self.begun, self.all_bytes) = (next, None, now, 0);
         }
+    }
+
+    /// The rates that were tried or that cores were taken to be too slow for, in words.
+    pub fn in_words(&self) -> String {
+        let rates = ["GPU", "both", "CPU"].into_iter().zip(self.rates);
+        let known: Vec<_> =
+            rates.filter_map(|(side, rate)| Some(format!("{side} {:.1}", rate? / 1e9))).collect();
+        if known.is_empty() { String::new() } else { format!("; GB/s: {}", known.join(", ")) }
     }
 
     /// The consumer does not wait any more, so that nothing can be measured.
@@ -155,8 +163,8 @@ mod tests {
     }
 
     impl Simulated {
-        /// So many batches of 1000 bytes, each decoded at the rate of the side of the moment, the GPU, both or the CPU, in the order
-        /// of the sides. Returns the share of the batches for each.
+        /// `batches` batches of 1000 bytes, each decoded at the rate of the present side. `rates`: of the GPU, both and the CPU, for a
+        /// batch. Returns the share of the batches for each side.
         fn run(&mut self, batches: u64, rates: impl Fn(u64) -> [f64; 3]) -> [f64; 3] {
             let mut shares = [0.0; 3];
             for batch in 0..batches {

@@ -13,7 +13,6 @@ use crate::error::{Error, Result};
 use crate::gpu::PinnedPool;
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use smallvec::SmallVec;
 
@@ -100,10 +99,7 @@ impl Destinations<'_> {
     /// enough batches are ready. A gather kernel takes time from the model that trains.
     fn has_time_to_copy(&self, work: &Work) -> bool {
         let is_decoded = work.passes.is_empty() && work.elements == (0..work.bytes) && work.areas() == 1;
-        is_decoded
-            && !work.swaps_bytes
-            && work.bytes >= Uploader::LEAST_COPY
-            && self.context.pace.has_time(Duration::ZERO)
+        is_decoded && !work.swaps_bytes && work.bytes >= Uploader::LEAST_COPY && self.context.pace.has_time()
     }
 
     /// The outputs that a cached chunk is copied to, besides to its allocation in the chunk cache.
@@ -197,7 +193,7 @@ mod tests {
     struct Time(bool);
 
     impl Pace for Time {
-        fn has_time(&self, _: Duration) -> bool {
+        fn has_time(&self) -> bool {
             self.0
         }
         fn keeps_to_sm_partition(&self, _: bool) -> bool {

@@ -1,32 +1,33 @@
-//! Whether the GPU may keep to few of its multiprocessors, found out by trial.
+//! Whether the GPU worker should decode on the SM partition, found out by trial.
 #![forbid(unsafe_code)]
 
-/// Whether few multiprocessors are enough. That the consumer waits at times says little, since it waits ahead of its own
-/// consumer, and with all of them too. So batches are timed with few, from one wait to another, and at least as many with all.
+/// Whether the SM partition decodes fast enough. That the consumer waits at times says little: it waits ahead of the training,
+/// and with all multiprocessors too. So batches are timed with the partition, from one wait to another, and then at least as
+/// many batches with all multiprocessors.
 #[derive(Clone, Copy, Debug)]
-pub struct Few {
+pub struct SmPartition {
     allowed: bool,
-    /// So many batches are not looked at.
+    /// Batches until the next ones are timed.
     settled: u64,
-    /// So many times as many as were timed will not be, where few were slower.
+    /// Where the partition was slower, the number of batches without it, in multiples of the batches that were timed.
     term: u64,
-    /// Of the batches that are timed: since when, how many, and whether chunks were decoded on few.
+    /// Of the batches that are timed: since when, how many, and whether chunks were decoded on the partition.
     since: Option<f64>,
     batches: u64,
     used: bool,
-    /// When the consumer got its last batch, and seconds that it usually takes until it wants the next one.
+    /// When the consumer got its last batch, and the seconds that it usually takes until it wants the next one.
     last: f64,
     usual: f64,
-    /// Batches that were timed with few, and seconds of each.
+    /// Batches that were timed with the partition, and seconds of each.
     timed: u64,
     pace: f64,
 }
 
-impl Default for Few {
+impl Default for SmPartition {
     fn default() -> Self {
         Self {
             allowed: true,
-            // The first ones wait for a reader that has just begun.
+            // The first batches wait for a reader that has just begun.
             settled: Self::LEAST.0,
             term: Self::TERM,
             since: None,
@@ -40,37 +41,38 @@ impl Default for Few {
     }
 }
 
-impl Few {
-    /// So many batches and seconds at least are timed.
+impl SmPartition {
+    /// The least number of batches and seconds that are timed.
     const LEAST: (u64, f64) = (32, 1.0);
-    /// A result holds for so many times the batches that were timed, one against few so many times as long each time, but not
-    /// longer than the last.
+    /// A result holds for this multiple of the batches that were timed. Each result against the partition in a row holds
+    /// `LONGER` times as long as the one before, up to `LONGEST` times the batches.
     const TERM: u64 = 32;
     const LONGER: u64 = 4;
     const LONGEST: u64 = 512;
-    /// More seconds than this for a batch are too many, with those of all multiprocessors as 1.
+    /// The partition is too slow if a batch takes more than this, in multiples of a batch with all multiprocessors.
     const AS_GOOD: f64 = 1.005;
-    /// A consumer that wants no batch for so many seconds, and for so many times as long as usual, does something else.
+    /// A consumer that wants no batch for this many seconds, and for this multiple of the usual time, does something else.
     const PAUSE: (f64, f64) = (1.0, 8.0);
     /// How much a new figure counts for what is usual.
     const WEIGHT: f64 = 0.1;
 
-    /// Whether they may be used.
-    pub fn are_allowed(&self) -> bool {
+    /// Whether the partition may be used.
+    pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Chunks are decoded on few.
+    /// Notes that chunks are decoded on the partition.
     pub fn note_use(&mut self) {
         self.used = true;
     }
 
-    /// The consumer got a batch for which it had waited.
+    /// The consumer got a batch.
     pub fn handed_over(&mut self, now: f64) {
         self.last = now;
     }
 
-    /// The consumer wants a batch, of which so many are in flight. Whether it did something else before.
+    /// The consumer wants a batch. `waits`: it has to wait for it. `in_flight`: batches in flight. Returns whether the consumer did
+    /// something else before.
     pub fn wanted(&mut self, waits: bool, in_flight: u64, now: f64) -> bool {
         let gap = now - self.last;
         self.last = now;
@@ -93,7 +95,7 @@ impl Few {
             return;
         }
         let Some(since) = self.since else {
-            // What was in store is gone, or is there again.
+            // The batches that were ready are gone, or are there again.
             let begins = if self.allowed { waits } else { self.batches >= 2 * in_flight };
             if begins {
                 self.restart(Some(now));
@@ -134,33 +136,33 @@ impl Few {
 mod tests {
     use super::*;
 
-    /// Of so many batches the share for which few were allowed, if each takes so many seconds with few, and 0.1 with all.
-    /// Every fifth is waited for, and there is a pause before one.
-    fn allowed(few: &mut Few, seconds: f64, batches: u64, pause: Option<u64>) -> f64 {
+    /// The share of the batches for which the partition was allowed, if each takes `seconds` with it, and 0.1 with all
+    /// multiprocessors. Every fifth batch is waited for, and there is a pause before batch `pause`.
+    fn allowed(partition: &mut SmPartition, seconds: f64, batches: u64, pause: Option<u64>) -> f64 {
         let mut allowed = 0;
         for batch in 0..batches {
             let pause = if pause == Some(batch) { 60.0 } else { 0.0 };
-            let now = few.last + pause + if few.allowed { seconds } else { 0.1 };
-            few.used |= few.allowed;
-            few.wanted(batch % 5 == 0, 4, now);
-            allowed += u64::from(few.allowed);
+            let now = partition.last + pause + if partition.allowed { seconds } else { 0.1 };
+            partition.used |= partition.allowed;
+            partition.wanted(batch % 5 == 0, 4, now);
+            allowed += u64::from(partition.allowed);
         }
         allowed as f64 / batches as f64
     }
 
     #[test]
-    fn few_multiprocessors_are_used_if_and_only_if_they_are_no_slower() {
+    fn the_partition_is_used_if_and_only_if_it_is_no_slower() {
         for (seconds, share) in [(0.05, 0.9..1.0), (0.1, 0.9..1.0), (0.105, 0.0..0.02), (0.2, 0.0..0.02)] {
-            let allowed = allowed(&mut Few::default(), seconds, 50_000, None);
+            let allowed = allowed(&mut SmPartition::default(), seconds, 50_000, None);
             assert!(share.contains(&allowed), "{seconds}: {allowed}");
         }
     }
 
     #[test]
-    fn a_pause_of_the_consumer_says_nothing_of_multiprocessors() {
+    fn a_pause_of_the_consumer_says_nothing_of_the_partition() {
         for pause in 0..200 {
             for (seconds, share) in [(0.098, 0.9..1.0), (0.12, 0.0..0.06)] {
-                let allowed = allowed(&mut Few::default(), seconds, 4000, Some(pause));
+                let allowed = allowed(&mut SmPartition::default(), seconds, 4000, Some(pause));
                 assert!(share.contains(&allowed), "pause at {pause}, {seconds}: {allowed}");
             }
         }
@@ -170,17 +172,17 @@ mod tests {
     fn long_steps_are_no_pauses() {
         for step in [0.9, 1.1, 2.0, 30.0] {
             for (times, wait, share) in [(1.0, 0.5, 0.9..1.0), (1.1, 0.0, 0.0..0.1), (1.1, 0.5, 0.0..0.1)] {
-                let (mut few, mut now, mut allowed) = (Few::default(), 0.0, 0);
+                let (mut partition, mut now, mut allowed) = (SmPartition::default(), 0.0, 0);
                 for batch in 0..4000 {
-                    few.used |= few.allowed;
-                    now += step * if few.allowed { times } else { 1.0 };
+                    partition.used |= partition.allowed;
+                    now += step * if partition.allowed { times } else { 1.0 };
                     let waits = batch % 5 == 0;
-                    few.wanted(waits, 4, now);
+                    partition.wanted(waits, 4, now);
                     if waits {
                         now += wait * step;
-                        few.handed_over(now);
+                        partition.handed_over(now);
                     }
-                    allowed += u64::from(few.allowed);
+                    allowed += u64::from(partition.allowed);
                 }
                 let allowed = f64::from(allowed as u32) / 4000.0;
                 assert!(share.contains(&allowed), "{step} s, {times}, {wait}: {allowed}");
@@ -190,31 +192,34 @@ mod tests {
 
     #[test]
     fn a_long_wait_is_no_pause() {
-        // Few lose ten seconds now and then, far more than the others take.
-        let (mut few, mut now) = (Few::default(), 0.0);
+        // The partition loses ten seconds now and then, far more than the other batches take.
+        let (mut partition, mut now) = (SmPartition::default(), 0.0);
         for batch in 0..200 {
             now += 0.1;
-            few.used |= few.allowed;
+            partition.used |= partition.allowed;
             let waits = batch % 20 == 0;
-            few.wanted(waits, 4, now);
-            if waits && few.allowed {
+            partition.wanted(waits, 4, now);
+            if waits && partition.allowed {
                 now += 10.0;
-                few.handed_over(now);
+                partition.handed_over(now);
             }
         }
-        assert!(!few.allowed && few.settled > 0, "{few:?}");
+        assert!(!partition.allowed && partition.settled > 0, "{partition:?}");
     }
 
     #[test]
     fn what_was_slower_is_tried_again_and_what_was_not_soon_again() {
-        let mut few = Few::default();
-        allowed(&mut few, 0.12, 200, None);
-        assert!(!few.allowed && few.settled > 900, "{few:?}");
+        let mut partition = SmPartition::default();
+        allowed(&mut partition, 0.12, 200, None);
+        assert!(!partition.allowed && partition.settled > 900, "{partition:?}");
         // The store is in the page cache from now on.
-        let later = allowed(&mut few, 0.095, 10_000, None);
-        assert!(later > 0.8 && few.settled <= 2000 && few.term == Few::TERM, "{later} {few:?}");
-        // However often they were slower, it is tried again.
-        allowed(&mut few, 0.12, 200_000, None);
-        assert!(few.settled <= Few::LONGEST * 200, "{few:?}");
+        let later = allowed(&mut partition, 0.095, 10_000, None);
+        assert!(
+            later > 0.8 && partition.settled <= 2000 && partition.term == SmPartition::TERM,
+            "{later} {partition:?}"
+        );
+        // However often the partition was slower, it is tried again.
+        allowed(&mut partition, 0.12, 200_000, None);
+        assert!(partition.settled <= SmPartition::LONGEST * 200, "{partition:?}");
     }
 }
