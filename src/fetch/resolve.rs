@@ -99,13 +99,10 @@ fn decoded_index(sharding: &Sharding, encoded: Vec<u8>, object_bytes: u64) -> Re
     entries.extend(decoded.as_chunks::<8>().0.iter().map(|bytes| u64::from_ne_bytes(*bytes)));
     ShardIndex::new(entries, sharding.inner_chunks(), object_bytes)
 }
-<<<<<<< HEAD
-=======
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use proptest::prelude::*;
     use zarrs::array::CodecChain;
     use zarrs::metadata::v3::MetadataV3;
 
@@ -120,14 +117,6 @@ mod tests {
             index_codecs: CodecChain::from_metadata(&codecs).unwrap(),
             index_bytes: 68,
         }
-    }
-
-    #[test]
-    fn the_index_is_asked_for_at_the_end_that_it_is_at() {
-        let at_end = sharding();
-        assert_eq!(at_end.index_extent(), Extent::Suffix(68));
-        let at_start = Sharding { index_at_start: true, ..at_end };
-        assert_eq!(at_start.index_extent(), Extent::Range(0..68));
     }
 
     #[test]
@@ -171,42 +160,4 @@ mod tests {
         assert_eq!(address.of_object(), Context { inner_chunk: None, ..at.clone() });
         assert_eq!(address.with_range(5..9), Context { byte_range: Some(5..9), ..at });
     }
-
-    proptest! {
-        #[test]
-        fn every_inner_chunk_has_a_number_of_its_own_in_its_shard(
-            grid in prop::collection::vec(1u64..5, 1..4),
-            shards in prop::collection::vec(1u64..4, 3),
-            parts in any::<bool>(),
-        ) {
-            let mut numbers = std::collections::HashMap::<Vec<u64>, Vec<u64>>::new();
-            let extents: Vec<u64> = grid.iter().zip(&shards).map(|(n, shards)| n * shards).collect();
-            let mut cell = vec![0; grid.len()];
-            'cells: loop {
-                let mut asked = cell.clone();
-                asked.extend(parts.then_some(0));
-                let (shard, inner, number) = split_cell(&asked, &grid);
-                for d in 0..grid.len() {
-                    prop_assert_eq!(shard[d] * grid[d] + inner[d], cell[d]);
-                }
-                numbers.entry(shard).or_default().push(number);
-                // The next cell, row by row.
-                for d in (0..cell.len()).rev() {
-                    cell[d] += 1;
-                    if cell[d] < extents[d] {
-                        continue 'cells;
-                    }
-                    cell[d] = 0;
-                }
-                break;
-            }
-            let all: Vec<u64> = (0..grid.iter().product()).collect();
-            prop_assert_eq!(numbers.len() as u64, shards[..grid.len()].iter().product::<u64>());
-            for mut found in numbers.into_values() {
-                found.sort_unstable();
-                prop_assert_eq!(&found, &all);
-            }
-        }
-    }
 }
->>>>>>> mutants
