@@ -113,8 +113,9 @@ mod tests {
             Sharding { inner_shape, inner_grid, index_at_start: true, index_codecs, index_bytes: 96 };
         assert_eq!(sharding.inner_chunks(), 6);
         assert_eq!(sharding.chunk_of(&[5, 7, 1]), [2, 2]);
-        assert_eq!(sharding.index_range(100), Some(0..96));
+        assert_eq!((sharding.index_range(100), sharding.index_extent()), (Some(0..96), Extent::Range(0..96)));
         sharding.index_at_start = false;
+        assert_eq!(sharding.index_extent(), Extent::Suffix(96));
         assert_eq!(sharding.index_range(100), Some(4..100));
         assert_eq!((sharding.index_range(96), sharding.index_range(95)), (Some(0..96), None));
     }

@@ -103,8 +103,6 @@ fn decoded_index(sharding: &Sharding, encoded: Vec<u8>, object_bytes: u64) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::store::Extent;
-
     use zarrs::array::CodecChain;
     use zarrs::metadata::v3::MetadataV3;
 
@@ -119,14 +117,6 @@ mod tests {
             index_codecs: CodecChain::from_metadata(&codecs).unwrap(),
             index_bytes: 68,
         }
-    }
-
-    #[test]
-    fn the_index_is_asked_for_at_the_end_that_it_is_at() {
-        let at_end = sharding();
-        assert_eq!(at_end.index_extent(), Extent::Suffix(68));
-        let at_start = Sharding { index_at_start: true, ..at_end };
-        assert_eq!(at_start.index_extent(), Extent::Range(0..68));
     }
 
     #[test]

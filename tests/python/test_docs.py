@@ -233,12 +233,24 @@ def test_blocks_are_of_known_languages():
 
 # --- shell ----------------------------------------------------------------------------------------
 
-# Options of programs that are not installed where tests run; from the user guide of Nsight Systems 2025.
+# Options of programs that are not installed where tests run; from the user guide of Nsight Systems 2025 and
+# `--help` of cargo-mutants 27.1.
 NSYS = {
     "profile": {"--trace", "--output", "--capture-range", "--capture-range-end", "--nvtx-domain-include"},
     "stats": {"--report"},
 }
-EXTERNAL = {"taskset": {"--cpu-list"}, "nvidia-smi": set(), "git": set(), "vmtouch": {"-e"}}
+MUTANTS = {
+    "--in-place",
+    "--profile",
+    "--cargo-arg",
+    "--timeout",
+    "--sharding",
+    "--shard",
+    "--file",
+    "--lib",
+    "--skip",
+}
+EXTERNAL = {"taskset": {"--cpu-list"}, "nvidia-smi": set(), "git": set(), "vmtouch": {"-e"}, "cargo": MUTANTS}
 
 
 def commands(block):
