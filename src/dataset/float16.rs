@@ -113,4 +113,11 @@ mod tests {
             prop_assert_eq!(single_to_half(single), nearest(&halves(), single.into()));
         }
     }
+
+    #[test]
+    fn a_double_next_to_a_tie_of_halves_is_rounded_once() {
+        let above = 1.0 + 2f64.powi(-11) + 2f64.powi(-23) + 2f64.powi(-40);
+        assert_eq!([double_to_half(above), double_to_half(-above)], [0x3C01, 0xBC01]);
+        assert_eq!(double_to_half(1.0 + 2f64.powi(-11)), 0x3C00);
+    }
 }

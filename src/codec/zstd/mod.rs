@@ -180,6 +180,16 @@ mod tests {
     }
 
     #[test]
+    fn windows_are_no_larger_than_those_of_libzstd() {
+        // A window descriptor, and one empty block.
+        let frame = |window| [&MAGIC.to_le_bytes()[..], &[0, window, 1, 0, 0]].concat();
+        assert_eq!(blocks(&frame(0xAF), 0).unwrap().len(), 1);
+        for too_large in [0xB0, 0xFF] {
+            assert!(blocks(&frame(too_large), 0).unwrap_err().contains("asks for a window"));
+        }
+    }
+
+    #[test]
     fn frames_add_up() {
         let mut frames = raw_frame(b"abcd", 4);
         frames.extend([0x50, 0x2A, 0x4D, 0x18, 3, 0, 0, 0, 9, 9, 9]);
