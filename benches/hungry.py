@@ -1,19 +1,19 @@
-"""Trainings that need more and more data: the share of their synthetic speed that they keep with the reader.
+"""Trainings that need more and more data: the share of their synthetic speed that they keep.
 
-The U-Net of the other benchmarks takes some 5 GB/s. The models here are lighter: stacks of 3 x 3 convolutions of
-32 channels at half the resolution, that predict the next step from one step (bf16, channels_last, MSE, AdamW).
-The fewer layers a stack has, the more samples a second it takes, and the more it costs the training when the
-GPU decodes beside it. The first convolution has stride 2, the last one has four times the variables as
-channels, which PixelShuffle(2) brings back to the full resolution.
+The U-Net of the other benchmarks takes some 5 GB/s. The models here are lighter: stacks of 3 x 3
+convolutions of 32 channels at half the resolution, that predict the next step from one step (bf16,
+channels_last, MSE, AdamW). The fewer layers a stack has, the more samples a second it takes, and the more
+it costs the training when the GPU decodes beside it. The first convolution has stride 2, the last one has
+four times the variables as channels, which PixelShuffle(2) brings back to the full resolution.
 
-- The training uses what was read: shuffled windows of two steps, of which the first is the input and the second
-  the target.
+- The training uses what was read: shuffled windows of two steps, of which the first is the input and the
+  second the target.
 - One child process for each number of cores and layers: it restricts itself to the cores before it imports
   anything, builds the model once and goes through stores and decoders.
 - The synthetic speed, of the same steps on one batch that stays on the device, is measured before and after
   each point; the share is of their mean.
-- Before the clock starts, the reader fills its queue, and then some steps take from it, in which the reader also
-  finds out who decodes; `policy` is what it says of that at the end.
+- Before the clock starts, the reader fills its queue, and then some steps take from it, in which the reader
+  also finds out who decodes; `policy` is what it says of that at the end.
 
     python benches/hungry.py --cores 16,4 --layers 30,12,4 --stores zstd,raw --decode auto,cpu,gpu
     python benches/hungry.py --quick --device cpu
@@ -191,8 +191,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     }
     results = common.Results(
         "hungry",
-        "samples/s of stacks of convolutions that train on what the reader reads, and the share of their speed "
-        "on synthetic data",
+        "samples/s of stacks of convolutions that train on what the reader reads, and the share of their "
+        "speed on synthetic data",
         args,
         window=WINDOW,
         random_shuffle=True,
@@ -200,7 +200,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         steps_of_layers={layers: steps_of(layers, args) for layers in args.layers},
     )
     progress = common.Progress(len(points))
-    for (cores, layers), group in itertools.groupby(points, key=lambda point: (point["cores"], point["layers"])):
+    for (cores, layers), group in itertools.groupby(
+        points, key=lambda point: (point["cores"], point["layers"])
+    ):
         own = {**task, **steps_of(layers, args), "cores": cores, "layers": layers}
         for point, row in common.in_child(__file__, own, list(group), limit_s=250):
             results.add({**point, **row})

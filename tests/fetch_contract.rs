@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use futures::executor::block_on;
 use proptest::prelude::*;
 use zarr_dali::dataset::Dataset;
-use zarr_dali::error::Error;
+use zarr_dali::error::{Error, Obstacle};
 use zarr_dali::fetch::request::{Received, Request};
 use zarr_dali::fetch::scheduler::{Deliver, Limits, Scheduler};
 use zarr_dali::options::Arguments;
@@ -218,6 +218,7 @@ fn whole(store: &Arc<dyn Store>, key: &str, bytes: u64) -> Request {
         version: None,
         expected_bytes: bytes,
         most_bytes: bytes,
+        was_present: false,
         batch: 0,
     }
 }
@@ -386,6 +387,25 @@ fn requests_of_earlier_batches_are_sent_first_and_those_of_one_batch_in_their_or
         let asked: Vec<usize> = asked[1..].iter().map(|(key, _)| key[2..].parse().unwrap()).collect();
         prop_assert_eq!(asked, expected);
     });
+}
+
+#[test]
+fn an_object_that_was_there_is_not_taken_for_absent_when_a_later_part_is_forbidden() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let forbidden = |fault, bytes| {
+        let fake = Arc::new(FakeStore { fault, ..FakeStore::default() });
+        fake.objects.put("c/0", vec![1; bytes as usize]);
+        let store: Arc<dyn Store> = fake.clone();
+        let limits = Limits { split_above_bytes: 16_000, ..limits(1, 8, 1 << 20) };
+        let (scheduler, answers, finished, _) = started(limits);
+        scheduler.request(large(&store, bytes), 0);
+        finished.recv_timeout(Duration::from_secs(30)).unwrap();
+        let error = answers.0.lock().unwrap().remove(&0).unwrap().unwrap_err();
+        matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. }))
+    };
+    // The first answer says that nothing is known of the object; a later one does not.
+    assert!(forbidden(Some((1, Fault::Forbidden)), 100_000));
+    assert!(!forbidden(Some((3, Fault::Forbidden)), 100_000));
 }
 
 #[test]

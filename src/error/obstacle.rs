@@ -139,6 +139,13 @@ impl Obstacle {
     pub fn of(error: &io::Error) -> Option<&Self> {
         error.get_ref()?.downcast_ref()
     }
+
+    /// An error about an object that is known to be there: that it may not be read is no sign that it is absent.
+    pub fn of_present(error: io::Error) -> io::Error {
+        let Some(Self::Forbidden { problem }) = Self::of(&error) else { return error };
+        let remedy = "the object is there and may not be read; check the credentials and whether it was archived or deleted";
+        io::Error::new(error.kind(), Self::Request { problem: problem.clone(), remedy })
+    }
 }
 
 impl From<Obstacle> for io::Error {

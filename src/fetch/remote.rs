@@ -258,13 +258,15 @@ impl<C: Send + 'static> Remote<C> {
     ) {
         let Size { expected_bytes, most_bytes } = size;
         let (store, key) = (array.objects.clone(), ticket.key().to_string());
-        let request = Request { store, key, extent, version, expected_bytes, most_bytes, batch };
+        let request =
+            Request { store, key, extent, version, expected_bytes, most_bytes, was_present: false, batch };
         if let Some(scheduler) = self.scheduler.get() {
             scheduler.request(request, ticket);
         }
     }
 
-    /// An answer for an object of which nothing was read before: one that is forbidden may be missing.
+    /// An answer for an object of which nothing was known before: one that is forbidden may be missing. Of an object that was there
+    /// when its first byte came, no [`Obstacle::Forbidden`] comes here.
     fn first_answer(&self, answer: io::Result<Option<Received>>) -> io::Result<Option<Received>> {
         match answer {
             Err(error)

@@ -24,6 +24,8 @@ pub struct Request {
     pub expected_bytes: u64,
     /// The most bytes that the answer can have.
     pub most_bytes: u64,
+    /// Whether an answer for the object has begun before: it is there.
+    pub was_present: bool,
     /// Number of the batch that needs the answer first. Requests of earlier batches are sent first.
     pub batch: u64,
 }

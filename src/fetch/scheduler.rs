@@ -177,7 +177,7 @@ impl<T: Send + 'static> Scheduler<T> {
         let mut threads = vec![];
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
-        for (sender, receiver) in senders.iter().zip(receivers) {
+        let mut start = |sender: &mpsc::UnboundedSender<Message<T>>, receiver| -> io::Result<()> {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
             let network = Network { receiver, queue: queue.clone(), common: common.clone() };
             // The first thread admits requests, too.
@@ -191,6 +191,13 @@ impl<T: Send + 'static> Scheduler<T> {
                 });
             };
             threads.push((sender.clone(), std::thread::Builder::new().name("zarr net".into()).spawn(work)?));
+            Ok(())
+        };
+        let started =
+            senders.iter().zip(receivers).try_for_each(|(sender, receiver)| start(sender, receiver));
+        if let Err(error) = started {
+            threads.iter().for_each(|(sender, _)| drop(sender.send(Message::Stop)));
+            return Err(error);
         }
         Ok(Self { queue, deliver, stopping: Arc::default(), threads, slots })
     }
@@ -271,14 +278,15 @@ impl<T: Send + 'static> Network<T> {
                 common.counters.requests_repeated.add(common.traffic.take_failed());
                 match common.traffic.take_refused() {
                     true => common.slots.refused(Instant::now()),
-                    false => common.slots.answered(),
+                    false if answer.is_ok() => common.slots.answered(),
+                    false => {}
                 }
                 match answer {
                     Ok(answer) => ticket.answer(Ok(answer)),
                     Err(Stopped::Failed(error)) => ticket.answer(Err(error)),
                     Err(Stopped::Longer(bytes)) => {
                         common.counters.requests_repeated.add(1);
-                        request.expected_bytes = bytes;
+                        (request.expected_bytes, request.was_present) = (bytes, true);
                         queue.push(request, ticket);
                     }
                 }

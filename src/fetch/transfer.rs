@@ -92,6 +92,15 @@ impl Transfer<'_> {
     /// Sends the request and waits for all of its bytes. Memory is reserved for what is expected; none is taken for more.
     pub async fn receive(
         &self,
+        memory: OwnedSemaphorePermit,
+        slot: Slot,
+    ) -> Result<Option<Received>, Stopped> {
+        let answer = self.received(memory, slot).await;
+        if self.request.was_present { present(answer) } else { answer }
+    }
+
+    async fn received(
+        &self,
         mut memory: OwnedSemaphorePermit,
         slot: Slot,
     ) -> Result<Option<Received>, Stopped> {
@@ -117,8 +126,7 @@ impl Transfer<'_> {
                     // The version does not tell whether two answers are of the same object.
                     self.client.splits.store(false, Ordering::Relaxed);
                     drop(first);
-                    let Some(whole) = self.alone(&mut memory, slot).await? else { return Ok(None) };
-                    vec![whole]
+                    present(self.alone(&mut memory, slot).await)?.into_iter().collect()
                 } else {
                     self.parts(Some(first), slot, split(rest, part_bytes), Some(&found)).await?
                 }
@@ -171,7 +179,8 @@ impl Transfer<'_> {
                     None => self.common.slots.take().await,
                 };
                 let extent = Extent::Range(range);
-                let body = self.open(&extent, version).await?.ok_or(Obstacle::Changed)?;
+                let body = self.open(&extent, version).await.map_err(Obstacle::of_present)?;
+                let body = body.ok_or(Obstacle::Changed)?;
                 self.read(&extent, body).await
             }
         });
@@ -247,12 +256,22 @@ impl Transfer<'_> {
             let left = range.start + bytes.len() as u64..range.end;
             let is_whole = left == range && *extent == Extent::Whole;
             let again = if is_whole { Extent::Whole } else { Extent::Range(left.clone()) };
-            body = self.ask(&again, Some(&head.version)).await?.ok_or(Obstacle::Changed)?;
+            let answer = self.ask(&again, Some(&head.version)).await.map_err(Obstacle::of_present)?;
+            body = answer.ok_or(Obstacle::Changed)?;
             if body.head != head || body.range != left {
                 return Err(Obstacle::Changed.into());
             }
         }
         Ok(Part { head, range, bytes })
+    }
+}
+
+/// The answer for an object that was there before: that it is absent or forbidden now is an error.
+fn present<T>(answer: Result<Option<T>, Stopped>) -> Result<Option<T>, Stopped> {
+    match answer {
+        Ok(None) => Err(Obstacle::Changed.into()),
+        Err(Stopped::Failed(error)) => Err(Stopped::Failed(Obstacle::of_present(error))),
+        answer => answer,
     }
 }
 

@@ -7,6 +7,7 @@ use super::traffic::Counting;
 use crate::error::Result;
 use crate::options::argument;
 
+use std::path::Path;
 use std::str::FromStr;
 use std::sync::{Arc, Once};
 use std::time::Duration;
@@ -185,6 +186,7 @@ impl Config {
                 (_, Value::Null) => {}
                 ("client_kwargs", Value::Object(more)) => self.add(more.into_iter().collect())?,
                 ("headers", Value::Object(headers)) => self.add_headers(&headers)?,
+                ("token", token) if self.kind == Kind::Google && token != "anon" => self.add_token(token)?,
                 (name, Value::Object(_) | Value::Array(_)) => {
                     return refused(format!("has a \"{name}\" that is no text, number or truth value"));
                 }
@@ -206,10 +208,27 @@ impl Config {
             (Kind::S3, "secret") => "secret_access_key",
             (Kind::S3, "region_name") => "region",
             (Kind::Google, "endpoint_url") => "base_url",
-            (Kind::Google, "token") => "application_credentials",
             (Kind::Azure, "endpoint_url") => "endpoint",
             _ => name,
         }
+    }
+
+    /// gcsfs' `token`: a file of credentials, or what is in one. No error shows it.
+    fn add_token(&mut self, token: Value) -> Result<()> {
+        let text = match token {
+            Value::Object(_) => token.to_string(),
+            token => text_of(&token),
+        };
+        let name = if text.trim_start().starts_with('{') {
+            "service_account_key"
+        } else if Path::new(&text).is_file() {
+            "application_credentials"
+        } else {
+            let problem = "has a \"token\" that is neither \"anon\", the path of a file of credentials nor what is in one";
+            return Err(argument("storage_options", problem.into()));
+        };
+        self.named.push((name.into(), text));
+        Ok(())
     }
 
     fn anonymous(&mut self, is: bool) {
@@ -384,9 +403,10 @@ mod tests {
             ),
             (
                 "gs",
-                json!({"token": "/file", "endpoint_url": "http://h:9"}),
-                vec![("base_url", "http://h:9"), ("application_credentials", "/file")],
+                json!({"token": env!("CARGO_MANIFEST_PATH"), "endpoint_url": "http://h:9"}),
+                vec![("base_url", "http://h:9"), ("application_credentials", env!("CARGO_MANIFEST_PATH"))],
             ),
+            ("gs", json!({"token": {"type": "t"}}), vec![("service_account_key", "{\"type\":\"t\"}")]),
             ("gs", json!({"token": "anon"}), vec![("skip_signature", "true")]),
             (
                 "az",

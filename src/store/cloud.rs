@@ -188,16 +188,21 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
     use object_store::Error as Of;
     // Servers answer with whole pages.
     const MOST_SHOWN: usize = 1000;
-    let mut text = redact(&error.to_string());
+    let said = error.to_string();
+    let mut text = redact(&without_answer(&said));
     if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
         text.truncate(end);
         text.push_str("...");
     }
     let (kind, remedy) = match error {
-        Of::PermissionDenied { .. } => {
+        Of::PermissionDenied { .. } if may_be_absent(&said) => {
             let problem = format!("{url}: {text}");
             return io::Error::new(io::ErrorKind::PermissionDenied, Obstacle::Forbidden { problem });
         }
+        Of::PermissionDenied { .. } => (
+            io::ErrorKind::PermissionDenied,
+            "check the permission that the credentials give, the clock of this machine, and whether the object was archived",
+        ),
         Of::Unauthenticated { .. } => (
             io::ErrorKind::PermissionDenied,
             "credentials are missing, wrong or expired; for public data give storage_options={\"anon\": True}",
@@ -212,6 +217,29 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
         ),
     };
     io::Error::new(kind, Obstacle::Request { problem: format!("{url}: {text}"), remedy })
+}
+
+/// What stands between an XML element's tags.
+fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, behind) = text.split_once(&format!("<{name}>"))?;
+    Some(behind.split_once(&format!("</{name}>"))?.0)
+}
+
+/// An error without the answer of S3 and its like, of which code and message are left: the answer can repeat tokens and whole requests.
+fn without_answer(said: &str) -> String {
+    let Some((before, answer)) = said.split_once("<Error>") else { return said.into() };
+    let parts = [element(answer, "Code"), element(answer, "Message")];
+    let parts: Vec<&str> = parts.into_iter().flatten().collect();
+    format!(
+        "{}{}",
+        before.trim_end_matches("<?xml version=\"1.0\" encoding=\"UTF-8\"?>").trim_end(),
+        parts.join(": ")
+    )
+}
+
+/// Whether a 403 can stand for an object that is absent: other codes than this are about objects that are there, such as archived ones.
+fn may_be_absent(said: &str) -> bool {
+    element(said, "Code").is_none_or(|code| code == "AccessDenied" && !said.contains("kms:"))
 }
 
 impl Store for CloudStore {
@@ -260,6 +288,30 @@ mod tests {
 
     fn open(url: &str, options: Value) -> Result<CloudStore> {
         CloudStore::new(url, serde_json::from_value(options).unwrap())
+    }
+
+    #[test]
+    fn an_answer_of_a_store_is_shown_by_its_code_and_message_only() {
+        let answer = "failed with status 400 Bad Request: <?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message><Token-0>secret</Token-0></Error>";
+        let shown = without_answer(answer);
+        assert!(
+            shown.ends_with("ExpiredToken: The token has expired.") && !shown.contains("secret"),
+            "{shown}"
+        );
+        assert_eq!(without_answer("nothing of the kind"), "nothing of the kind");
+    }
+
+    #[test]
+    fn only_denied_access_can_stand_for_an_absent_object() {
+        for (said, absent) in [
+            ("403 Forbidden", true),
+            ("403: <Error><Code>AccessDenied</Code></Error>", true),
+            ("403: <Error><Code>InvalidObjectState</Code></Error>", false),
+            ("403: <Error><Code>RequestTimeTooSkewed</Code></Error>", false),
+            ("403: <Error><Code>AccessDenied</Code><Message>no kms:Decrypt</Message></Error>", false),
+        ] {
+            assert_eq!(may_be_absent(said), absent, "{said}");
+        }
     }
 
     #[test]

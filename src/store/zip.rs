@@ -47,8 +47,8 @@ impl fmt::Debug for ZipStore {
 }
 
 impl ZipStore {
-    /// The largest central directory that is read, in bytes: some millions of entries.
-    const MOST_DIRECTORY_BYTES: u64 = 512 << 20;
+    /// The largest central directory that is read, in bytes: about a million of entries. It is kept, with its names, for as long as the store is open.
+    const MOST_DIRECTORY_BYTES: u64 = 128 << 20;
 
     /// The entries below `prefix` of the zip file that `key` names in a store.
     pub fn new(store: Arc<dyn Store>, key: &str, prefix: &str) -> Self {
@@ -63,7 +63,8 @@ impl ZipStore {
 
     async fn read_contents(&self) -> io::Result<Contents> {
         let absent = || io::Error::from(Obstacle::Zip { problem: "there is no such file" });
-        let tail = self.store.get(&self.key, Extent::Suffix(TAIL_BYTES), None).await?.ok_or_else(absent)?;
+        let tail = self.store.get(&self.key, Extent::Suffix(TAIL_BYTES), None).await;
+        let tail = tail.map_err(Obstacle::of_present)?.ok_or_else(absent)?;
         let tail_range = tail.range.clone();
         let (tail, head) = read(tail).await?;
         let place = find(&tail, head.object_bytes).map_err(damaged)?;
@@ -76,7 +77,8 @@ impl ZipStore {
             Directory::new(&tail[within(place.range.start)..within(place.range.end)], &place)
         } else {
             let extent = Extent::Range(place.range.clone());
-            let body = self.store.get(&self.key, extent, Some(&head.version)).await?;
+            let body = self.store.get(&self.key, extent, Some(&head.version)).await;
+            let body = body.map_err(Obstacle::of_present)?;
             Directory::new(&read(body.ok_or(Obstacle::Changed)?).await?.0, &place)
         };
         Ok(Contents { version: head.version, directory: directory.map_err(damaged)? })
@@ -108,13 +110,13 @@ impl ZipStore {
             }
             None if range.end - range.start == entry.bytes => {
                 // What was deleted before the next entry is not read.
-                let most = LOCAL_BYTES + 2 * u64::from(u16::MAX) + entry.bytes;
+                let most = (LOCAL_BYTES + 2 * u64::from(u16::MAX)).saturating_add(entry.bytes);
                 let end = entry.room.end.min(entry.room.start.saturating_add(most));
                 let body = self.place(entry.room.start..end, version).await?;
                 behind_header(body, entry).await?
             }
             None => {
-                let end = entry.room.end.min(entry.room.start + LOCAL_BYTES);
+                let end = entry.room.end.min(entry.room.start + entry.header_bytes());
                 let (header, _) = read(self.place(entry.room.start..end, version).await?).await?;
                 let start = entry.set_start(&header).map_err(damaged)?;
                 self.place(start + range.start..start + range.end, version).await?.stream
@@ -123,10 +125,10 @@ impl ZipStore {
         Ok(Some(Body { head, range, stream }))
     }
 
-    /// Bytes of the zip file, which has to be the one whose directory was read.
+    /// Bytes of the zip file, which has to be the one whose directory was read. Only the directory says what is absent.
     async fn place(&self, range: Range<u64>, version: &Version) -> io::Result<Body> {
-        let body = self.store.get(&self.key, Extent::Range(range), Some(version)).await?;
-        Ok(body.ok_or(Obstacle::Changed)?)
+        let body = self.store.get(&self.key, Extent::Range(range), Some(version)).await;
+        Ok(body.map_err(Obstacle::of_present)?.ok_or(Obstacle::Changed)?)
     }
 }
 
@@ -141,7 +143,7 @@ async fn read(body: Body) -> io::Result<(Vec<u8>, Head)> {
 /// The bytes of an entry out of a body that begins with its local header.
 async fn behind_header(mut body: Body, entry: &Entry) -> io::Result<BoxStream<'static, io::Result<Bytes>>> {
     let mut begin = vec![];
-    while (begin.len() as u64) < LOCAL_BYTES {
+    while (begin.len() as u64) < entry.header_bytes() {
         let Some(piece) = body.stream.next().await.transpose()? else { break };
         begin.extend_from_slice(&piece);
     }

@@ -22,6 +22,8 @@ pub struct Place {
     pub range: Range<u64>,
     /// What was put in front of the zip file, in bytes: offsets do not count it.
     pub in_front: u64,
+    /// Number of entries, and the values that it can take: without 64 bits only its last 16 are there.
+    pub entries: (u64, u64),
 }
 
 /// The entries of a zip file by name.
@@ -39,6 +41,8 @@ pub struct Entry {
     pub bytes: u64,
     /// Why it cannot be read as it lies there.
     pub obstacle: Option<&'static str>,
+    /// Its name, as it is written in the file.
+    name: Vec<u8>,
     /// Where its bytes begin, once the local header was read; it is never 0.
     start: AtomicU64,
 }
@@ -47,6 +51,11 @@ impl Entry {
     /// Where its bytes begin, if that is known.
     pub fn start(&self) -> Option<u64> {
         Some(self.start.load(Ordering::Relaxed)).filter(|&start| start > 0)
+    }
+
+    /// Bytes of its local header up to the end of the name.
+    pub fn header_bytes(&self) -> u64 {
+        LOCAL_BYTES + self.name.len() as u64
     }
 
     /// Reads where its bytes begin in its local header.
@@ -58,6 +67,10 @@ impl Entry {
         let (Some(0x0403_4b50), (Some(name), Some(extra))) = (u32_at(header, 0), lengths) else {
             return Err("an entry has no local header");
         };
+        let own_name = header.get(LOCAL_BYTES as usize..LOCAL_BYTES as usize + usize::from(name));
+        if own_name != Some(&*self.name) {
+            return Err("an entry has another name in its local header");
+        }
         let start = self.room.start + LOCAL_BYTES + u64::from(name) + u64::from(extra);
         if start.checked_add(self.bytes).is_none_or(|end| end > self.room.end) {
             return Err("an entry reaches into the next one");
@@ -85,6 +98,7 @@ pub fn find(tail: &[u8], file_bytes: u64) -> Result<Place, &'static str> {
     let numbers = (u32_at(tail, at + 12), u32_at(tail, at + 16));
     let (Some(bytes), Some(offset)) = numbers else { return Err("its end record is cut short") };
     let (mut bytes, mut offset, mut directory_end) = (u64::from(bytes), u64::from(offset), end);
+    let mut entries = (u16_at(tail, at + 10).map_or(0, u64::from), 1 << 16);
     if let Some(locator) = at.checked_sub(LOCATOR_BYTES as usize)
         && u32_at(tail, locator) == Some(0x0706_4b50)
         && let Some(record) = locator.checked_sub(END64_BYTES as usize)
@@ -93,10 +107,11 @@ pub fn find(tail: &[u8], file_bytes: u64) -> Result<Place, &'static str> {
         let numbers = (u64_at(tail, record + 40), u64_at(tail, record + 48));
         let (Some(bytes64), Some(offset64)) = numbers else { return Err("its end record is cut short") };
         (bytes, offset, directory_end) = (bytes64, offset64, tail_start + record as u64);
+        entries = (u64_at(tail, record + 32).unwrap_or(0), u64::MAX);
     }
     let start = directory_end.checked_sub(bytes).ok_or("its central directory is longer than the file")?;
     let in_front = start.checked_sub(offset).ok_or("its central directory is cut short")?;
-    Ok(Place { range: start..directory_end, in_front })
+    Ok(Place { range: start..directory_end, in_front, entries })
 }
 
 impl Directory {
@@ -105,7 +120,7 @@ impl Directory {
     /// # Errors
     /// What is wrong with it.
     pub fn new(mut bytes: &[u8], place: &Place) -> Result<Self, &'static str> {
-        let mut found: Vec<(u64, String, u64, Option<&'static str>)> = vec![];
+        let mut found: Vec<(u64, Vec<u8>, u64, Option<&'static str>)> = vec![];
         while !bytes.is_empty() {
             let (entry, rest) = central_entry(bytes)?;
             bytes = rest;
@@ -114,13 +129,18 @@ impl Directory {
             let offset = offset.ok_or("an entry lies behind the central directory")?;
             found.push((offset, entry.name, entry.bytes, entry.obstacle));
         }
+        let (entries, values) = place.entries;
+        if found.len() as u64 % values != entries {
+            return Err("its central directory has another number of entries than its end record says");
+        }
         let mut starts: Vec<u64> = found.iter().map(|(offset, ..)| *offset).collect();
         starts.sort_unstable();
         // A name that comes twice is the last one, as for Python's zipfile.
         let entries = found.into_iter().map(|(offset, name, bytes, obstacle)| {
             let next = starts.partition_point(|&start| start <= offset);
             let end = starts.get(next).copied().unwrap_or(place.range.start);
-            (name, Entry { room: offset..end, bytes, obstacle, start: AtomicU64::new(0) })
+            let text = String::from_utf8_lossy(&name).into_owned();
+            (text, Entry { room: offset..end, bytes, obstacle, name, start: AtomicU64::new(0) })
         });
         Ok(Self { entries: entries.collect() })
     }
@@ -141,7 +161,7 @@ impl Directory {
 }
 
 struct Central {
-    name: String,
+    name: Vec<u8>,
     offset: u64,
     bytes: u64,
     obstacle: Option<&'static str>,
@@ -184,8 +204,7 @@ fn central_entry(bytes: &[u8]) -> Result<(Central, &[u8]), &'static str> {
         (_, 8) => Some("an entry is deflated"),
         _ => Some("an entry is compressed"),
     };
-    let name = String::from_utf8_lossy(name).into_owned();
-    Ok((Central { name, offset, bytes: encoded, obstacle }, rest))
+    Ok((Central { name: name.to_vec(), offset, bytes: encoded, obstacle }, rest))
 }
 
 fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
@@ -256,14 +275,16 @@ pub mod tests {
         if wide {
             let end64 = file.len() as u64;
             file.extend(b"PK\x06\x06");
-            file.extend([0; 36]);
+            file.extend([0; 28]);
+            file.extend((entries.len() as u64).to_le_bytes());
             [central_bytes, offset].iter().for_each(|n| file.extend(n.to_le_bytes()));
             file.extend(b"PK\x06\x07\0\0\0\0");
             file.extend(end64.to_le_bytes());
             file.extend([1, 0, 0, 0]);
         }
         file.extend(b"PK\x05\x06");
-        file.extend([0; 8]);
+        file.extend([0; 6]);
+        file.extend((entries.len() as u16).to_le_bytes());
         let narrow = |number: u64| if wide { u32::MAX } else { number as u32 };
         [central_bytes, offset].iter().for_each(|&n| file.extend(narrow(n).to_le_bytes()));
         file.extend(comment_bytes.to_le_bytes());
@@ -282,6 +303,27 @@ pub mod tests {
         let room = &file[entry.room.start as usize..entry.room.end as usize];
         let start = entry.set_start(room)? as usize;
         Ok(&file[start..start + entry.bytes as usize])
+    }
+
+    #[test]
+    fn an_entry_whose_header_is_of_another_one_is_refused() {
+        let mut file = zip(&[("c/0", 0, &[1; 30]), ("c/1", 0, &[2; 30])], Made::default());
+        let name = file.windows(3).position(|name| name == b"c/1").unwrap();
+        file[name + 2] = b'0';
+        let directory = opened(&file).unwrap();
+        assert!(bytes(&file, directory.entry("c/0").unwrap()).is_ok());
+        assert!(bytes(&file, directory.entry("c/1").unwrap()).unwrap_err().contains("another name"));
+    }
+
+    #[test]
+    fn a_directory_that_lacks_entries_is_refused() {
+        for wide in [false, true] {
+            let mut file = zip(&[("c/0", 0, &[1; 30])], Made { wide, ..Made::default() });
+            let record: &[u8] = if wide { b"PK\x06\x06" } else { b"PK\x05\x06" };
+            let at = file.windows(4).position(|signature| signature == record).unwrap();
+            file[at + if wide { 32 } else { 10 }] = 2;
+            assert!(opened(&file).unwrap_err().contains("number of entries"));
+        }
     }
 
     proptest! {

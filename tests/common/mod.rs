@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt};
+use zarr_dali::error::Obstacle;
 use zarr_dali::store::{Body, Extent, Head, Listing, MemoryStore, Store, Version, read_whole};
 
 /// How a request fails.
@@ -14,6 +15,8 @@ use zarr_dali::store::{Body, Extent, Head, Listing, MemoryStore, Store, Version,
 pub enum Fault {
     /// The store refuses it.
     Denied,
+    /// The store says 403, which can mean that the object is absent.
+    Forbidden,
     /// The store has no time.
     Unavailable,
     /// The connection ends in the middle of the bytes.
@@ -103,6 +106,7 @@ impl Store for FakeStore {
             self.wait(number).await;
             match fault {
                 Some(Fault::Denied) => return Err(io::ErrorKind::PermissionDenied.into()),
+                Some(Fault::Forbidden) => return Err(Obstacle::Forbidden { problem: "403".into() }.into()),
                 Some(Fault::Panic) => panic!("on purpose"),
                 Some(Fault::Unavailable) => return Err(io::Error::other("503 Slow Down")),
                 _ => {}

@@ -116,7 +116,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.connection.close()
             return None
         if fault in ("403", "405", "503"):
-            return self._send(int(fault), b"<Error><Code>Refused</Code></Error>")
+            return self._send(int(fault), b"<Error><Code>AccessDenied</Code></Error>")
         file = Path(self.settings.root) / path.strip("/")
         if not file.is_file():
             return self._send(self.settings.absent, b"")

@@ -310,9 +310,7 @@ def test_beside_training(quick):
 def test_hungry(quick):
     result = quick("hungry", "--stores", "zstd", "--layers", "4,2", "--warm-steps", "2")
     cores = len(os.sched_getaffinity(0))
-    assert [row["point"] for row in result["rows"]] == [
-        f"{cores}/{layers}/zstd/auto" for layers in (4, 2)
-    ]
+    assert [row["point"] for row in result["rows"]] == [f"{cores}/{layers}/zstd/auto" for layers in (4, 2)]
     for row in result["rows"]:
         assert row["share_of_synthetic"] == row["samples_per_s"] / row["synthetic_samples_per_s"]
         assert row["reader"]["batches"] > 0

@@ -206,7 +206,9 @@ proptest! {
         let large = case.with_budgets(host + more, device);
         if let Ok(small) = small.on_cpu() {
             let large = large.on_cpu().unwrap();
-            prop_assert!(small.depth <= large.depth && small.host_bytes <= large.host_bytes);
+            // More decode threads need scratch memory, which may leave less for batches.
+            prop_assert!(small.depth <= large.depth || small.decode_threads < large.decode_threads);
+            prop_assert!(small.host_bytes <= large.host_bytes);
         }
         let mut threads = [&small, &large].map(|case| {
             HostShare::on_cpu(&case.needs()).map_or(0, |share| share.decode_threads)
