@@ -192,26 +192,34 @@ def add_arguments(line: Any) -> None:
     line.add_argument("--batch-size", type=int, help=f"samples in a batch (default: {BATCH})")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Command line entry point; returns the exit status."""
-    line = common.parser("Time a training alone and with the reader beside it.", 3.0, quick_seconds=0.3)
-    add_arguments(line)
+def add_choices(line: Any, cores: Sequence[int], decode: Sequence[str] | None = None) -> None:
+    """Cores, decoders and steps that a command line can choose; `cores` and `decode` are the defaults."""
     line.add_argument(
         "--cores",
         type=common.list_of(int),
-        default=list(CORES),
+        default=list(cores),
         metavar="N,...",
-        help="the whole process is held to so many cores (default: 16,8,4, as far as there are so many)",
+        help=f"numbers of cores to hold the process to (default: those of {','.join(map(str, cores))} "
+        "that the machine has)",
     )
     line.add_argument(
         "--warm-steps", type=int, metavar="N", help="behind a full queue (default: half of the timed ones)"
     )
+    chosen = ",".join(decode) if decode else "auto,gpu,cpu; on the CPU backend auto,cpu"
     line.add_argument(
         "--decode",
         type=common.list_of(str, DECODERS),
+        default=decode,
         metavar="NAMES",
-        help="who decodes (default: auto,gpu,cpu; on the CPU backend auto,cpu)",
+        help=f"who decodes (default: {chosen})",
     )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    line = common.parser("Time a training alone and with the reader beside it.", 3.0, quick_seconds=0.3)
+    add_arguments(line)
+    add_choices(line, CORES)
     args = common.parse(line, argv)
     if args.child:
         child()

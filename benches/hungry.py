@@ -30,7 +30,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import common
-from beside_training import BATCH, CHANNELS, DECODERS, QUICK_BATCH, WINDOW, Training, beside, loader
+from beside_training import (
+    BATCH,
+    CHANNELS,
+    QUICK_BATCH,
+    WINDOW,
+    Training,
+    add_arguments,
+    add_choices,
+    beside,
+    loader,
+)
 
 CORES = (16, 4)
 LAYERS = (30, 12, 4)
@@ -147,31 +157,14 @@ def steps_of(layers: int, args: Any) -> dict[str, int]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
     line = common.parser("Time trainings of growing appetite, as shares of their synthetic speed.", 4.0)
-    common.add_stores(line)
-    line.add_argument("--batch-size", type=int, help=f"samples in a batch (default: {BATCH})")
-    line.add_argument(
-        "--cores",
-        type=common.list_of(int),
-        default=list(CORES),
-        metavar="N,...",
-        help="the whole process is held to so many cores (default: 16,4, as far as there are so many)",
-    )
+    add_arguments(line)
+    add_choices(line, CORES, ["auto"])
     line.add_argument(
         "--layers",
         type=common.list_of(int),
         default=list(LAYERS),
         metavar="N,...",
         help="convolutions of each stack, at least 2 (default: 30,12,4)",
-    )
-    line.add_argument(
-        "--warm-steps", type=int, metavar="N", help="behind a full queue (default: half of the timed ones)"
-    )
-    line.add_argument(
-        "--decode",
-        type=common.list_of(str, DECODERS),
-        default=["auto"],
-        metavar="NAMES",
-        help="who decodes (default: auto)",
     )
     args = common.parse(line, argv)
     if args.child:

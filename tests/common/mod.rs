@@ -38,9 +38,9 @@ pub struct FakeStore {
     pub objects: MemoryStore,
     /// Until the first byte of each answer.
     pub latency: Duration,
-    /// Every so many requests for a chunk fail, and how. A chunk is what has a key with a `c/` in it.
+    /// `(n, fault)`: each n-th request for a chunk fails with `fault`. A chunk is what has a key with a `c/` in it.
     pub fault: Option<(u64, Fault)>,
-    /// Every so many requests for a chunk take so long.
+    /// `(n, time)`: each n-th request for a chunk takes `time`.
     pub late: Option<(u64, Duration)>,
     /// Whether it has no entity tags, but times, which do not change here.
     pub untagged: bool,
