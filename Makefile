@@ -17,6 +17,8 @@ STAMPS := $(VENV)/.stamps
 # Where build.rs looks for headers and compilers; see nvcomp-sys/build/wheels.rs.
 export ZARR_DALI_PYTHON := $(BIN)/python
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Many tests start a process, and each would compile all Python files anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 EXTRAS := build train test dev
 SOURCES := $(shell find Cargo.toml Cargo.lock build.rs pyproject.toml LICENSE README.md cpp_shim nvcomp-sys python src \
@@ -63,7 +65,7 @@ demo: $(STAMPS)/installed ## train a small U-Net for a few steps on a store it w
 .PHONY: test
 test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, every part of the code
 	@echo '==> Rust tests'
-	@cargo test --release --workspace -- $(addprefix --skip ,$(LONG_RUST_TESTS))
+	@PROPTEST_CASES=64 cargo test --release --workspace -- $(addprefix --skip ,$(LONG_RUST_TESTS))
 	$(call python_tests,not full)
 
 .PHONY: test-all

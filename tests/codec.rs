@@ -269,7 +269,6 @@ fn values() -> impl Strategy<Value = Vec<u8>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
     #[test]
     fn the_gpu_is_told_to_do_what_zarrs_does(bytes in values(), codecs in chains()) {
         let folder = tempfile::tempdir().unwrap();

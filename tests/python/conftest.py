@@ -17,8 +17,8 @@ import pytest
 
 import reading
 
-QUICK_SEEDS = 3
-"""So many seeds of a random test are in the quick tier."""
+QUICK_SEEDS = 2
+"""Seeds of a random test in the quick tier."""
 
 
 def pytest_configure(config):

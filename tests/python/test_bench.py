@@ -92,6 +92,7 @@ def test_table_json_chart_and_sentence(store, tmp_path):
     assert chart.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_missing_and_refusing_peers_do_not_end_it(store, tmp_path, monkeypatch):
     for module in ("tensorstore", "torch"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -118,6 +118,7 @@ def test_help(script):
     assert "usage:" in help_of(BENCHES / f"{script}.py")
 
 
+@pytest.mark.full
 def test_results_say_how_they_came_about(quick, data, results):
     result = scaling(quick)
     assert result["kind"] == "scaling"

@@ -197,6 +197,7 @@ def test_each_chunk_is_decoded_once_an_epoch(backend, cached_store, name):
     assert_decoded_once(backend, cached_store, CASES[name], groups=16)
 
 
+@pytest.mark.full
 @pytest.mark.gpu_where(lambda case: case["name"] in ("windows", "patches"))
 @pytest.mark.parametrize("name", CASES)
 def test_each_chunk_is_decoded_once_in_sequence(backend, cached_store, name):

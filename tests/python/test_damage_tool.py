@@ -57,6 +57,7 @@ def test_workers_may_crash_and_hang():
     assert "raw 3" in report.as_markdown({"device": "cpu"})
 
 
+@pytest.mark.full
 def test_mutations_are_the_same_every_time(tmp_path):
     for name in damage.TARGETS:
         try:

@@ -251,6 +251,7 @@ def test_memory_in_use_is_told(backend, folder, values):
     )
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("window", [1, 2])
 @pytest.mark.parametrize("decode", ["auto", "cpu"])
 @pytest.mark.parametrize(

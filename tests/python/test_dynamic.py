@@ -302,6 +302,7 @@ CHECKPOINT = """
 """
 
 
+@pytest.mark.full
 def test_checkpoint(backend, store, tmp_path):
     """Reader and random numbers go on in another process; the reader's own type is in the payload."""
     reader, epoch = advanced(backend, store, 3, random_shuffle=True, seed=1)

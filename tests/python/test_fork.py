@@ -137,6 +137,7 @@ attempt("parent-iterator", lambda: int(next(iterator)[0]["x"][0, 0]))
     assert ("parent-iterator", "gave", "0") in lines
 
 
+@pytest.mark.full
 def test_pipelines_of_the_child(backend, path):
     """Beside a running pipeline of the parent the child builds its own on the CPU, as its own children do."""
     lines = run(
@@ -203,6 +204,7 @@ fork_and(child)
         assert {"begun", "again", "new"} <= {line[0] for line in lines if line[1] == "raised"}
 
 
+@pytest.mark.full
 @pytest.mark.gpu_where(False)
 def test_other_pipelines_are_left_alone(backend, path, tmp_path):
     """Pipelines without a Zarr reader keep what DALI gave them."""
@@ -230,6 +232,7 @@ fork_and(child)
     assert_refused(lines, ["zarr"])
 
 
+@pytest.mark.full
 @pytest.mark.gpu_where(False)
 def test_workers_of_a_torch_data_loader(backend, path):
     """A data set that runs a pipeline of the parent gets the error in its worker, and the loader ends."""

@@ -402,6 +402,7 @@ def test_with_a_gpu_the_budget_is_a_part_of_what_is_free(tmp_path):
     assert reading.chosen.budget_bytes > 0 and reading.not_chosen is None
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_ten_thousand_chunks_are_described_in_seconds(tmp_path):
     values = np.ones((100, 100, 4), "float32")

@@ -495,6 +495,7 @@ def test_forked_child(numbers):
     assert next(iteration)["data"].tolist() == [4, 5, 6, 7]
 
 
+@pytest.mark.full
 def test_ranks_of_torch_distributed(numbers, tmp_path):
     """Two processes of one group share the samples without being told their ranks."""
     script = """
@@ -553,6 +554,7 @@ def lightning_module(pl):
     return Recorder()
 
 
+@pytest.mark.full
 def test_lightning(backend, numbers, tmp_path):
     """Sanity check, two epochs with validation, a checkpoint in the middle of one, and its resume.
 

@@ -691,11 +691,12 @@ DYNAMIC = """
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "imports",
     [
         "import zarr_dali, nvidia.dali.experimental.dynamic as ndd",
-        pytest.param("import nvidia.dali.experimental.dynamic as ndd, zarr_dali", marks=pytest.mark.full),
+        "import nvidia.dali.experimental.dynamic as ndd, zarr_dali",
     ],
     ids=["before", "after"],
 )

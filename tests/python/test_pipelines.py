@@ -194,7 +194,10 @@ CASES = [
     for kind in ("separate", "stacked", "mixed")
     for loader in ("ours", "torch", "external-source", "memory")
     for shuffle in (False, True)
-] + [("separate", "torch", 1, True), ("separate", "external-source", 1, True)]
+] + [
+    pytest.param("separate", loader, 1, True, marks=pytest.mark.full)
+    for loader in ("torch", "external-source")
+]
 
 
 def write_fields(tmp_path, rng, kind):

@@ -451,7 +451,12 @@ def test_random_faults_are_never_values(bucket, rng):
         ("gs://bucket/data.zarr", '{"token": "s3cr3t"}', "file of credentials"),
         ("s3://bucket/*.zarr", "", "list the stores"),
         ("ftp://host/data.zarr", "", "URL"),
-        ("http://127.0.0.1:1/data.zarr", '{"connect_timeout": "1 second"}', "127.0.0.1"),
+        pytest.param(
+            "http://127.0.0.1:1/data.zarr",
+            '{"connect_timeout": "1 second"}',
+            "127.0.0.1",
+            marks=pytest.mark.full,  # Opening repeats requests for 15 s.
+        ),
     ],
 )
 def test_what_cannot_be_opened_is_refused_when_it_is_built(path, options, words):

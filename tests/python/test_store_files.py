@@ -317,6 +317,7 @@ WRITES = """
 """
 
 
+@pytest.mark.full
 def test_a_chunk_that_is_rewritten_in_place(backend, tmp_path):
     """By a writer that stops in the middle, but for less than files are waited for: never a mixture."""
     store = tmp_path / "s.zarr"
@@ -554,6 +555,7 @@ def test_filters_of_v2_in_an_order_that_cannot_be(tmp_path):
         build(CPU, store, arrays=["a"])
 
 
+@pytest.mark.full
 def test_codecs_are_listed_where_they_are_known(tmp_path):
     """What the list of an unknown codec's error names, the reader knows in that version of the format."""
     if 3 not in FORMATS:

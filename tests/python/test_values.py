@@ -180,7 +180,7 @@ def is_refused(name, dtype):
     return name.endswith(kind) and (is_float or np.dtype(dtype).itemsize == 8)
 
 
-@pytest.mark.parametrize("zarr_format", stores.FORMATS)
+@pytest.mark.parametrize("zarr_format", [pytest.param(2, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize(
     "dtype",
     [
