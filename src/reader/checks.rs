@@ -84,7 +84,7 @@ pub(super) fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) ->
     Ok(())
 }
 
-/// Refuses to shuffle more samples than can be listed.
+/// Refuses to shuffle more samples than can be counted with.
 pub(super) fn check_shuffled(samples: u64) -> Result<()> {
     if samples <= Order::MOST_SHUFFLED {
         return Ok(());
@@ -96,18 +96,24 @@ pub(super) fn check_shuffled(samples: u64) -> Result<()> {
     Err(argument("random_shuffle", problem))
 }
 
-/// Refuses a shuffle whose lists, of `bytes` bytes for the samples of a reader shard, exceed the host budget.
-pub(super) fn check_order_bytes(bytes: u64, shard_samples: u64, options: &Options) -> Result<()> {
+/// Refuses a shuffle whose lists, of `bytes` bytes for the groups of samples of a reader shard, exceed the host budget.
+pub(super) fn check_order_bytes(bytes: u64, groups: u64, options: &Options) -> Result<()> {
     let counted = bytes.saturating_sub(Options::UNCOUNTED_HOST_BYTES);
-    if counted <= options.most_host_memory_bytes {
+    // The numbers of groups have 32 bits.
+    if counted <= options.most_host_memory_bytes && u32::try_from(groups).is_ok() {
         return Ok(());
     }
-    Err(Error::Budget {
+    Err(too_many_groups(groups, options))
+}
+
+/// The error for a shuffle of more groups of samples than memory holds.
+pub(super) fn too_many_groups(groups: u64, options: &Options) -> Error {
+    Error::Budget {
         name: "host_memory_budget",
         budget_bytes: options.most_host_memory_bytes,
-        needed_bytes: counted,
+        needed_bytes: Order::shuffle_bytes(groups).saturating_sub(Options::UNCOUNTED_HOST_BYTES),
         what: format!(
-            "the order of {shard_samples} shuffled samples (a larger stride, a smaller region, more reader shards or reading in order takes less)"
+            "the order of samples in {groups} shuffled groups, of those that share chunks (a smaller region, more reader shards or reading in order takes less)"
         ),
-    })
+    }
 }

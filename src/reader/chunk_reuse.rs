@@ -1,7 +1,10 @@
 //! Which read chunks belong to several samples, and how many bytes of decoded chunks later batches can reuse.
 
+use super::checks::too_many_groups;
 use crate::dataset::Dataset;
 use crate::decode::device_pool::DevicePool;
+use crate::error::Result;
+use crate::options::Options;
 use crate::plan::ArrayGeometry;
 use crate::sampler::{Grid, Groups, Windows};
 
@@ -65,19 +68,26 @@ impl ChunkSharing {
     /// The most windows along a dimension that are looked at one by one.
     const MOST_WINDOWS: u64 = 1 << 26;
 
-    /// `in_order`: the batch size, if samples are not shuffled.
+    /// `in_order`: the batch size, if samples are not shuffled. If they are, `options` limit the memory of their groups.
+    ///
+    /// # Errors
+    /// More groups than memory holds.
     pub fn new(
         dataset: &Dataset,
         geometry: &[ArrayGeometry],
         windows: &Windows,
         in_order: Option<u64>,
-    ) -> Self {
+        options: &Options,
+    ) -> Result<Self> {
         let sampled = Sampled::new(dataset, geometry, windows);
         let countable = windows.axes().iter().all(|axis| axis.count() <= Self::MOST_WINDOWS);
         let groups = countable.then(|| Groups::new(windows, &sampled.grids()));
         let shares = groups.as_ref().is_none_or(Groups::share);
-        let cut = |groups: Groups| Arc::new(if in_order.is_none() { groups.cut() } else { groups });
-        let groups = groups.filter(|_| shares).map(cut);
+        let cut = |groups: Groups| match in_order {
+            Some(_) => Ok(groups),
+            None => cut(groups, options),
+        };
+        let groups = groups.filter(|_| shares).map(cut).transpose()?.map(Arc::new);
         let every_sample = (0..geometry.len()).filter(|&number| !geometry[number].follows_samples());
         let every_sample_bytes =
             every_sample.map(|number| sampled.decoded_bytes(number, 0)).fold(0, u64::saturating_add);
@@ -91,12 +101,18 @@ impl ChunkSharing {
             (true, ..) => ReusedBetween::Any,
         };
         let all_bytes = every_sample_bytes.saturating_add(sampled.group_bytes(0));
-        Self {
+        Ok(Self {
             group_bytes: (1..=windows.dimensions()).map(|cut| sampled.group_bytes(cut)).collect(),
             groups,
             reuse: ChunkReuse { every_sample_bytes, all_bytes, between },
-        }
+        })
     }
+}
+
+/// Makes groups ready to be shuffled, if memory holds them.
+fn cut(groups: Groups, options: &Options) -> Result<Groups> {
+    let bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
+    groups.cut(bytes / Groups::BYTES_PER_CELL).map_err(|groups| too_many_groups(groups, options))
 }
 
 /// The arrays that samples are taken along, and how their chunks lie.

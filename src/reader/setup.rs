@@ -254,13 +254,8 @@ fn order(
     if shuffled {
         check_shuffled(windows.len())?;
     }
-    let shard_samples = windows.len().div_ceil(u64::try_from(arguments.num_shards).unwrap_or(1).max(1));
-    let order_bytes = |grouped| if shuffled { Order::shuffle_bytes(shard_samples, grouped) } else { 0 };
-    check_order_bytes(order_bytes(false), shard_samples, options)?;
     let in_order = (!shuffled).then_some(options.batch_size);
-    let sharing = ChunkSharing::new(dataset, geometry, windows, in_order);
-    let order_bytes = order_bytes(sharing.groups.is_some());
-    check_order_bytes(order_bytes, shard_samples, options)?;
+    let sharing = ChunkSharing::new(dataset, geometry, windows, in_order, options)?;
     let shuffle = shuffled.then(|| {
         let bytes = options.shuffle_bytes().saturating_sub(sharing.reuse.every_sample_bytes);
         let bytes = bytes / Setup::SHUFFLE_SHARE.1 * Setup::SHUFFLE_SHARE.0;
@@ -270,6 +265,13 @@ fn order(
         });
         Shuffle { seed: arguments.seed as u64, groups }
     });
+    let groups = shuffle.as_ref().and_then(|shuffle| shuffle.groups.as_ref());
+    let groups = groups.map_or(0, |(groups, buffer)| groups.count(buffer.depth));
+    // A border between reader shards can be in a group.
+    let shards = u64::try_from(arguments.num_shards).unwrap_or(1).max(1);
+    let groups = groups.min(groups.div_ceil(shards) + 1);
+    let order_bytes = Order::shuffle_bytes(groups);
+    check_order_bytes(order_bytes, groups, options)?;
     let order = Order::new(
         windows.len(),
         OrderArguments {

@@ -88,19 +88,22 @@ impl Cells {
         cells
     }
 
-    /// Finds the borders.
-    pub(super) fn cut(&mut self) {
-        let mut borders: Vec<u64> = vec![];
-        let mut before = None;
+    /// Finds the borders, if there are at most `most_cells` cells that windows start in. Returns how many there are.
+    pub(super) fn cut(&mut self, most_cells: u64) -> u64 {
+        let (mut borders, mut cells, mut before) = (vec![], 0, None);
         for window in 0..self.windows {
             let cell = Some(self.touched(window).0);
             if before != cell {
-                borders.push(window);
+                cells += 1;
+                if cells <= most_cells {
+                    borders.push(window);
+                }
             }
             before = cell;
         }
         borders.push(self.windows);
         self.borders = borders;
+        cells
     }
 
     /// The cells of the first and the last index of a window.

@@ -8,8 +8,8 @@
 //! groups       g0-g1-g2-g3   g4-g5   g6 ...      '-': linked
 //! chain        runs of linked groups in random order, turned by a random number of groups
 //! strands      the chain cut into equal parts, walked at the same time:   --> <-- --> <--
-//! stages       the samples whose last chunk a walk has just reached, shuffled
-//! order        the strands' stages, interleaved at random
+//! stages       the samples whose last chunk a walk has just reached, permuted
+//! rounds       as many samples of each strand as its length tells, interleaved at random
 //! ```
 //!
 //! A strand holds the chunks of one group, or as many as a window spans. Neighbouring strands walk in opposite
@@ -18,12 +18,9 @@
 
 use super::axis::Axis;
 use super::grid::{Cells, Grid};
-use super::random::{below, shuffle};
 use super::windows::Windows;
 
 use std::ops::Range;
-
-use rand_chacha::ChaCha8Rng;
 
 /// How an order is built.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,20 +40,28 @@ pub struct Groups {
 }
 
 impl Groups {
-    /// Bytes that groups and [`Groups::order`] take at most for each sample, where every sample is a group of its own.
-    pub const BYTES_PER_SAMPLE: u64 = 32;
-
     /// Groups of windows over grids, one for each dimension of the user's window.
     pub fn new(windows: &Windows, grids: &[Grid]) -> Self {
         let cells = |(axis, grid): (&Axis, &Grid)| Cells::new(axis, grid);
         Self { axes: windows.axes().iter().zip(grids).map(cells).collect() }
     }
 
-    /// Makes the groups ready to be shuffled, which takes 8 bytes for each cell that windows start in.
-    pub fn cut(mut self) -> Self {
-        self.axes.iter_mut().for_each(Cells::cut);
-        self
+    /// Makes the groups ready to be shuffled, which takes [`Groups::BYTES_PER_CELL`] for each cell that windows start in.
+    ///
+    /// # Errors
+    /// How many cells a dimension has, if these are more than `most_cells`.
+    pub fn cut(mut self, most_cells: u64) -> Result<Self, u64> {
+        for cells in &mut self.axes {
+            let count = cells.cut(most_cells);
+            if count > most_cells {
+                return Err(count);
+            }
+        }
+        Ok(self)
     }
+
+    /// Bytes that a group takes that one dimension cuts.
+    pub const BYTES_PER_CELL: u64 = 8;
 
     /// Whether any chunk belongs to several samples.
     pub fn share(&self) -> bool {
@@ -116,229 +121,136 @@ impl Groups {
     const LEAST_LINKED_STRANDS: u64 = 2;
 
     /// The sample at a position of the list in which reader shards are cut: sorted by chunks in all dimensions.
-    fn sample(&self, position: u64) -> u64 {
-        let inner = |d: usize| self.axes[d + 1..].iter().map(|cells| cells.windows).product::<u64>();
-        let (mut rest, mut outer) = (position, 1);
-        let mut boxes = vec![];
-        for (d, cells) in self.axes.iter().enumerate() {
+    pub(super) fn sample(&self, position: u64) -> u64 {
+        let (_, mut rest, boxes) = self.boxed(position, self.axes.len());
+        let (mut sample, mut below) = (0, 1);
+        for (cells, windows) in self.axes.iter().zip(boxes).rev() {
+            let count = windows.end - windows.start;
+            sample += (windows.start + rest % count) * below;
+            rest /= count;
+            below *= cells.windows;
+        }
+        sample
+    }
+
+    /// The group that a position is in, of groups that the first `depth` dimensions cut, the place that it has in the group, and
+    /// the windows of the group along those dimensions.
+    fn boxed(&self, position: u64, depth: usize) -> (u64, u64, Vec<Range<u64>>) {
+        let (mut group, mut rest, mut outer, mut boxes) = (0, position, 1, vec![]);
+        for (d, cells) in self.axes[..depth].iter().enumerate() {
             // Positions for each window of this dimension, as far as the cells are known.
-            let each = outer * inner(d);
+            let each = outer * self.inner(d);
             let cell = cells.borders.partition_point(|&first| first * each <= rest) - 1;
             let (first, end) = (cells.borders[cell], cells.borders[cell + 1]);
+            group = group * (cells.borders.len() as u64 - 1) + cell as u64;
             rest -= first * each;
             outer *= end - first;
-            boxes.push((first, end - first));
+            boxes.push(first..end);
         }
-        let mut sample = 0;
-        let mut below: u64 = 1;
-        for (d, &(first, count)) in boxes.iter().enumerate().rev() {
-            sample += (first + rest % count) * below;
+        (group, rest, boxes)
+    }
+
+    /// The group of a position, of groups that the first `depth` dimensions cut. Groups are numbered in the order of positions.
+    pub(super) fn group_at(&self, position: u64, depth: usize) -> u64 {
+        self.boxed(position, depth).0
+    }
+
+    /// The positions of a group.
+    pub(super) fn positions(&self, group: u64, depth: usize) -> Range<u64> {
+        let (mut start, mut outer) = (0, 1);
+        for d in 0..depth {
+            let Range { start: first, end } = self.windows_of(group, d, depth);
+            start += first * outer * self.inner(d);
+            outer *= end - first;
+        }
+        start..start + outer * self.inner(depth - 1)
+    }
+
+    /// The windows of a group along the dimension that cuts last.
+    pub(super) fn windows(&self, group: u64, depth: usize) -> Range<u64> {
+        self.windows_of(group, depth - 1, depth)
+    }
+
+    /// How many samples of a group have one of these windows along the dimension that cuts last.
+    pub(super) fn samples_of(&self, group: u64, windows: &Range<u64>, depth: usize) -> u64 {
+        let outer = (0..depth - 1).map(|d| self.windows_of(group, d, depth)).map(|all| all.end - all.start);
+        outer.product::<u64>() * (windows.end - windows.start) * self.inner(depth - 1)
+    }
+
+    /// An entry of the list of those samples.
+    pub(super) fn sample_of(&self, group: u64, windows: &Range<u64>, depth: usize, entry: u64) -> u64 {
+        let (mut rest, mut sample, mut below) = (entry, 0, 1);
+        for d in (0..self.axes.len()).rev() {
+            let all = match d + 1 {
+                cut if cut < depth => self.windows_of(group, d, depth),
+                cut if cut == depth => windows.clone(),
+                _ => 0..self.axes[d].windows,
+            };
+            let count = all.end - all.start;
+            sample += (all.start + rest % count) * below;
             rest /= count;
             below *= self.axes[d].windows;
         }
         sample
     }
 
-    /// The samples at these positions in the order of one visit. Numbers of samples have 32 bits here.
-    pub fn order(&self, positions: Range<u64>, buffer: Buffer, random: &mut ChaCha8Rng) -> Vec<u32> {
-        let sorted = Sorted::new(self, positions, buffer.depth);
-        let chain = sorted.chain(buffer.linked, random);
-        let mut strands = (buffer.strands.min(chain.len() as u64)) as usize;
-        if buffer.linked && strands > 1 {
-            strands -= strands % 2;
+    /// Whether a group is the first along the dimension that cuts last.
+    pub(super) fn begins_row(&self, group: u64, depth: usize) -> bool {
+        self.cell(group, depth - 1, depth) == 0
+    }
+
+    /// Whether windows of the group before this one, in the same row, reach into its chunks.
+    pub(super) fn is_linked(&self, group: u64, depth: usize) -> bool {
+        !self.begins_row(group, depth)
+            && self.first_reaching(group - 1, group, depth) < self.windows(group - 1, depth).end
+    }
+
+    /// The first window of a group that reaches into the chunks of another behind it in its row, along the dimension that
+    /// cuts last; the end of the windows if none does.
+    pub(super) fn first_reaching(&self, group: u64, into: u64, depth: usize) -> u64 {
+        let cells = &self.axes[depth - 1];
+        let (windows, into) = (self.windows(group, depth), cells.touched(self.windows(into, depth).start).0);
+        let (mut first, mut end) = (windows.start, windows.end);
+        while first < end {
+            let middle = first + (end - first) / 2;
+            if cells.touched(middle).1 >= into { end = middle } else { first = middle + 1 }
         }
-        let mut walked = Vec::with_capacity(sorted.samples.len());
-        let mut labels = Vec::with_capacity(sorted.samples.len());
-        // Where each strand is in `walked`.
-        let mut at: Vec<u32> = vec![];
-        for strand in 0..strands {
-            let part = chain.len() * strand / strands..chain.len() * (strand + 1) / strands;
-            at.push(walked.len() as u32);
-            sorted.walk(&chain[part], strand % 2 == 0, &mut walked, random);
-            labels.resize(walked.len(), strand as u32);
-        }
-        drop((sorted, chain));
-        shuffle(&mut labels, random);
-        let next = |strand: u32| {
-            let at = &mut at[strand as usize];
-            *at += 1;
-            walked[*at as usize - 1]
-        };
-        labels.into_iter().map(next).collect()
+        first
     }
 
-    /// The cells of a sample in all dimensions before the last that cuts groups, and the first and the last cell that it
-    /// touches in that one.
-    fn place(&self, sample: u64, depth: usize) -> (u64, (u64, u64)) {
-        let (mut rest, mut row, mut touched) = (sample, 0u64, (0, 0));
-        let mut rows = 1;
-        for (d, cells) in self.axes.iter().enumerate().rev() {
-            let window = rest % cells.windows;
-            rest /= cells.windows;
-            if d + 1 == depth {
-                touched = cells.touched(window);
-            } else if d + 1 < depth {
-                row += cells.touched(window).0 * rows;
-                rows *= cells.touched(cells.windows - 1).1 + 1;
-            }
-        }
-        (row, touched)
-    }
-}
-
-/// Samples sorted by group: samples that start in the same chunks.
-struct Sorted<'a> {
-    groups: &'a Groups,
-    depth: usize,
-    samples: Vec<u32>,
-    /// The first sample of each group, and the number of samples.
-    starts: Vec<u32>,
-}
-
-impl<'a> Sorted<'a> {
-    /// The samples at these positions.
-    fn new(groups: &'a Groups, positions: Range<u64>, depth: usize) -> Self {
-        let mut samples = Vec::with_capacity((positions.end - positions.start) as usize);
-        samples.extend(positions.map(|position| groups.sample(position) as u32));
-        let mut sorted = Self { groups, depth, samples, starts: vec![] };
-        let mut before = None;
-        let mut starts = vec![];
-        for (number, &sample) in sorted.samples.iter().enumerate() {
-            let (row, (cell, _)) = groups.place(sample.into(), depth);
-            if before.replace((row, cell)) != Some((row, cell)) {
-                starts.push(number as u32);
-            }
-        }
-        starts.push(sorted.samples.len() as u32);
-        sorted.starts = starts;
-        sorted
+    /// Samples for each combination of windows of the dimensions up to `d`.
+    fn inner(&self, d: usize) -> u64 {
+        self.axes[d + 1..].iter().map(|cells| cells.windows).product()
     }
 
-    fn len(&self) -> usize {
-        self.starts.len() - 1
+    /// The number of a group's cell along a dimension, of the cells that windows start in.
+    fn cell(&self, group: u64, d: usize, depth: usize) -> usize {
+        let cells = |d: usize| self.axes[d].borders.len() as u64 - 1;
+        let below: u64 = (d + 1..depth).map(cells).product();
+        (group / below % cells(d)) as usize
     }
 
-    fn samples(&self, group: usize) -> &[u32] {
-        &self.samples[self.starts[group] as usize..self.starts[group + 1] as usize]
-    }
-
-    /// Row and cell of a group.
-    fn cell(&self, group: usize) -> (u64, u64) {
-        let (row, (cell, _)) = self.groups.place(self.samples(group)[0].into(), self.depth);
-        (row, cell)
-    }
-
-    /// The last cell that a sample touches.
-    fn last(&self, sample: u32) -> u64 {
-        self.groups.place(sample.into(), self.depth).1.1
-    }
-
-    /// Runs of linked groups in random order, turned by a random number of groups.
-    fn chain(&self, linked: bool, random: &mut ChaCha8Rng) -> Vec<u32> {
-        let is_linked = |next: usize| {
-            let ((row, _), (next_row, next_cell)) = (self.cell(next - 1), self.cell(next));
-            let last = || self.samples(next - 1).iter().map(|&sample| self.last(sample)).max().unwrap_or(0);
-            row == next_row && last() >= next_cell
-        };
-        let mut runs: Vec<(u32, u32)> = vec![];
-        for group in 0..self.len() {
-            match runs.last_mut() {
-                Some(run) if linked && is_linked(group) => run.1 += 1,
-                _ => runs.push((group as u32, group as u32 + 1)),
-            }
-        }
-        shuffle(&mut runs, random);
-        let mut chain = Vec::with_capacity(self.len());
-        chain.extend(runs.into_iter().flat_map(|(start, end)| start..end));
-        let turn = below(chain.len() as u64, random) as usize;
-        chain.rotate_left(turn);
-        chain
-    }
-
-    /// Adds the samples of a part of the chain in the order of a walk along it.
-    fn walk(&self, part: &[u32], forward: bool, walked: &mut Vec<u32>, random: &mut ChaCha8Rng) {
-        // The stage of a sample of the group at a place; backward the first stage is that of the last place.
-        let stage = |place: usize, sample: u32| {
-            if !forward {
-                return part.len() - 1 - place;
-            }
-            let group = part[place] as usize;
-            // The sample can come once the walk is at the last group that the sample reaches into.
-            let mut stage = place;
-            while stage + 1 < part.len() && part[stage + 1] == part[stage] + 1 {
-                let (row, cell) = self.cell(part[stage + 1] as usize);
-                if row != self.cell(group).0 || cell > self.last(sample) {
-                    break;
-                }
-                stage += 1;
-            }
-            stage
-        };
-        let each = |visit: &mut dyn FnMut(usize, u32)| {
-            for (place, &group) in part.iter().enumerate() {
-                self.samples(group as usize).iter().for_each(|&sample| visit(stage(place, sample), sample));
-            }
-        };
-        // Where each stage begins, then where it ends.
-        let mut ends = vec![0u32; part.len() + 1];
-        each(&mut |stage, _| ends[stage + 1] += 1);
-        for stage in 1..ends.len() {
-            ends[stage] += ends[stage - 1];
-        }
-        let start = walked.len();
-        walked.resize(start + ends[part.len()] as usize, 0);
-        let walked = &mut walked[start..];
-        each(&mut |stage, sample| {
-            walked[ends[stage] as usize] = sample;
-            ends[stage] += 1;
-        });
-        let mut from = 0;
-        for &end in &ends[..part.len()] {
-            shuffle(&mut walked[from..end as usize], random);
-            from = end as usize;
-        }
+    /// The windows of a group along a dimension that cuts.
+    fn windows_of(&self, group: u64, d: usize, depth: usize) -> Range<u64> {
+        let (cell, borders) = (self.cell(group, d, depth), &self.axes[d].borders);
+        borders[cell]..borders[cell + 1]
     }
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::sampler::WindowArguments;
     use proptest::prelude::*;
-    use rand_chacha::rand_core::SeedableRng;
 
-    use std::collections::{HashMap, HashSet};
+    use std::collections::HashSet;
 
-    fn random(seed: u8) -> ChaCha8Rng {
-        ChaCha8Rng::from_seed([seed; 32])
-    }
-
-    fn along_one(steps: u64, window: i64, chunk: u64) -> Groups {
+    /// Windows of single steps apart, over chunks along one dimension.
+    pub(in super::super) fn along_one(steps: u64, window: i64, chunk: u64) -> Groups {
         let given = WindowArguments { window: Some(&[window]), ..WindowArguments::default() };
-        Groups::new(&Windows::new(&[steps], &given).unwrap(), &[Grid::new([(0, vec![chunk])])]).cut()
-    }
-
-    /// How many groups are held at most, if a group is held from its first use to its last.
-    fn most_held(groups: &Groups, order: &[u32]) -> usize {
-        let mut uses: HashMap<u64, (usize, usize)> = HashMap::new();
-        for (time, &sample) in order.iter().enumerate() {
-            let (first, last) = groups.axes[0].touched(sample.into());
-            (first..=last).for_each(|cell| uses.entry(cell).or_insert((time, time)).1 = time);
-        }
-        (0..order.len()).map(|t| uses.values().filter(|(a, b)| (a..=b).contains(&&t)).count()).max().unwrap()
-    }
-
-    #[test]
-    fn no_more_groups_are_held_than_the_buffer_has() {
-        for (window, seed) in [(1, 1), (4, 2), (4, 3), (11, 4), (21, 5)] {
-            let groups = along_one(2000, window, 10);
-            let buffer = groups.buffer(&[1], 16, 10_000);
-            let order = groups.order(0..groups.samples(), buffer, &mut random(seed));
-            let held = most_held(&groups, &order);
-            // Wide windows reach over the borders of strands; SHUFFLE_SHARE of the reader leaves room for that.
-            assert!(held <= 20, "window {window}: {held} groups, {buffer:?}");
-            assert!(held >= 10, "window {window}: {held} groups, {buffer:?}");
-        }
+        Groups::new(&Windows::new(&[steps], &given).unwrap(), &[Grid::new([(0, vec![chunk])])])
+            .cut(u64::MAX)
+            .unwrap()
     }
 
     #[test]
@@ -371,11 +283,11 @@ mod tests {
     }
 
     /// Chunks of 4 x 8, patches of 2 x 4 that overlap.
-    fn patches() -> Groups {
+    pub(in super::super) fn patches() -> Groups {
         let given =
             WindowArguments { window: Some(&[2, 4]), stride: Some(&[1, 2]), ..WindowArguments::default() };
         let windows = Windows::new(&[21, 40], &given).unwrap();
-        Groups::new(&windows, &[Grid::new([(0, vec![4])]), Grid::new([(0, vec![8])])]).cut()
+        Groups::new(&windows, &[Grid::new([(0, vec![4])]), Grid::new([(0, vec![8])])]).cut(u64::MAX).unwrap()
     }
 
     #[test]
@@ -386,127 +298,40 @@ mod tests {
     }
 
     #[test]
-    fn rows_are_told_apart_in_any_number_of_dimensions() {
+    fn groups_are_numbered_as_positions_are() {
         let given = WindowArguments { window: Some(&[1, 2, 2, 1]), ..WindowArguments::default() };
         let windows = Windows::new(&[4, 6, 8, 3], &given).unwrap();
         let grids = [2, 2, 4, 1].map(|chunk| Grid::new([(0, vec![chunk])]));
-        let groups = Groups::new(&windows, &grids).cut();
+        let groups = Groups::new(&windows, &grids).cut(u64::MAX).unwrap();
         for depth in 1..=4 {
-            let mut rows: HashMap<u64, Vec<u64>> = HashMap::new();
-            for sample in 0..windows.len() {
-                let places = windows.places(sample);
-                let touched = |d: usize| groups.axes[d].touched(places[d]);
-                let (row, last) = groups.place(sample, depth);
-                assert_eq!(last, touched(depth - 1), "sample {sample}");
-                let cells: Vec<u64> = (0..depth - 1).map(|d| touched(d).0).collect();
-                assert_eq!(rows.entry(row).or_insert_with(|| cells.clone()), &cells, "sample {sample}");
-            }
-            let expected: usize = [2, 3, 2][..depth - 1].iter().product();
-            assert_eq!(rows.len(), expected, "depth {depth}");
-        }
-    }
-
-    /// An order as it is described, with lists of everything.
-    fn listed_order(
-        groups: &Groups,
-        positions: Range<u64>,
-        buffer: Buffer,
-        random: &mut ChaCha8Rng,
-    ) -> Vec<u32> {
-        struct Group {
-            row: u64,
-            cell: u64,
-            last: u64,
-            samples: Vec<(u32, u64)>,
-        }
-        let mut all: Vec<Group> = vec![];
-        for position in positions {
-            let sample = groups.sample(position);
-            let (row, (cell, last)) = groups.place(sample, buffer.depth);
-            match all.last_mut() {
-                Some(group) if (group.row, group.cell) == (row, cell) => {
-                    group.last = group.last.max(last);
-                    group.samples.push((sample as u32, last));
-                }
-                _ => all.push(Group { row, cell, last, samples: vec![(sample as u32, last)] }),
-            }
-        }
-        let mut runs: Vec<Vec<usize>> = vec![];
-        for (number, group) in all.iter().enumerate() {
-            let linked = |before: &Group| before.row == group.row && before.last >= group.cell;
-            match runs.last_mut() {
-                Some(run) if buffer.linked && linked(&all[number - 1]) => run.push(number),
-                _ => runs.push(vec![number]),
-            }
-        }
-        shuffle(&mut runs, random);
-        let mut chain = runs.concat();
-        let turn = below(chain.len() as u64, random) as usize;
-        chain.rotate_left(turn);
-        let mut strands = (buffer.strands as usize).min(chain.len());
-        if buffer.linked && strands > 1 {
-            strands -= strands % 2;
-        }
-        let mut labels = vec![];
-        let mut walks = vec![];
-        for strand in 0..strands {
-            let part = &chain[chain.len() * strand / strands..chain.len() * (strand + 1) / strands];
-            let mut stages: Vec<Vec<u32>> = vec![vec![]; part.len()];
-            for (place, &group) in part.iter().enumerate() {
-                for &(sample, last) in &all[group].samples {
-                    let reaches = |stage: usize| {
-                        strand % 2 == 0
-                            && stage < part.len()
-                            && part[stage] == part[stage - 1] + 1
-                            && all[part[stage]].row == all[group].row
-                            && all[part[stage]].cell <= last
-                    };
-                    let beyond = (place + 1..).take_while(|&stage| reaches(stage)).count();
-                    stages[place + beyond].push(sample);
+            let mut next = 0;
+            for group in 0..groups.count(depth) {
+                let positions = groups.positions(group, depth);
+                assert_eq!(positions.start, next, "group {group}");
+                next = positions.end;
+                let mut listed: Vec<u64> = positions.map(|position| groups.sample(position)).collect();
+                let all = groups.windows(group, depth);
+                assert_eq!(groups.samples_of(group, &all, depth), listed.len() as u64);
+                listed.sort_unstable();
+                let entries = 0..listed.len() as u64;
+                let mut samples: Vec<u64> =
+                    entries.map(|entry| groups.sample_of(group, &all, depth, entry)).collect();
+                samples.sort_unstable();
+                assert_eq!(samples, listed, "group {group}");
+                for sample in samples {
+                    let window = windows.places(sample)[depth - 1];
+                    assert!(all.contains(&window), "group {group}");
                 }
             }
-            if strand % 2 == 1 {
-                stages.reverse();
-            }
-            stages.iter_mut().for_each(|stage| shuffle(stage, random));
-            let walk = stages.concat();
-            labels.extend(std::iter::repeat_n(strand, walk.len()));
-            walks.push(walk.into_iter());
+            assert_eq!(next, groups.samples());
+            let first_of_rows = (0..groups.count(depth)).filter(|&group| groups.begins_row(group, depth));
+            assert_eq!(first_of_rows.count(), [2, 3, 2, 3][..depth - 1].iter().product::<usize>().max(1));
         }
-        shuffle(&mut labels, random);
-        labels.into_iter().map(|strand| walks[strand].next().unwrap()).collect()
     }
 
     proptest! {
         #[test]
-        fn an_order_is_the_one_that_is_described(
-            steps in 1u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
-            two: bool, depth in 1usize..3,
-        ) {
-            prop_assume!(window as u64 <= steps);
-            let groups = if two { patches() } else { along_one(steps, window, chunk) };
-            let buffer = Buffer { depth: if two { depth } else { 1 }, strands, linked };
-            let all = groups.samples();
-            let part = all / 5..all - all / 7;
-            let order = groups.order(part.clone(), buffer, &mut random(seed));
-            prop_assert_eq!(order, listed_order(&groups, part, buffer, &mut random(seed)));
-        }
-
-        #[test]
-        fn an_order_is_a_permutation(
-            steps in 1u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
-        ) {
-            prop_assume!(window as u64 <= steps);
-            let groups = along_one(steps, window, chunk);
-            let all = groups.samples();
-            let part = all / 3..all - all / 4;
-            let mut order = groups.order(part.clone(), Buffer { depth: 1, strands, linked }, &mut random(seed));
-            order.sort_unstable();
-            prop_assert_eq!(order, part.map(|sample| sample as u32).collect::<Vec<_>>());
-        }
-
-        #[test]
-        fn positions_sort_samples_by_chunk(depth in 1usize..3, strands in 1u64..9, linked: bool, seed: u8) {
+        fn positions_sort_samples_by_chunk(depth in 1usize..3) {
             let groups = patches();
             let all = groups.samples();
             let samples: Vec<u64> = (0..all).map(|position| groups.sample(position)).collect();
@@ -517,9 +342,24 @@ mod tests {
                 (along(0, sample / across), along(1, sample % across))
             };
             prop_assert!(samples.windows(2).all(|pair| (cell(pair[0]), pair[0]) < (cell(pair[1]), pair[1])));
-            let mut order = groups.order(0..all, Buffer { depth, strands, linked }, &mut random(seed));
-            order.sort_unstable();
-            prop_assert_eq!(order, (0..all as u32).collect::<Vec<_>>());
+            for position in 0..all {
+                let group = groups.group_at(position, depth);
+                prop_assert!(groups.positions(group, depth).contains(&position));
+            }
+        }
+
+        #[test]
+        fn windows_reach_as_far_as_they_touch(steps in 12u64..80, window in 1i64..12, chunk in 1u64..20) {
+            let groups = along_one(steps, window, chunk);
+            let touched = |window| groups.axes[0].touched(window);
+            for group in 0..groups.count(1) {
+                let windows = groups.windows(group, 1);
+                for into in group + 1..groups.count(1) {
+                    let cell = touched(groups.windows(into, 1).start).0;
+                    let first = windows.clone().find(|&window| touched(window).1 >= cell);
+                    prop_assert_eq!(groups.first_reaching(group, into, 1), first.unwrap_or(windows.end));
+                }
+            }
         }
     }
 }

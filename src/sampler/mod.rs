@@ -8,6 +8,7 @@ mod groups;
 mod order;
 mod random;
 mod rest;
+mod strands;
 mod visit;
 mod windows;
 
@@ -20,4 +21,4 @@ pub use windows::{WindowArguments, Windows};
 
 /// Version of the order of samples. It is raised whenever the same arguments would give another order, so that checkpoints of
 /// the old order are refused.
-pub const VERSION: u64 = 1;
+pub const VERSION: u64 = 2;

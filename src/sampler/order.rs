@@ -7,19 +7,23 @@
 //! what DALI's `Loader` does; a batch number is therefore the whole state.
 //!
 //! The shuffle permutes the samples of one visit to a reader shard. It is a function of seed, epoch and reader shard
-//! alone, so it needs no state, and it never moves a sample to another reader shard.
+//! alone, so it needs no state, and it never moves a sample to another reader shard. No list of samples is made: the sample
+//! at any place is computed, so that there may be as many as fit into the array.
 //!
 //! An epoch that was begun with another number of reader shards or another batch size can be finished: the samples that
 //! are left form one list, the same for every reader, and the list is cut into reader shards anew.
 
 use super::groups::{Buffer, Groups};
-use super::random;
+use super::random::permuted;
 use super::rest::{Played, Rest};
+use super::strands::Strands;
 use super::visit::{Visit, cut};
 use crate::error::Result;
 use crate::options::argument;
 
 use std::sync::{Arc, Mutex, PoisonError};
+
+use rand_chacha::rand_core::Rng;
 
 /// The sequence of batches of one reader.
 #[derive(Clone, Debug)]
@@ -36,8 +40,8 @@ pub struct Order {
     visits: Arc<Mutex<Visits>>,
 }
 
-/// The last visits that were asked for, the newest first; copies of an order share them.
-type Visits = Vec<(Visit, Vec<u32>)>;
+/// The last visits to samples in groups that were asked for, the newest first; copies of an order share them.
+type Visits = Vec<(Visit, Strands)>;
 
 /// How samples are shuffled.
 #[derive(Clone, Debug)]
@@ -90,18 +94,16 @@ pub struct OrderArguments {
 }
 
 impl Order {
-    /// The most samples that are shuffled: the numbers of shuffled samples have 32 bits.
-    pub const MOST_SHUFFLED: u64 = 1 << 30;
+    /// The most samples that are shuffled, so that products of what is counted have no more than 128 bits.
+    pub const MOST_SHUFFLED: u64 = 1 << 48;
     /// How many visits are kept besides the one that is asked for.
     const KEPT_VISITS: usize = 8;
-    /// The most samples in the lists of the kept visits; the newest list is kept whatever its length.
-    const KEPT_ENTRIES: usize = 1 << 20;
+    /// The most groups in the kept visits; the newest visit is kept however many it has.
+    const KEPT_GROUPS: usize = 1 << 18;
 
-    /// Bytes that shuffling a reader shard of `shard_samples` samples takes at most: the lists of this visit and of the one
-    /// before it, and with groups what the order of a visit is made from.
-    pub fn shuffle_bytes(shard_samples: u64, grouped: bool) -> u64 {
-        let made = if grouped { Groups::BYTES_PER_SAMPLE } else { 0 };
-        shard_samples.saturating_mul(2 * size_of::<u32>() as u64 + made)
+    /// Bytes that shuffling `groups` groups of samples takes at most: the lists of this visit and of the one before it.
+    pub fn shuffle_bytes(groups: u64) -> u64 {
+        groups.saturating_mul(2 * Strands::BYTES_PER_GROUP)
     }
 
     /// An order over `samples` samples.
@@ -271,30 +273,25 @@ impl Order {
     fn sample(&mut self, visit: Visit, place: u64) -> u64 {
         let start = cut(self.samples, visit.shards, visit.shard);
         let Some(shuffle) = &self.shuffle else { return start + place };
+        let end = cut(self.samples, visit.shards, visit.shard + 1);
+        let Some((groups, buffer)) = &shuffle.groups else {
+            return start + permuted(place, end - start, visit.random(shuffle.seed).next_u64());
+        };
         let mut visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some((_, order)) = visits.iter().find(|(known, _)| *known == visit) {
-            return order[place as usize].into();
+        if let Some((_, order)) = visits.iter_mut().find(|(known, _)| *known == visit) {
+            return order.sample(place);
         }
         // Old visits are dropped before the next one is made. A batch may hold the end of one visit and the start of the
         // next, and prefetching may be several small visits ahead.
         visits.truncate(Self::KEPT_VISITS);
-        let mut entries = 0;
+        let mut kept = 0;
         visits.retain(|(_, order)| {
-            let is_last = entries == 0;
-            entries += order.len();
-            is_last || entries <= Self::KEPT_ENTRIES
+            let is_last = kept == 0;
+            kept += order.groups();
+            is_last || kept <= Self::KEPT_GROUPS
         });
-        let end = cut(self.samples, visit.shards, visit.shard + 1);
-        let mut numbers = visit.random(shuffle.seed);
-        let order = match &shuffle.groups {
-            Some((groups, buffer)) => groups.order(start..end, *buffer, &mut numbers),
-            None => {
-                let mut order: Vec<u32> = (start..end).map(|sample| sample as u32).collect();
-                random::shuffle(&mut order, &mut numbers);
-                order
-            }
-        };
-        let sample = order[place as usize].into();
+        let mut order = Strands::new(groups.clone(), start..end, *buffer, visit.random(shuffle.seed));
+        let sample = order.sample(place);
         visits.insert(0, (visit, order));
         sample
     }
@@ -470,7 +467,7 @@ mod tests {
         assert_eq!(samples_of(&order(8, 1, 0, false, false, 8, Some(42)).batch(0)), PINNED);
     }
 
-    const PINNED: [u64; 8] = [0, 2, 7, 3, 5, 4, 1, 6];
+    const PINNED: [u64; 8] = [6, 2, 7, 3, 5, 4, 1, 0];
 
     #[test]
     fn shards_that_do_not_exist_are_refused() {

@@ -2,13 +2,14 @@
 
     python bounded.py PATH ARGUMENTS BATCHES [CHECKPOINT]
 
-ARGUMENTS is JSON with the operator's arguments and `batch_size`. Prints JSON: `error`, or null, and `grown`,
-the bytes that the process had at its peak beyond what it had before it built the pipeline. With INFO in place
-of BATCHES it describes the store.
+ARGUMENTS is JSON with the operator's arguments and `batch_size`. Prints JSON: `error`, or null, `seconds`, and
+`grown`, the bytes that the process had at its peak beyond what it had before it built the pipeline. With INFO
+in place of BATCHES it describes the store.
 """
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -46,7 +47,7 @@ def main(path, arguments, batches, checkpoint=None):
     warm_up(Path(path).with_name("warm.zarr"))
     Path("/proc/self/clear_refs").write_text("5")
     before = memory("VmRSS")
-    error, values = None, None
+    error, values, began = None, None, time.monotonic()
     try:
         if batches == "INFO":
             values = repr(zarr_dali.info(path, **json.loads(arguments)))
@@ -60,7 +61,9 @@ def main(path, arguments, batches, checkpoint=None):
             values = [float(np.min(output)), float(np.max(output))] if int(batches) else None
     except Exception as caught:  # whatever Python can catch
         error = f"{type(caught).__name__}: {caught}"
-    print(json.dumps({"error": error, "values": values, "grown": memory("VmHWM") - before}))
+    seconds = time.monotonic() - began
+    grown = memory("VmHWM") - before
+    print(json.dumps({"error": error, "values": values, "grown": grown, "seconds": seconds}))
 
 
 if __name__ == "__main__":

@@ -261,7 +261,12 @@ def test_the_number_of_chunks_is_no_matter(tmp_path, samples):
         assert found["error"] is None and found["values"] == [7, 7], (arguments, found)
         assert found["grown"] < BUDGET + CONSTANT, found
     refused(folder, "`exclude`", exclude=[3])
-    refused(folder, "`random_shuffle`", random_shuffle=True)
+    if samples > 1 << 48:
+        refused(folder, "`random_shuffle`", random_shuffle=True)
+    else:
+        found = read(folder, host_memory_budget=BUDGET, random_shuffle=True)
+        assert found["error"] is None and found["values"] == [7, 7], found
+        assert found["grown"] < BUDGET + CONSTANT, found
     refused(folder, "`host_memory_budget`", window=[1 << 39])
 
 
@@ -275,16 +280,23 @@ def test_a_list_of_windows_is_counted(tmp_path):
 
 
 @pytest.mark.full
-def test_the_list_of_a_shuffle_is_counted(tmp_path):
-    folder = array(tmp_path / "a.zarr", [1 << 26], [1], fill=7)
-    refused(folder, "`host_memory_budget`", "67108864 shuffled samples", random_shuffle=True)
-    some = array(tmp_path / "b.zarr", [1 << 22], [1], fill=7)
-    # Eight bytes for a sample where no chunk has several, not half a hundred.
-    found = read(some, host_memory_budget=BUDGET, random_shuffle=True)
-    assert found["error"] is None and found["grown"] < 60 * MIB, found
-    grouped = array(tmp_path / "c.zarr", [1 << 22], [2], fill=7)
-    found = read(grouped, host_memory_budget=97 * MIB, random_shuffle=True)
+def test_the_groups_of_a_shuffle_are_counted(tmp_path):
+    folder = array(tmp_path / "a.zarr", [1 << 26], [2], fill=7)
+    refused(folder, "`host_memory_budget`", "33554432 shuffled groups", random_shuffle=True)
+    some = array(tmp_path / "b.zarr", [1 << 22], [2], fill=7)
+    found = read(some, host_memory_budget=97 * MIB, random_shuffle=True)
     assert found["error"] is None and found["grown"] < 120 * MIB, found
+
+
+def test_a_shuffle_takes_no_memory_for_samples(tmp_path):
+    """Dense patches of a volume: 5 * 10^11 samples, shuffled as soon as they are in order."""
+    folder = array(tmp_path / "a.zarr", [4096, 16384, 8192], [128, 512, 512], fill=7)
+    arguments = {"window": [8, 8, 8], "stride": [1, 1, 1], "host_memory_budget": 1 << 30, "batch_size": 2}
+    in_order = read(folder, **arguments)
+    found = read(folder, random_shuffle=True, **arguments)
+    assert found["error"] is None and set(found["values"]) == {7}, found
+    assert found["grown"] < in_order["grown"] + (256 << 20), (found, in_order)
+    assert found["seconds"] < in_order["seconds"] + 1, (found, in_order)
 
 
 @pytest.mark.parametrize("samples", [1 << 40, 1 << 62])

@@ -1,0 +1,471 @@
+//! The order of one visit to samples that share chunks. Of any place it tells the sample; it takes some bytes for each group
+//! and none for each sample. `groups.rs` has the picture.
+
+use super::groups::{Buffer, Groups};
+use super::random::{below, mixed, permuted, shuffle};
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::Rng;
+
+/// The samples of some positions in the order of a visit.
+#[derive(Clone)]
+pub(super) struct Strands {
+    groups: Arc<Groups>,
+    depth: usize,
+    positions: Range<u64>,
+    /// The group of the first position; the chain counts from it.
+    first_group: u64,
+    /// Groups in the order of the chain.
+    chain: Vec<u32>,
+    /// How many samples of its strand have come when a stage ends, for the stages of each strand in their order.
+    ends: Vec<u64>,
+    strands: usize,
+    /// What stages are shuffled by.
+    key: u64,
+    random: ChaCha8Rng,
+    round: Round,
+}
+
+/// Samples that are interleaved at random: neighbours in the order of the visit.
+#[derive(Clone, Default)]
+struct Round {
+    /// The place of its first sample in the visit.
+    first: u64,
+    /// For each place, the strand and how many samples of the strand come before.
+    entries: Vec<(u32, u64)>,
+}
+
+impl fmt::Debug for Strands {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Strands")
+            .field("positions", &self.positions)
+            .field("groups", &self.chain.len())
+            .field("strands", &self.strands)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Samples that a stage takes of a group.
+enum Taken {
+    /// Those of windows in a range, along the dimension that cuts last.
+    Windows(Range<u64>),
+    /// Those of positions in a range.
+    Positions(Range<u64>),
+}
+
+impl Strands {
+    /// Bytes for each group, of which 8 are for the list of runs and free again once the order is made.
+    pub const BYTES_PER_GROUP: u64 = 20;
+    /// The fewest samples that are interleaved at random; there are at least this many for each strand, too.
+    const ROUND_SAMPLES: u64 = 4096;
+    const ROUND_SAMPLES_OF_STRAND: u64 = 4;
+
+    pub fn new(groups: Arc<Groups>, positions: Range<u64>, buffer: Buffer, mut random: ChaCha8Rng) -> Self {
+        let first_group = groups.group_at(positions.start, buffer.depth);
+        let last_group = groups.group_at(positions.end - 1, buffer.depth);
+        let is_linked = |group| buffer.linked && groups.is_linked(group, buffer.depth);
+        let mut runs: Vec<(u32, u32)> = vec![];
+        for group in first_group..=last_group {
+            let number = (group - first_group) as u32;
+            match runs.last_mut() {
+                Some(run) if is_linked(group) => run.1 += 1,
+                _ => runs.push((number, number + 1)),
+            }
+        }
+        shuffle(&mut runs, &mut random);
+        let mut chain = Vec::with_capacity((last_group - first_group + 1) as usize);
+        chain.extend(runs.into_iter().flat_map(|(start, end)| start..end));
+        let turn = below(chain.len() as u64, &mut random) as usize;
+        chain.rotate_left(turn);
+        let mut strands = buffer.strands.min(chain.len() as u64) as usize;
+        if buffer.linked && strands > 1 {
+            strands -= strands % 2;
+        }
+        let (key, depth) = (random.next_u64(), buffer.depth);
+        let mut order = Self {
+            groups,
+            depth,
+            positions,
+            first_group,
+            chain,
+            ends: vec![],
+            strands,
+            key,
+            random,
+            round: Round::default(),
+        };
+        order.ends = order.stage_ends();
+        order
+    }
+
+    /// How many groups the order has.
+    pub fn groups(&self) -> usize {
+        self.chain.len()
+    }
+
+    /// The sample at a place.
+    pub fn sample(&mut self, place: u64) -> u64 {
+        let inside =
+            |round: &Round| place.checked_sub(round.first).filter(|&i| i < round.entries.len() as u64);
+        let at = match inside(&self.round) {
+            Some(at) => at,
+            None => {
+                self.round = self.round_of(place);
+                place - self.round.first
+            }
+        };
+        let (strand, before) = self.round.entries[at as usize];
+        self.walked(strand as usize, before)
+    }
+
+    /// The places in the chain that a strand has.
+    fn part(&self, strand: usize) -> Range<usize> {
+        let place = |strand| self.chain.len() * strand / self.strands;
+        place(strand)..place(strand + 1)
+    }
+
+    /// The place in the chain that a stage of a strand is named by.
+    fn chain_place(&self, strand: usize, stage: usize) -> usize {
+        let part = self.part(strand);
+        if is_forward(strand) { part.start + stage } else { part.end - 1 - stage }
+    }
+
+    fn stage_ends(&self) -> Vec<u64> {
+        let mut ends = Vec::with_capacity(self.chain.len());
+        for strand in 0..self.strands {
+            let mut end = 0;
+            for stage in 0..self.part(strand).len() {
+                end += self.stage(strand, stage).map(|(group, taken)| self.count(group, &taken)).sum::<u64>();
+                ends.push(end);
+            }
+        }
+        ends
+    }
+
+    /// The samples of a stage: with those of the group itself, of groups before it that reach into it. A walk backward has
+    /// seen what its groups reach into.
+    fn stage(&self, strand: usize, stage: usize) -> impl Iterator<Item = (u64, Taken)> + '_ {
+        let part = self.part(strand);
+        let place = self.chain_place(strand, stage);
+        let next = (is_forward(strand) && place + 1 < part.end && self.follows(place + 1)).then(|| place + 1);
+        let before =
+            (part.start..place).rev().take_while(move |&at| is_forward(strand) && self.follows(at + 1));
+        let of_group = move |at: usize| {
+            let group = self.group(at);
+            // Windows reach further, the further they start.
+            let reaching = |into: Option<usize>| {
+                into.map(|into| self.groups.first_reaching(group, self.group(into), self.depth))
+            };
+            let all = self.groups.windows(group, self.depth);
+            let from = reaching((at < place).then_some(place)).unwrap_or(all.start);
+            let to = reaching(next).unwrap_or(all.end);
+            // Without a window that reaches so far, no group before this one has any.
+            (from < all.end).then_some((group, from..to, all))
+        };
+        let taken = std::iter::once(place).chain(before).map_while(of_group);
+        taken.filter(|(_, taken, _)| !taken.is_empty()).filter_map(|(group, taken, all)| {
+            match self.cut(group) {
+                None => Some((group, Taken::Windows(taken))),
+                // Of a group that reader shards cut, all samples come with the last of its windows.
+                Some(positions) => (taken.end == all.end).then_some((group, Taken::Positions(positions))),
+            }
+        })
+    }
+
+    fn group(&self, place: usize) -> u64 {
+        self.first_group + u64::from(self.chain[place])
+    }
+
+    /// Whether the group at a place of the chain lies behind the one before it, in the same row of groups.
+    fn follows(&self, place: usize) -> bool {
+        self.chain[place] == self.chain[place - 1].wrapping_add(1)
+            && !self.groups.begins_row(self.group(place), self.depth)
+    }
+
+    /// The positions of a group, if not all of them are in this order.
+    fn cut(&self, group: u64) -> Option<Range<u64>> {
+        let all = self.groups.positions(group, self.depth);
+        let inside = all.start.max(self.positions.start)..all.end.min(self.positions.end);
+        (inside != all).then_some(inside)
+    }
+
+    fn count(&self, group: u64, taken: &Taken) -> u64 {
+        match taken {
+            Taken::Windows(windows) => self.groups.samples_of(group, windows, self.depth),
+            Taken::Positions(positions) => positions.end - positions.start,
+        }
+    }
+
+    /// The sample of a strand that comes after that many others of it.
+    fn walked(&self, strand: usize, before: u64) -> u64 {
+        let ends = &self.ends[self.part(strand)];
+        let stage = ends.partition_point(|&end| end <= before);
+        let start = stage.checked_sub(1).map_or(0, |last| ends[last]);
+        let key = mixed(self.key ^ self.chain_place(strand, stage) as u64);
+        let mut entry = permuted(before - start, ends[stage] - start, key);
+        for (group, taken) in self.stage(strand, stage) {
+            let count = self.count(group, &taken);
+            match taken {
+                _ if entry >= count => entry -= count,
+                Taken::Windows(windows) => return self.groups.sample_of(group, &windows, self.depth, entry),
+                Taken::Positions(positions) => return self.groups.sample(positions.start + entry),
+            }
+        }
+        unreachable!("a stage has as many samples as were counted")
+    }
+
+    /// The round that has a place.
+    fn round_of(&self, place: u64) -> Round {
+        // The last round that begins at or before the place.
+        let (mut number, mut end) = (0, self.rounds());
+        while end - number > 1 {
+            let middle = number + (end - number) / 2;
+            if self.round_start(middle) <= place { number = middle } else { end = middle }
+        }
+        let mut labels = vec![];
+        let mut before: Vec<u64> = vec![];
+        for strand in 0..self.strands {
+            let (from, to) = (self.progress(strand, number), self.progress(strand, number + 1));
+            labels.extend(std::iter::repeat_n(strand as u32, (to - from) as usize));
+            before.push(from);
+        }
+        let mut random = self.random.clone();
+        // A stream of its own for each round; the chain was made from stream 0.
+        random.set_stream(number + 1);
+        shuffle(&mut labels, &mut random);
+        let entry = |strand: u32| {
+            let before = &mut before[strand as usize];
+            *before += 1;
+            (strand, *before - 1)
+        };
+        Round { first: self.round_start(number), entries: labels.into_iter().map(entry).collect() }
+    }
+
+    fn rounds(&self) -> u64 {
+        let samples = Self::ROUND_SAMPLES.max(Self::ROUND_SAMPLES_OF_STRAND * self.strands as u64);
+        (self.positions.end - self.positions.start).div_ceil(samples)
+    }
+
+    fn round_start(&self, round: u64) -> u64 {
+        (0..self.strands).map(|strand| self.progress(strand, round)).sum()
+    }
+
+    /// How many samples of a strand come before a round. Strands go on at the same rate, but begin apart by a part of a group
+    /// each, so that they do not all come to their next group at once, and end together.
+    fn progress(&self, strand: usize, round: u64) -> u64 {
+        let part = self.part(strand);
+        let stages = part.len() as u128;
+        let samples = u128::from(self.ends[part.end - 1]);
+        let (round, rounds, strands) = (u128::from(round), u128::from(self.rounds()), self.strands as u128);
+        let lag = (round * stages).min(rounds).min((rounds - round) * stages);
+        let done = round * stages * strands - strand as u128 * lag;
+        (samples * done / (rounds * stages * strands)) as u64
+    }
+}
+
+/// Neighbouring strands are walked in opposite directions.
+fn is_forward(strand: usize) -> bool {
+    strand % 2 == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::groups::tests::{along_one, patches};
+    use super::super::{Grid, WindowArguments, Windows};
+    use super::*;
+    use proptest::prelude::*;
+    use rand_chacha::rand_core::SeedableRng;
+
+    use std::collections::{HashMap, HashSet};
+
+    fn order(groups: &Arc<Groups>, positions: Range<u64>, buffer: Buffer, seed: u8) -> Strands {
+        Strands::new(groups.clone(), positions, buffer, ChaCha8Rng::from_seed([seed; 32]))
+    }
+
+    fn listed(order: &mut Strands) -> Vec<u64> {
+        (0..order.positions.end - order.positions.start).map(|place| order.sample(place)).collect()
+    }
+
+    /// How many groups are held at most, if a group is held from its first use to its last.
+    fn most_held(touched: impl Fn(u64) -> (u64, u64), order: &[u64]) -> usize {
+        let mut uses: HashMap<u64, (usize, usize)> = HashMap::new();
+        for (time, &sample) in order.iter().enumerate() {
+            let (first, last) = touched(sample);
+            (first..=last).for_each(|cell| uses.entry(cell).or_insert((time, time)).1 = time);
+        }
+        (0..order.len()).map(|t| uses.values().filter(|(a, b)| (a..=b).contains(&&t)).count()).max().unwrap()
+    }
+
+    #[test]
+    fn no_more_groups_are_held_than_the_buffer_has() {
+        // Once all in one round, once in many.
+        for (steps, seed) in [(2000, 1), (40_000, 2)] {
+            for window in [1, 4, 11, 21] {
+                let groups = Arc::new(along_one(steps, window, 10));
+                let buffer = groups.buffer(&[1], 16, 10_000);
+                let order = listed(&mut order(&groups, 0..groups.samples(), buffer, seed));
+                let last = |sample: u64| (sample + window as u64 - 1) / 10;
+                let held = most_held(|sample| (sample / 10, last(sample)), &order);
+                // Wide windows reach over the borders of strands; SHUFFLE_SHARE of the reader leaves room for that.
+                assert!((10..=20).contains(&held), "window {window}: {held} groups, {buffer:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn strands_come_to_their_next_groups_one_after_another() {
+        let groups = Arc::new(along_one(320_000, 1, 1000));
+        let buffer = groups.buffer(&[1], 32, 100_000);
+        let order = listed(&mut order(&groups, 0..groups.samples(), buffer, 1));
+        let mut seen = HashSet::new();
+        let fresh: Vec<usize> = order
+            .chunks(8000)
+            .map(|samples| samples.iter().filter(|&&sample| seen.insert(sample / 1000)).count())
+            .collect();
+        // 8 of 320 groups are new in each fortieth of a visit, twice as many where the strands that are behind catch up.
+        let (start, rest) = fresh.split_at(4);
+        assert!(start.iter().sum::<usize>() <= 32 + 4 * 8, "{start:?}");
+        assert!(rest.iter().all(|&fresh| fresh <= 16), "{rest:?}");
+    }
+
+    #[test]
+    fn any_number_of_samples_is_shuffled_in_no_time() {
+        let given = WindowArguments {
+            window: Some(&[1, 16, 16, 16]),
+            stride: Some(&[1, 1, 1, 1]),
+            ..WindowArguments::default()
+        };
+        let windows = Windows::new(&[1000, 1000, 1000, 1000], &given).unwrap();
+        let grids = [1, 128, 128, 128].map(|chunk| Grid::new([(0, vec![chunk])]));
+        let groups = Arc::new(Groups::new(&windows, &grids).cut(u64::MAX).unwrap());
+        assert!(groups.samples() > 900_000_000_000);
+        let buffer = groups.buffer(&[1 << 31, 1 << 28, 1 << 25, 1 << 22], 1 << 30, 1 << 20);
+        let mut order = order(&groups, 0..groups.samples(), buffer, 1);
+        let began = std::time::Instant::now();
+        let mut samples: Vec<u64> = (0..10_000).map(|place| order.sample(place)).collect();
+        samples.push(order.sample(groups.samples() - 1));
+        samples.push(order.sample(groups.samples() / 2));
+        assert!(samples.iter().all(|&sample| sample < groups.samples()));
+        assert_eq!(samples.iter().collect::<HashSet<_>>().len(), samples.len());
+        assert!(began.elapsed().as_secs() < 5);
+    }
+
+    /// The stages of all strands as they are described, with lists of everything.
+    fn listed_stages(
+        order: &Strands,
+        touched: impl Fn(u64) -> (u64, u64),
+        row: impl Fn(u64) -> u64,
+    ) -> Vec<Vec<HashSet<u64>>> {
+        struct Group {
+            row: u64,
+            cell: u64,
+            is_cut: bool,
+            /// Each sample and the last cell that it touches.
+            samples: Vec<(u64, u64)>,
+        }
+        let mut all: Vec<Group> = vec![];
+        let first = order.first_group;
+        for number in 0..order.chain.len() as u64 {
+            let positions = order.groups.positions(first + number, order.depth);
+            let inside = positions.start.max(order.positions.start)..positions.end.min(order.positions.end);
+            let is_cut = inside != positions;
+            let samples = |range: Range<u64>| {
+                range.map(|position| order.groups.sample(position)).map(|sample| (sample, touched(sample).1))
+            };
+            // Samples of a group that is cut come as late as any of the whole group does.
+            let last = samples(positions.clone()).map(|(_, last)| last).max().unwrap();
+            let samples = samples(inside)
+                .map(|(sample, own)| (sample, if is_cut { last } else { own }))
+                .collect::<Vec<_>>();
+            let start = order.groups.sample(positions.start);
+            all.push(Group { row: row(start), cell: touched(start).0, is_cut, samples });
+        }
+        (0..order.strands)
+            .map(|strand| {
+                let part = &order.chain[order.part(strand)];
+                let mut stages: Vec<HashSet<u64>> = vec![HashSet::new(); part.len()];
+                for (place, &number) in part.iter().enumerate() {
+                    let group = &all[number as usize];
+                    for &(sample, last) in &group.samples {
+                        let reaches = |stage: usize| {
+                            strand % 2 == 0
+                                && stage < part.len()
+                                && part[stage] == part[stage - 1] + 1
+                                && all[part[stage] as usize].row == group.row
+                                && all[part[stage] as usize].cell <= last
+                        };
+                        let beyond = (place + 1..).take_while(|&stage| reaches(stage)).count();
+                        stages[place + beyond].insert(sample);
+                    }
+                    assert!(group.is_cut || !group.samples.is_empty());
+                }
+                if strand % 2 == 1 {
+                    stages.reverse();
+                }
+                stages
+            })
+            .collect()
+    }
+
+    proptest! {
+        #[test]
+        fn each_strand_yields_its_stages_one_after_another(
+            steps in 12u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
+            two: bool, depth in 1usize..3, shards in 1u64..4, shard in 0u64..4,
+        ) {
+            prop_assume!(shard < shards);
+            let (groups, depth) = if two { (patches(), depth) } else { (along_one(steps, window, chunk), 1) };
+            let groups = Arc::new(groups);
+            let all = groups.samples();
+            prop_assume!(shards <= all);
+            let part = all * shard / shards..all * (shard + 1) / shards;
+            let mut order = order(&groups, part.clone(), Buffer { depth, strands, linked }, seed);
+            // Of patches: 2 x 4 each, 2 apart along the second dimension, chunks of 4 x 8.
+            let touched = |sample: u64| match (two, depth) {
+                (true, 1) => (sample / 19 / 4, (sample / 19 + 1) / 4),
+                (true, _) => (sample % 19 * 2 / 8, (sample % 19 * 2 + 3) / 8),
+                (false, _) => (sample / chunk, (sample + window as u64 - 1) / chunk),
+            };
+            let row = |sample: u64| if two && depth == 2 { sample / 19 / 4 } else { 0 };
+            let stages = listed_stages(&order, touched, row);
+            let samples = listed(&mut order);
+            let mut of_strands: Vec<_> = stages.iter().map(|stages| (0, stages, HashSet::new())).collect();
+            let strand_of: HashMap<u64, usize> = stages.iter().enumerate()
+                .flat_map(|(strand, stages)| stages.iter().flatten().map(move |&sample| (sample, strand)))
+                .collect();
+            for sample in &samples {
+                let (stage, stages, seen) = &mut of_strands[strand_of[sample]];
+                while *seen == stages[*stage] {
+                    *stage += 1;
+                    seen.clear();
+                }
+                prop_assert!(stages[*stage].contains(sample) && seen.insert(*sample));
+            }
+            let mut sorted = samples.clone();
+            sorted.sort_unstable();
+            let mut expected: Vec<u64> = part.map(|position| groups.sample(position)).collect();
+            expected.sort_unstable();
+            prop_assert_eq!(sorted, expected);
+        }
+
+        #[test]
+        fn places_may_be_asked_for_in_any_order(
+            steps in 5000u64..30_000, window in 1i64..12, chunk in 1u64..500, strands in 1u64..50, linked: bool, seed: u8,
+            places in prop::collection::vec(any::<prop::sample::Index>(), 20),
+        ) {
+            let groups = Arc::new(along_one(steps, window, chunk));
+            let mut one = order(&groups, 0..groups.samples(), Buffer { depth: 1, strands, linked }, seed);
+            let all = listed(&mut one);
+            prop_assert_eq!(all.iter().collect::<HashSet<_>>().len() as u64, groups.samples());
+            let mut other = order(&groups, 0..groups.samples(), Buffer { depth: 1, strands, linked }, seed);
+            for place in places {
+                let place = place.index(all.len());
+                prop_assert_eq!(other.sample(place as u64), all[place]);
+            }
+        }
+    }
+}
