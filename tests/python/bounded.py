@@ -2,7 +2,7 @@
 
     python bounded.py PATH ARGUMENTS BATCHES [CHECKPOINT]
 
-ARGUMENTS is JSON with the operator's arguments and `batch_size`. Prints JSON: `error`, or null, `seconds`, and
+ARGUMENTS is JSON with the operator's arguments and `batch_size`. Prints JSON: `error`, or null, `seconds` and
 `grown`, the bytes that the process had at its peak beyond what it had before it built the pipeline. With INFO
 in place of BATCHES it describes the store.
 """
