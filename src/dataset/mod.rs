@@ -3,6 +3,7 @@
 mod array;
 mod cf;
 mod chain;
+mod codec_defaults;
 mod codecs;
 mod declared;
 mod element;

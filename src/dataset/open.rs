@@ -2,6 +2,7 @@
 
 use super::array::ArrayInfo;
 use super::chain::ReadCodec;
+use super::codec_defaults;
 use super::codecs::{self, Culprit, drop_bitround};
 use super::declared::Declared;
 use super::element::{ElementType, StoredType};
@@ -277,6 +278,7 @@ impl<'a> OpenStore<'a> {
         let Some(((logical, components), declared)) = declared else {
             return Err(Error::DataType { at, data_type: type_name });
         };
+        codec_defaults::complete(&mut metadata, logical.size_bytes() as u64 * components);
         let type_name = time.or_else(|| declared.name_v3().map(|name| name.into())).unwrap_or(type_name);
         let refused = |codec: Culprit| Error::Codec {
             at: at.clone(),

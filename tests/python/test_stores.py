@@ -3,6 +3,7 @@ stacked arrays, and codecs that nobody knows.
 """
 
 import itertools
+import json
 import re
 import warnings
 
@@ -590,3 +591,64 @@ def test_checkpoint_of_a_stack(backend, tmp_path):
     build(backend, tmp_path, stack=True, **arguments)
     with pytest.raises(RuntimeError, match="stack"):
         build(backend, tmp_path, **arguments)
+
+
+LEFT_OUT = {
+    "zstd": {"codecs": ["bytes", {"name": "zstd", "configuration": {"level": 3}}]},
+    "gzip": {"codecs": ["bytes", {"name": "gzip", "configuration": {}}]},
+    "blosc": {"codecs": ["bytes", {"name": "blosc", "configuration": {"cname": "lz4"}}]},
+    "sharded": {"codecs": [{"name": "sharding_indexed", "configuration": {"chunk_shape": [2, 6]}}]},
+    "inner": {
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {
+                    "chunk_shape": [2, 6],
+                    "codecs": ["bytes", {"name": "zstd", "configuration": {}}],
+                },
+            }
+        ]
+    },
+    **{
+        name: {"codecs": ["bytes", {"name": f"numcodecs.{name}", "configuration": {}}]}
+        for name in ("zlib", "bz2", "lz4", "shuffle", "zstd")
+    },
+    "v2 zstd": {"compressor": {"id": "zstd"}},
+    "v2 blosc": {"compressor": {"id": "blosc"}, "filters": [{"id": "shuffle"}]},
+}
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+@pytest.mark.filterwarnings("ignore")
+def test_parameters_of_codecs_have_the_defaults_of_zarr_python(backend, tmp_path, name):
+    """Metadata that leave out parameters of codecs are read as zarr-python writes and reads them."""
+    chain = LEFT_OUT[name]
+    if "codecs" in chain and 3 not in FORMATS:
+        pytest.skip("zarr-python 2 writes no Zarr v3")
+    metadata = {"shape": [8, 6], "fill_value": 0}
+    if "codecs" in chain:
+        little = {"name": "bytes", "configuration": {"endian": "little"}}
+        codecs = [little if codec == "bytes" else codec for codec in chain["codecs"]]
+        metadata |= {
+            "zarr_format": 3,
+            "node_type": "array",
+            "data_type": "float32",
+            "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 6]}},
+            "chunk_key_encoding": {"name": "default"},
+            "codecs": codecs,
+        }
+    else:
+        metadata |= {
+            "zarr_format": 2,
+            "chunks": [4, 6],
+            "dtype": "<f4",
+            "order": "C",
+            "filters": None,
+        } | chain
+    file = tmp_path / ("zarr.json" if "codecs" in chain else ".zarray")
+    file.write_text(json.dumps(metadata))
+    values = np.arange(1, 49, dtype="float32").reshape(8, 6)
+    zarr.open_array(tmp_path, mode="r+")[:] = values
+    # Writing may have written the parameters, too.
+    file.write_text(json.dumps(metadata))
+    assert_reads(backend, tmp_path, None, values)
