@@ -71,6 +71,13 @@ pub enum Obstacle {
         /// Why.
         problem: &'static str,
     },
+    /// An object that lies outside of a store, which names it.
+    Target {
+        /// Its URL or path, without secrets.
+        url: String,
+        /// Why it cannot be read, and what to do.
+        problem: String,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -124,6 +131,7 @@ impl fmt::Display for Obstacle {
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
             ),
+            Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"
