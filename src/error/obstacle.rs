@@ -71,6 +71,11 @@ pub enum Obstacle {
         /// Why.
         problem: &'static str,
     },
+    /// References, or one of them, that cannot be read.
+    References {
+        /// Why.
+        problem: String,
+    },
     /// An object that lies outside of a store, which names it.
     Target {
         /// Its URL or path, without secrets.
@@ -130,6 +135,10 @@ impl fmt::Display for Obstacle {
             Self::Zip { problem } => write!(
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
+            ),
+            Self::References { problem } => write!(
+                f,
+                "the references cannot be read, {problem}; write them again with kerchunk or VirtualiZarr"
             ),
             Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
             Self::TooLarge { bytes, most_bytes } => write!(
