@@ -73,7 +73,7 @@ pub enum Obstacle {
     },
     /// References, or one of them, that cannot be read.
     References {
-        /// Why.
+        /// Why, and what to do.
         problem: String,
     },
     /// An object that lies outside of a store, which names it.
@@ -136,10 +136,7 @@ impl fmt::Display for Obstacle {
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
             ),
-            Self::References { problem } => write!(
-                f,
-                "the references cannot be read, {problem}; write them again with kerchunk or VirtualiZarr"
-            ),
+            Self::References { problem } => write!(f, "the references cannot be read, {problem}"),
             Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,

@@ -120,7 +120,8 @@ impl ReferenceStore {
         let table = Table::parse(&document).map_err(|problem| unreadable("", problem))?;
         drop(document);
         let check = |name: &str| self.targets.check(name).map_err(|error| error.to_string());
-        table.check(check).map_err(|problem| unreadable("", problem))?;
+        // Which says itself what to do.
+        table.check(check).map_err(|problem| io::Error::from(Obstacle::References { problem }))?;
         Ok((table, version))
     }
 
@@ -225,7 +226,8 @@ fn absent() -> io::Error {
 
 /// An error about a part of the references.
 fn unreadable(part: &str, problem: String) -> io::Error {
-    let problem = if part.is_empty() { problem } else { format!("{part}: {problem}") };
+    let of = if part.is_empty() { String::new() } else { format!("{part}: ") };
+    let problem = format!("{of}{problem}; write them again with kerchunk or VirtualiZarr");
     Obstacle::References { problem }.into()
 }
 
