@@ -4,7 +4,8 @@
 //! has no reference is missing; what a reference leads to has to be there.
 
 use super::connections::Connections;
-use super::contract::{Body, Extent, Head, Listing, Store, Version, read_whole};
+use super::contract::{Body, Extent, Head, Listing, Store, Version, read_body, read_whole};
+use super::documents;
 use super::reference_json::Table;
 use super::reference_parquet::{Catalogue, Record, Row};
 use super::reference_table::Reference;
@@ -36,7 +37,7 @@ pub struct ReferenceStore {
 /// What is known of a document, by all stores of it.
 #[derive(Clone)]
 enum Contents {
-    Json(Arc<OnceCell<(Table, Version)>>),
+    Json(Arc<OnceCell<(Arc<Table>, Version)>>),
     Parquet(Arc<Parquet>),
 }
 
@@ -115,10 +116,20 @@ impl ReferenceStore {
         }
     }
 
-    async fn read_json(&self) -> io::Result<(Table, Version)> {
-        let (document, version) = self.read(&self.key, Self::MOST_JSON_BYTES).await?.ok_or_else(absent)?;
-        let table = Table::parse(&document).map_err(|problem| unreadable("", problem))?;
-        drop(document);
+    async fn read_json(&self) -> io::Result<(Arc<Table>, Version)> {
+        let body = self.store.get(&self.key, Extent::Whole, None).await?.ok_or_else(absent)?;
+        let place = match self.store.folder() {
+            Some(folder) => folder.path().join(&self.key).to_string_lossy().into_owned(),
+            None => format!("{:?}/{}", self.store, self.key),
+        };
+        let (table, version) = match documents::find(&place, &body.head.version) {
+            Some(table) => (table, body.head.version),
+            None => {
+                let (document, version) = read_body(body, Self::MOST_JSON_BYTES).await?;
+                let table = Table::parse(&document).map_err(|problem| unreadable("", problem))?;
+                (documents::note(&place, &version, table), version)
+            }
+        };
         let check = |name: &str| self.targets.check(name).map_err(|error| error.to_string());
         // Which says itself what to do.
         table.check(check).map_err(|problem| io::Error::from(Obstacle::References { problem }))?;

@@ -24,7 +24,7 @@ use futures::{StreamExt, TryStreamExt, stream};
 /// Where the document lies that names the objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// In this folder of this machine.
+    /// In this folder of this machine, of which this is the whole path.
     Folder(PathBuf),
     /// Below this URL, which ends without a slash.
     Url(String),
@@ -44,9 +44,12 @@ pub struct Targets {
     access: Access,
     origin: Origin,
     connections: Option<Connections>,
-    /// The buckets, hosts and folders that were asked so far, by their URL and the URL that their options were given under.
-    stores: Mutex<BTreeMap<(String, Option<String>), Arc<dyn Store>>>,
+    /// The buckets, hosts and folders that were asked so far.
+    stores: Mutex<BTreeMap<StoreName, Arc<dyn Store>>>,
 }
+
+/// URL of a bucket, a host or a folder, and the URL that its options were given under.
+type StoreName = (String, Option<String>);
 
 /// What a name stands for.
 #[derive(Debug, PartialEq, Eq)]
@@ -87,10 +90,11 @@ impl Targets {
     /// # Errors
     /// Names that cannot be used, and files of this machine that the document may not name.
     pub fn check(&self, name: &str) -> io::Result<()> {
-        match self.place(name) {
-            Ok(_) => Ok(()),
-            Err(problem) => Err(failed(name, problem)),
-        }
+        let checked = match self.place(name) {
+            Ok(Place::File(path)) => self.file(&path).map(drop).map_err(text_of),
+            place => place.map(drop),
+        };
+        checked.map_err(|problem| failed(name, problem))
     }
 
     /// Asks for bytes of an object or of a piece of it. Length and ranges of the answer are those of the piece; the version is the object's.
@@ -168,37 +172,41 @@ impl Targets {
     }
 
     fn find_file(&self, path: &Path) -> io::Result<(Arc<dyn Store>, String)> {
-        let Origin::Folder(folder) = &self.origin else { return Err(absent()) };
-        let below = |root: &Path, path: &Path| {
-            Some(path.strip_prefix(root).ok()?.to_str()?.to_string()).filter(|key| !key.is_empty())
-        };
+        let (root, key) = self.file(path)?.ok_or_else(absent)?;
+        let name = root.to_string_lossy().into_owned();
         let follow_links = self.access.follow_links;
-        let (root, key) = if follow_links {
+        let store = self.kept((name, None), |_| Ok(Arc::new(Folder::new(&root, follow_links)?)))?;
+        Ok((store, key))
+    }
+
+    /// The folder that a file has to be in, and its key there. `None` if it is known to be absent.
+    fn file(&self, path: &Path) -> io::Result<Option<(PathBuf, String)>> {
+        let below = |root: &Path, path: &Path| Some(path.strip_prefix(root).ok()?.to_str()?.to_string());
+        let Origin::Folder(folder) = &self.origin else { return Ok(None) };
+        let (root, key) = if self.access.follow_links {
             (PathBuf::from("/"), below(Path::new("/"), path))
         } else {
             let root = folder.canonicalize()?;
-            let path = path.canonicalize().map_err(|error| match error.kind() {
-                io::ErrorKind::NotFound => absent(),
-                _ => error,
-            })?;
-            let key = below(&root, &path);
+            let key = match path.canonicalize() {
+                Ok(path) => below(&root, &path),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+                Err(error) => return Err(error),
+            };
             (root, key)
         };
-        let Some(key) = key else {
+        let Some(key) = key.filter(|key| !key.is_empty()) else {
             let problem = format!(
                 "is not in the folder {folder:?} of what refers to it; copy it there, or give follow_links=True for references that you trust"
             );
             return Err(io::Error::other(problem));
         };
-        let name = root.to_string_lossy().into_owned();
-        let store = self.kept((name, None), |_| Ok(Arc::new(Folder::new(&root, follow_links)?)))?;
-        Ok((store, key))
+        Ok(Some((root, key)))
     }
 
     /// The store that is kept under a name, which is made if there is none.
     fn kept(
         &self,
-        name: (String, Option<String>),
+        name: StoreName,
         make: impl FnOnce(&str) -> io::Result<Arc<dyn Store>>,
     ) -> io::Result<Arc<dyn Store>> {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
@@ -456,10 +464,12 @@ mod tests {
         let free = targets(Origin::Folder(folder.clone()), true, &json!({}));
         let confined = targets(Origin::Folder(folder), false, &json!({}));
         let absolute = parent.path().join("secret");
+        assert!(confined.check("absent").is_ok());
         for name in ["../secret", "link", absolute.to_str().unwrap()] {
             assert_eq!(read(&free, name, None, Extent::Whole).unwrap().0, b"x", "{name}");
             let refused = read(&confined, name, None, Extent::Whole).unwrap_err();
             assert!(refused.contains("follow_links=True"), "{refused}");
+            assert_eq!(confined.check(name).unwrap_err().to_string(), refused);
         }
     }
 
