@@ -108,7 +108,7 @@ impl ReferenceStore {
                     return Ok(Some((Reference::Inline(bytes.clone()), version.clone())));
                 }
                 let Some(row) = catalogue.row(key) else { return Ok(None) };
-                let record = self.record(parquet, catalogue, row).await?;
+                let record = self.record(parquet, (catalogue, version), row).await?;
                 let Some((record, version)) = record.get().and_then(Option::as_ref) else { return Ok(None) };
                 let found = record.get(row.row).map_err(|problem| unreadable(&row.file(), problem))?;
                 Ok(found.map(|found| (found, version.clone())))
@@ -150,7 +150,7 @@ impl ReferenceStore {
     async fn record(
         &self,
         parquet: &Parquet,
-        catalogue: &Catalogue,
+        (catalogue, version): (&Catalogue, &Version),
         row: Row<'_>,
     ) -> io::Result<Arc<OnceCell<Found>>> {
         let name = (row.array.to_string(), row.record);
@@ -166,7 +166,13 @@ impl ReferenceStore {
             if known.is_some() && known.as_ref() != found.as_ref().map(|(_, version)| version) {
                 return Err(io::Error::from(Obstacle::Changed));
             }
-            let Some((bytes, version)) = found else { return Ok(None) };
+            let Some((bytes, version)) = found else {
+                // As long as the other files are there, this one was never written.
+                let key = format!("{}{}", self.key, Catalogue::KEY);
+                let there = self.store.get(&key, Extent::Whole, Some(version)).await;
+                there.map_err(Obstacle::of_present)?.ok_or(Obstacle::Changed)?;
+                return Ok(None);
+            };
             let record = catalogue.record(bytes).map_err(|problem| unreadable(&file, problem))?;
             let mut records = lock();
             records.note(name, record.memory_bytes(), version.clone());
@@ -373,12 +379,14 @@ mod tests {
         assert!(get(&*store, "x", Extent::Whole).unwrap_err().to_string().contains("no such document"));
     }
 
+    const CATALOGUE: &str = r#"{"record_size": 3, "metadata": {".zgroup": {"zarr_format": 2}, "g/a/.zarray": {"shape": [4, 2], "chunks": [2, 1]}}}"#;
+
     #[test]
     fn of_parquet_files_those_that_are_needed_are_read() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("x"), "0123456789").unwrap();
         let documents = Arc::new(MemoryStore::default());
-        documents.put("r/.zmetadata", r#"{"record_size": 3, "metadata": {".zgroup": {"zarr_format": 2}, "g/a/.zarray": {"shape": [4, 2], "chunks": [2, 1]}}}"#);
+        documents.put("r/.zmetadata", CATALOGUE);
         let first = [(Some("x"), 1, 2, None), (Some("x"), 0, 0, None), (None, 0, 0, None)];
         documents.put("r/g/a/refs.0.parq", parquet(&first));
         documents.put("r/g/a/refs.1.parq", parquet(&[(None, 0, 0, Some(&b"raw"[..]))]));
@@ -390,10 +398,17 @@ mod tests {
         assert_eq!(bytes(&*store, "g/a/1.0"), None);
         assert_eq!(bytes(&*store, "g/a/1.1").unwrap(), b"raw");
         assert_eq!((bytes(&*store, "g/a/2.0"), bytes(&*store, "g/b/0.0")), (None, None));
-        // A file that is not there has no references.
-        let store = connected(&ReferenceStore::parquet(documents.clone(), "r", targets(&folder)));
+        // A file that is not there has no references, unless all of them went away.
         documents.remove("r/g/a/refs.0.parq");
-        assert_eq!(bytes(&*store, "g/a/0.0"), None);
+        let opened = || connected(&ReferenceStore::parquet(documents.clone(), "r", targets(&folder)));
+        let (store, other) = (opened(), opened());
+        assert_eq!((bytes(&*store, "g/a/0.0"), bytes(&*other, "g/b/0.0")), (None, None));
+        documents.put("r/.zmetadata", CATALOGUE);
+        let changed = get(&*other, "g/a/0.0", Extent::Whole).unwrap_err().to_string();
+        assert!(changed.contains("changed while it was read"), "{changed}");
+        documents.remove("r/.zmetadata");
+        assert!(get(&*other, "g/a/0.0", Extent::Whole).is_err());
+        assert_eq!(bytes(&*store, "g/a/0.1"), None);
         documents.put("r/g/a/refs.1.parq", &b"PAR1 damaged PAR1"[..]);
         let damaged = get(&*store, "g/a/1.1", Extent::Whole).unwrap_err().to_string();
         assert!(damaged.contains("g/a/refs.1.parq") && damaged.contains("damaged"), "{damaged}");

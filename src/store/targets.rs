@@ -51,6 +51,9 @@ pub struct Targets {
 /// URL of a bucket, a host or a folder, and the URL that its options were given under.
 type StoreName = (String, Option<String>);
 
+/// The most buckets, hosts and folders that one document may name: each has connections of its own.
+const MOST_STORES: usize = 1000;
+
 /// What a name stands for.
 #[derive(Debug, PartialEq, Eq)]
 enum Place {
@@ -212,6 +215,12 @@ impl Targets {
         let mut stores = self.stores.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(store) = stores.get(&name) {
             return Ok(store.clone());
+        }
+        if stores.len() >= MOST_STORES {
+            let problem = format!(
+                "is in one of more than {MOST_STORES} buckets or hosts that the document names; write several documents"
+            );
+            return Err(io::Error::other(problem));
         }
         let store = make(&name.0)?;
         stores.insert(name, store.clone());

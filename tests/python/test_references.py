@@ -251,6 +251,33 @@ def test_only_the_document_says_what_is_missing(served, rng):
             read(str(document), missing_chunks="fill-403")
 
 
+def refer_to_server(served, data, kind, url):
+    """A document whose references are to `/c/blob` of a server at a URL."""
+    documents, folder = served
+    write(folder / "data.zarr", data, kind)
+    (folder / "c").mkdir()
+    refs = references.of_store(folder / "data.zarr", folder / "c" / "blob", f"{url}/c/blob")
+    (documents / "refs.json").write_text(json.dumps(refs))
+    return str(documents / "refs.json")
+
+
+@pytest.mark.parametrize("kind", ["zstd", "sharded"])
+def test_requests_that_fail_for_a_while_are_repeated(served, rng, kind):
+    data = values(rng)
+    with serving(served[1], kinds=["503", "reset", "short"], every=7) as server:
+        found, stats = read(refer_to_server(served, data, kind, server.url))
+        np.testing.assert_array_equal(found, data.reshape(TOGETHER))
+        assert stats["requests_repeated"] > 0
+
+
+def test_an_object_that_changes_while_a_sharded_chunk_is_read_is_an_error(served, rng):
+    with serving(served[1], kinds=["etag"], every=2) as server:
+        document = refer_to_server(served, values(rng), "sharded", server.url)
+        with pytest.raises(RuntimeError, match="changed while it was read") as error:
+            read(document)
+        assert f'"{server.url}/c/blob"' in str(error.value)
+
+
 REFS = '".zgroup": "{}", "a/.zarray": {"zarr_format": 2}'
 BAD = {
     "truncated": ("{" + REFS, "EOF"),
