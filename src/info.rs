@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
 use crate::reader::{Setup, decode_path};
-use crate::store::{Access, Session, Sessions};
+use crate::store::{Access, KeptDocuments, Session, Sessions};
 
 use serde_json::{Value, from_str, from_value, json};
 
@@ -92,6 +92,8 @@ pub fn arguments(text: &str) -> Result<Arguments> {
 pub fn describe(arguments: &Arguments) -> Result<Value> {
     let options = Options::check(arguments)?;
     codec::register();
+    // A store is opened for each array.
+    let _documents = KeptDocuments::new();
     let named = !arguments.arrays.is_empty();
     let names = if named {
         arguments.arrays.clone()

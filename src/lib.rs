@@ -32,6 +32,7 @@ pub mod error;
 pub mod fetch;
 pub mod gpu;
 pub mod info;
+pub mod json;
 pub mod memory;
 pub mod options;
 pub mod plan;

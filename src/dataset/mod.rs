@@ -12,7 +12,6 @@ mod fixed_scale_offset;
 mod float16;
 mod follow;
 mod join;
-mod json;
 mod layout;
 mod metadata_file;
 mod open;

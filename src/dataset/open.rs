@@ -6,12 +6,13 @@ use super::codec_defaults;
 use super::codecs::{self, Culprit, drop_bitround};
 use super::declared::Declared;
 use super::element::{ElementType, StoredType};
+use super::fields;
 use super::fixed_scale_offset::{FixedScaleOffset, numpy_name};
 use super::layout::{NoStore, layout, names};
 use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::sharding::Sharding;
-use super::{fields, json};
 use crate::error::{Context, Error, Result, Source};
+use crate::json;
 use crate::store::{self, Access, Session, Sessions, Store};
 
 use std::cell::RefCell;

@@ -71,6 +71,18 @@ pub enum Obstacle {
         /// Why.
         problem: &'static str,
     },
+    /// References, or one of them, that cannot be read.
+    References {
+        /// Why, and what to do.
+        problem: String,
+    },
+    /// An object that lies outside of a store, which names it.
+    Target {
+        /// Its URL or path, without secrets.
+        url: String,
+        /// Why it cannot be read, and what to do.
+        problem: String,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -124,6 +136,8 @@ impl fmt::Display for Obstacle {
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
             ),
+            Self::References { problem } => write!(f, "the references cannot be read, {problem}"),
+            Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"

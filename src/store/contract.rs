@@ -29,6 +29,11 @@ pub enum Version {
     },
     /// Objects under this key never change.
     Immutable,
+    /// Any version that was written by then. Expected of objects that are named elsewhere with a time; no object has it.
+    NotSince {
+        /// Seconds since 1970; what came within that second counts as written by then.
+        at_s: i64,
+    },
 }
 
 impl Version {
@@ -38,7 +43,7 @@ impl Version {
         match self {
             Self::File(_) | Self::Immutable => true,
             Self::ETag(tag) => !tag.starts_with("W/"),
-            Self::Modified { .. } => false,
+            Self::Modified { .. } | Self::NotSince { .. } => false,
         }
     }
 }
@@ -181,7 +186,17 @@ pub async fn read_whole(
     key: &str,
     most_bytes: u64,
 ) -> io::Result<Option<(Vec<u8>, Version)>> {
-    let Some(body) = store.get(key, Extent::Whole, None).await? else { return Ok(None) };
+    match store.get(key, Extent::Whole, None).await? {
+        Some(body) => read_body(body, most_bytes).await.map(Some),
+        None => Ok(None),
+    }
+}
+
+/// All bytes of a small object that was asked for, and its version.
+///
+/// # Errors
+/// As [`read_whole`].
+pub async fn read_body(body: Body, most_bytes: u64) -> io::Result<(Vec<u8>, Version)> {
     let bytes = body.head.object_bytes;
     if bytes > most_bytes {
         return Err(Obstacle::TooLarge { bytes, most_bytes }.into());
@@ -189,7 +204,7 @@ pub async fn read_whole(
     let mut read = vec![];
     crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
     let head = body.read_to(&mut read).await?;
-    Ok(Some((read, head.version)))
+    Ok((read, head.version))
 }
 
 #[cfg(test)]

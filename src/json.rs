@@ -6,12 +6,12 @@ use serde_json::{Value, from_slice};
 ///
 /// # Errors
 /// What serde says of the text as it stands.
-pub(super) fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
+pub fn parse(text: &[u8]) -> Result<Value, serde_json::Error> {
     from_slice(text).or_else(|error| from_slice(&quoted(text)).map_err(|_| error))
 }
 
 /// The text with quotes around the names of such numbers, where they stand outside of strings.
-fn quoted(text: &[u8]) -> Vec<u8> {
+pub fn quoted(text: &[u8]) -> Vec<u8> {
     const NAMES: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
     let mut result = Vec::with_capacity(text.len() + 64);
     let (mut rest, mut in_string) = (text, false);
