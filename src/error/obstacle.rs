@@ -71,6 +71,13 @@ pub enum Obstacle {
         /// Why.
         problem: &'static str,
     },
+    /// A repository of Icechunk, or a part of one, that cannot be read.
+    Icechunk {
+        /// Why.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -124,6 +131,9 @@ impl fmt::Display for Obstacle {
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
             ),
+            Self::Icechunk { problem, remedy } => {
+                write!(f, "the Icechunk repository cannot be read, {problem}; {remedy}")
+            }
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"
