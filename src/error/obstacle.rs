@@ -78,6 +78,13 @@ pub enum Obstacle {
         /// What to do.
         remedy: &'static str,
     },
+    /// An object that lies outside of a store, which names it.
+    Target {
+        /// Its URL or path, without secrets.
+        url: String,
+        /// Why it cannot be read, and what to do.
+        problem: String,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -134,6 +141,7 @@ impl fmt::Display for Obstacle {
             Self::Icechunk { problem, remedy } => {
                 write!(f, "the Icechunk repository cannot be read, {problem}; {remedy}")
             }
+            Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"

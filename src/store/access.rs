@@ -84,15 +84,40 @@ impl StorageOptions {
         Ok(options)
     }
 
+    /// The options for an object that a document elsewhere names: those for the longest prefix of its URL that there are any for, and of those for
+    /// all what is no credential and leads nowhere else.
+    pub(super) fn of_other(&self, url: &str) -> Options {
+        let harmless = |(name, value): &(&String, &Value)| is_harmless(name, value);
+        let all = self.all.iter().filter(harmless).map(|(name, value)| (name.clone(), value.clone()));
+        Self { all: all.collect(), by_prefix: self.by_prefix.clone() }.of(url)
+    }
+
+    /// Whether there are options for all that [`StorageOptions::of_other`] leaves out, and none for a prefix of this URL.
+    pub(super) fn withholds(&self, url: &str) -> bool {
+        self.prefix_of(url).is_none() && self.all.iter().any(|(name, value)| !is_harmless(name, value))
+    }
+
+    /// The longest prefix of a URL that there are options for.
+    pub(super) fn prefix_of(&self, url: &str) -> Option<&str> {
+        let fitting = self.by_prefix.keys().filter(|prefix| is_prefix(prefix, url));
+        fitting.max_by_key(|prefix| prefix.len()).map(String::as_str)
+    }
+
     /// The options for a store: those for all, and those for the longest prefix of its URL that there are any for.
     pub fn of(&self, url: &str) -> Options {
         let mut options = self.all.clone();
-        let longest = self.by_prefix.iter().filter(|(prefix, _)| is_prefix(prefix, url));
-        if let Some((_, of_prefix)) = longest.max_by_key(|(prefix, _)| prefix.len()) {
+        if let Some(of_prefix) = self.prefix_of(url).and_then(|prefix| self.by_prefix.get(prefix)) {
             options.extend(of_prefix.clone());
         }
         options
     }
+}
+
+/// Whether an option is no credential and does not say where requests go.
+fn is_harmless(name: &str, value: &Value) -> bool {
+    const HARMLESS: [&str; 6] =
+        ["anon", "ca_bundle", "connect_timeout", "proxy_url", "read_timeout", "timeout"];
+    HARMLESS.contains(&name) || (name == "token" && value == "anon")
 }
 
 /// Whether a URL is at or below another. Credentials for one host or bucket are not for one whose name begins alike.

@@ -142,7 +142,11 @@ impl CloudStore {
             Err(error) => return Err(self.failed(&error)),
         };
         let head = head_of(&answer.meta);
-        if expected.is_some_and(|expected| *expected != head.version) {
+        let fits = |expected: &Version| match expected {
+            Version::NotSince { at_s } => answer.meta.last_modified.timestamp() <= *at_s,
+            expected => *expected == head.version,
+        };
+        if !expected.is_none_or(fits) {
             return Err(Obstacle::Changed.into());
         }
         let range = answer.range.clone();

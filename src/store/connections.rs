@@ -11,12 +11,13 @@ use object_store::ObjectStore;
 
 /// Clients of buckets and web servers, each made once for all stores in it. Connections belong to the runtime that polls them, so that each
 /// runtime has its own.
+#[derive(Clone)]
 pub struct Connections {
     /// How long a request that fails for a reason that may pass is repeated.
     pub patience: Duration,
     /// Is told what fails and is sent again.
     pub traffic: Arc<Traffic>,
-    clients: Mutex<BTreeMap<String, Arc<dyn ObjectStore>>>,
+    clients: Arc<Mutex<BTreeMap<String, Arc<dyn ObjectStore>>>>,
 }
 
 impl fmt::Debug for Connections {
@@ -29,7 +30,7 @@ impl fmt::Debug for Connections {
 impl Connections {
     /// None yet.
     pub fn new(patience: Duration, traffic: Arc<Traffic>) -> Self {
-        Self { patience, traffic, clients: Mutex::default() }
+        Self { patience, traffic, clients: Arc::default() }
     }
 
     /// The client of that name, which is made if there is none.

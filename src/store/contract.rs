@@ -29,6 +29,11 @@ pub enum Version {
     },
     /// Objects under this key never change.
     Immutable,
+    /// Any version that was written by then. Expected of objects that are named elsewhere with a time; no object has it.
+    NotSince {
+        /// Seconds since 1970; what came within that second counts as written by then.
+        at_s: i64,
+    },
 }
 
 impl Version {
@@ -38,7 +43,7 @@ impl Version {
         match self {
             Self::File(_) | Self::Immutable => true,
             Self::ETag(tag) => !tag.starts_with("W/"),
-            Self::Modified { .. } => false,
+            Self::Modified { .. } | Self::NotSince { .. } => false,
         }
     }
 }

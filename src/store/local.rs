@@ -48,7 +48,12 @@ fn answer(
 ) -> io::Result<Option<Body>> {
     let Some((file, stamp)) = folder.open(key)? else { return Ok(None) };
     let head = Head { object_bytes: stamp.len(), version: Version::File(stamp) };
-    if expected.is_some_and(|expected| *expected != head.version) {
+    let fits = |expected: &Version| match expected {
+        Version::NotSince { at_s } => stamp.modified_s() <= *at_s,
+        Version::ETag(tag) => **tag == *stamp.entity_tag(),
+        expected => *expected == head.version,
+    };
+    if !expected.is_none_or(fits) {
         return Err(Obstacle::Changed.into());
     }
     let range = extent.range_in(stamp.len())?;

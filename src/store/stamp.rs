@@ -60,6 +60,18 @@ impl Stamp {
         self.len
     }
 
+    /// When the file was written to, in seconds since 1970.
+    pub(super) fn modified_s(&self) -> i64 {
+        self.modified.0
+    }
+
+    /// What others take for the file's entity tag: `object_store`, and so Icechunk's writers.
+    pub(super) fn entity_tag(&self) -> String {
+        let (seconds, nanoseconds) = self.modified;
+        let microseconds = i128::from(seconds) * 1_000_000 + i128::from(nanoseconds / 1000);
+        format!("\"{:x}-{:x}-{:x}\"", self.inode, microseconds.max(0), self.len)
+    }
+
     /// Whether it has none.
     pub fn is_empty(&self) -> bool {
         self.len == 0
