@@ -5,14 +5,18 @@
 //!
 //! Source: Icechunk's specification, <https://icechunk.io/en/stable/reference/spec/>, versions 1 and 2 of the format.
 
+mod elsewhere;
 mod files;
 mod manifests;
 mod reference;
 mod snapshot;
 
+use super::access::Access;
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version};
+use super::targets::Origin;
 use crate::error::{Obstacle, Result};
+use elsewhere::Virtual;
 use files::{absent, damaged, manifest_key, refused};
 use manifests::{Chunk, Manifests};
 use reference::{Reference, parse};
@@ -21,7 +25,7 @@ use snapshot::{Opened, chunk_of};
 use std::fmt;
 use std::io;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use futures::future::BoxFuture;
@@ -41,13 +45,19 @@ pub struct IcechunkStore {
     /// Path of what is read in the snapshot; empty, or with a leading slash.
     prefix: String,
     shared: Arc<Shared>,
+    connections: Option<Connections>,
+    /// What is not in the repository, with these connections.
+    elsewhere: Arc<OnceLock<Virtual>>,
 }
 
 /// What all connected stores know.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
+    access: Access,
+    origin: Origin,
     opened: OnceCell<Opened>,
     manifests: Manifests,
+    elsewhere: OnceCell<Virtual>,
 }
 
 impl fmt::Debug for IcechunkStore {
@@ -58,15 +68,19 @@ impl fmt::Debug for IcechunkStore {
 
 /// What a key names.
 enum Object {
-    Metadata(Bytes),
+    /// A metadata file, and its snapshot.
+    Metadata(Bytes, Version),
     Chunk(Chunk),
 }
 
 impl Object {
-    fn bytes(&self) -> u64 {
+    fn head(&self) -> Head {
         match self {
-            Self::Metadata(bytes) | Self::Chunk(Chunk::Inline(bytes)) => bytes.len() as u64,
-            Self::Chunk(Chunk::Native(_, range) | Chunk::Virtual(_, range)) => range.end - range.start,
+            Self::Metadata(bytes, version) => {
+                Head { object_bytes: bytes.len() as u64, version: version.clone() }
+            }
+            // A chunk that is written again has another object, or another place in a manifest.
+            Self::Chunk(chunk) => Head { object_bytes: chunk.bytes(), version: Version::Immutable },
         }
     }
 }
@@ -85,18 +99,32 @@ pub fn is_repository(folder: &Path) -> bool {
 }
 
 impl IcechunkStore {
-    /// What `inner` (`@branch.NAME/PATH` and so on) names in the repository that a store is.
+    /// What `inner` (`@branch.NAME/PATH` and so on) names in the repository that a store is. It lies at `origin`, which decides how objects that
+    /// lie elsewhere are accessed.
     ///
     /// # Errors
-    /// What `inner` names no snapshot with.
-    pub fn new(store: Arc<dyn Store>, inner: &str) -> Result<Self> {
+    /// Says what in `inner` names no snapshot.
+    pub fn new(store: Arc<dyn Store>, inner: &str, access: Access, origin: Origin) -> Result<Self> {
         let (reference, within) = parse(inner)?;
         let prefix = if within.is_empty() { within } else { format!("/{within}") };
-        Ok(Self { store, reference, prefix, shared: Arc::default() })
+        let (opened, elsewhere) = (OnceCell::new(), OnceCell::new());
+        let shared = Arc::new(Shared { access, origin, opened, manifests: Manifests::default(), elsewhere });
+        Ok(Self { store, reference, prefix, shared, connections: None, elsewhere: Arc::default() })
     }
 
     async fn opened(&self) -> io::Result<&Opened> {
         self.shared.opened.get_or_try_init(|| Opened::new(&*self.store, &self.reference)).await
+    }
+
+    /// The objects that are not in the repository.
+    async fn elsewhere(&self) -> io::Result<&Virtual> {
+        let Shared { access, origin, elsewhere, .. } = &*self.shared;
+        let make = || Virtual::new(&*self.store, access.clone(), origin.clone());
+        let unconnected = elsewhere.get_or_try_init(make).await?;
+        Ok(match &self.connections {
+            Some(connections) => self.elsewhere.get_or_init(|| unconnected.connect(connections)),
+            None => unconnected,
+        })
     }
 
     /// The path in the snapshot of a path in the store.
@@ -113,7 +141,11 @@ impl IcechunkStore {
         let opened = self.opened().await?;
         let (within, name) = key.rsplit_once('/').unwrap_or(("", key));
         match name {
-            "zarr.json" => return Ok(opened.metadata(&self.path(within))?.map(Object::Metadata)),
+            "zarr.json" => {
+                let version = Version::ETag(opened.id.to_string().into());
+                let metadata = opened.metadata(&self.path(within))?;
+                return Ok(metadata.map(|bytes| Object::Metadata(bytes, version)));
+            }
             // Of format 2 of Zarr.
             ".zarray" | ".zgroup" | ".zattrs" | ".zmetadata" => return Ok(None),
             _ => {}
@@ -135,15 +167,6 @@ impl IcechunkStore {
         Ok(None)
     }
 
-    async fn head_of(&self, object: &Object) -> io::Result<Head> {
-        let version = match object {
-            Object::Metadata(_) => Version::ETag(self.opened().await?.id.to_string().into()),
-            // Chunks that are written again have other objects.
-            Object::Chunk(_) => Version::Immutable,
-        };
-        Ok(Head { object_bytes: object.bytes(), version })
-    }
-
     async fn answer(
         &self,
         key: &str,
@@ -151,30 +174,37 @@ impl IcechunkStore {
         expected: Option<&Version>,
     ) -> io::Result<Option<Body>> {
         let Some(object) = self.find(key).await? else { return Ok(None) };
-        let head = self.head_of(&object).await?;
-        if expected.is_some_and(|expected| *expected != head.version) {
-            return Err(Obstacle::Changed.into());
-        }
-        let range = extent.range_in(head.object_bytes)?;
-        if range.is_empty() {
-            return Ok(Some(Body { head, range, stream: stream::empty().boxed() }));
-        }
-        let stream = match object {
-            Object::Metadata(bytes) | Object::Chunk(Chunk::Inline(bytes)) => {
-                let part = bytes.slice(range.start as usize..range.end as usize);
-                stream::once(future::ready(Ok(part))).boxed()
+        let part = |head: &Head| match expected {
+            Some(expected) if *expected != head.version => Err(Obstacle::Changed),
+            _ => extent.range_in(head.object_bytes),
+        };
+        let head = object.head();
+        let (range, stream) = match object {
+            Object::Chunk(Chunk::Virtual(object, piece)) => {
+                let elsewhere = self.elsewhere().await?;
+                let checksum = elsewhere::version(object.checksum.as_ref());
+                // A version that was seen before is that of an object with this checksum.
+                let expected = expected.or(checksum.as_ref());
+                let name = elsewhere.name(&object)?;
+                return elsewhere.targets().get(&name, Some(&piece), extent, expected).await.map(Some);
             }
-            Object::Chunk(Chunk::Native(id, of_chunk)) => {
+            Object::Chunk(Chunk::Native(id, piece)) => {
+                let range = part(&head)?;
                 let key = format!("{CHUNKS_FILE_PATH}/{id}");
-                let part = Extent::Range(of_chunk.start + range.start..of_chunk.start + range.end);
-                let body = self.store.get(&key, part, None).await.map_err(Obstacle::of_present)?;
-                body.ok_or_else(|| absent(&key))?.stream
+                let of_object = Extent::Range(piece.start + range.start..piece.start + range.end);
+                let body = match range.is_empty() {
+                    true => stream::empty().boxed(),
+                    false => {
+                        let body = self.store.get(&key, of_object, None).await;
+                        body.map_err(Obstacle::of_present)?.ok_or_else(|| absent(&key))?.stream
+                    }
+                };
+                (range, body)
             }
-            Object::Chunk(Chunk::Virtual(object, _)) => {
-                return Err(refused(
-                    format!("a chunk is virtual, in \"{}\"", object.location),
-                    "virtual chunks are not read",
-                ));
+            Object::Metadata(bytes, _) | Object::Chunk(Chunk::Inline(bytes)) => {
+                let range = part(&head)?;
+                let part = bytes.slice(range.start as usize..range.end as usize);
+                (range, stream::once(future::ready(Ok(part))).boxed())
             }
         };
         Ok(Some(Body { head, range, stream }))
@@ -183,8 +213,10 @@ impl IcechunkStore {
 
 impl Store for IcechunkStore {
     fn connect(&self, connections: &Connections) -> io::Result<Option<Arc<dyn Store>>> {
-        let connected = self.store.connect(connections)?;
-        Ok(connected.map(|store| Arc::new(Self { store, ..self.clone() }) as Arc<dyn Store>))
+        // A repository of this machine may name objects at URLs.
+        let store = self.store.connect(connections)?.unwrap_or_else(|| self.store.clone());
+        let (connections, elsewhere) = (Some(connections.clone()), Arc::default());
+        Ok(Some(Arc::new(Self { store, connections, elsewhere, ..self.clone() })))
     }
 
     fn snapshot(&self) -> Option<String> {
@@ -201,13 +233,7 @@ impl Store for IcechunkStore {
     }
 
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Option<Head>>> {
-        async move {
-            match self.find(key).await? {
-                Some(object) => Ok(Some(self.head_of(&object).await?)),
-                None => Ok(None),
-            }
-        }
-        .boxed()
+        async move { Ok(self.find(key).await?.map(|object| object.head())) }.boxed()
     }
 
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {

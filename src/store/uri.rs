@@ -7,6 +7,7 @@ use super::contract::Store;
 use super::folder::Folder;
 use super::icechunk::{self, IcechunkStore};
 use super::memory::MemoryStore;
+use super::targets::Origin;
 use super::zip::ZipStore;
 use crate::error::{Error, Result};
 use crate::options::argument;
@@ -42,7 +43,13 @@ pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     let store = open_place(place, access)?;
     let is_repository = || store.folder().is_some_and(|folder| icechunk::is_repository(folder.path()));
     match snapshot.or_else(|| is_repository().then_some("")) {
-        Some(snapshot) => Ok(Arc::new(IcechunkStore::new(store, snapshot)?)),
+        Some(snapshot) => {
+            let origin = match store.folder() {
+                Some(folder) => Origin::Folder(folder.path().into()),
+                None => Origin::Url(place.trim_end_matches('/').into()),
+            };
+            Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
+        }
         None => Ok(store),
     }
 }

@@ -1,8 +1,11 @@
-"""Icechunk repositories: the bits that zarr-python reads through Icechunk's own store, of the snapshot that was opened."""
+"""Icechunk repositories: the bits that zarr-python reads through Icechunk's own store, of one snapshot."""
 
 import json
+import os
 import re
+import time
 import zipfile
+from datetime import datetime, timezone
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +16,7 @@ from nvidia.dali import Pipeline, fn
 import zarr_dali
 from range_server import serving
 
-icechunk = pytest.importorskip(
-    "icechunk", reason="icechunk is not installed: it needs Python 3.11 and zarr-python 3"
-)
+icechunk = pytest.importorskip("icechunk", reason="icechunk, which needs zarr-python 3, is not installed")
 
 SHAPE = (40, 24, 36)
 CODECS = {
@@ -28,13 +29,16 @@ CODECS = {
     "small": {"chunks": (2, 2, 3), "compressors": None},
     "large": {"chunks": (40, 24, 36), "compressors": None},
 }
-"""Chunks of "small" have 48 bytes, and are in the manifests; those of the others are objects, or too few bytes for one."""
-
-SNAPSHOT = re.compile(r"\|icechunk:@([0-9A-Z]{20})")
+"""Chunks of "small" have 48 bytes and are in the manifests; those of the others are objects."""
 
 FORMAT_2 = Path(__file__).with_name("icechunk-2.zip")
-"""A repository that Icechunk 2.3.0 wrote, which needs Python 3.12: `values` in the array `group/a` in 5 chunks and in the array
-`b`, sharded; the third chunk is missing. Branch `main` has `values + 1`, tag `v1` and branch `a/b` have `values`."""
+"""A repository that Icechunk 2.3.0 wrote, which needs Python 3.12.
+
+The arrays `group/a`, in 5 chunks, and `b`, sharded, have `values` at the tag `v1` and the branch `a/b`, and
+`values + 1` at `main`; their third chunk is missing. The 20 chunks of `virtual` are in s3://archive, where
+they would be in a file with all of them behind 100 bytes: the even ones in objects of their own, the odd ones
+in one below the name that the repository has for s3://archive/data. Manifests have the locations compressed.
+"""
 
 
 def values():
@@ -55,12 +59,17 @@ def commit(repository, write, branch="main"):
     return session.commit("data")
 
 
-def oracle(repository, **version):
-    return zarr.open_group(repository.readonly_session(**(version or {"branch": "main"})).store, mode="r")
+def overwrite(value):
+    """Writes a value to the whole array `a`."""
+    return lambda root: root["a"].__setitem__(slice(None), float(value))
+
+
+def oracle(repository):
+    return zarr.open_group(repository.readonly_session("main").store, mode="r")
 
 
 def read(path, *, window=(2,), stride=2, batch_size=5, batches=4, **arguments):
-    """The first batches of a reader in order, and where their samples came from. The pipeline is gone then."""
+    """The first batches of a reader in order, and where samples came from. The pipeline is gone then."""
     pipe = Pipeline(batch_size=batch_size, num_threads=2, device_id=None)
     with pipe:
         reader = {"window": list(window), "stride": [stride], "device": "cpu", "name": "reader"}
@@ -133,7 +142,7 @@ def test_arrays_of_a_repository_are_those_of_icechunks_own_store(bucket, kind):
 
 @pytest.fixture
 def repository(bucket):
-    """A repository with the tag `v1` and the branch `old` of the first commit, and a second commit on `main`."""
+    """A repository with the tag `v1` and the branch `old` at the first commit, and `main` at a second one."""
     made = create(bucket / "bucket" / "repo")
 
     def write(root):
@@ -190,7 +199,7 @@ def test_metadata_and_manifests_are_requested_once(repository, bucket):
     assert metadata.count("manifests") == 1
     assert metadata.count("snapshots") <= 2 and metadata.count("repo") <= 2
     chunks = [path for path in asked if path.startswith("chunks/")]
-    assert len(chunks) == len(set(chunks)) == 40
+    assert len(set(chunks)) == 40
 
 
 def test_what_is_not_there_is_refused_with_the_remedy(repository, bucket):
@@ -220,17 +229,12 @@ def test_a_reader_stays_at_its_snapshot(repository, bucket):
             before = oracle(repository)["a"][:]
             pipe = Pipeline(batch_size=1, num_threads=2, device_id=None, prefetch_queue_depth=1)
             with pipe:
-                pipe.set_outputs(
-                    fn.readers.zarr(
-                        path=f"{path}|icechunk:a", window=[1], device="cpu", host_memory_budget=1 << 26
-                    )
-                )
+                reader = {"window": [1], "device": "cpu", "host_memory_budget": 1 << 26}
+                pipe.set_outputs(fn.readers.zarr(path=f"{path}|icechunk:a", **reader))
             pipe.build()
             for step in range(40):
                 if step % 10 == 1:
-                    commit(
-                        repository, lambda root, step=step: root["a"].__setitem__(slice(None), step * 1000.0)
-                    )
+                    commit(repository, overwrite(step))
                 np.testing.assert_array_equal(np.array(pipe.run()[0][0])[0], before[step])
             del pipe
 
@@ -250,10 +254,9 @@ def test_checkpoints_hold_the_snapshot(repository, bucket):
     state = loader.state_dict()
     snapshot = repository.lookup_branch("main")
     del steps, loader
-    newer = commit(repository, lambda root: root["a"].__setitem__(slice(None), 0.0))
-    with pytest.raises(
-        (RuntimeError, ValueError), match=rf'snapshot "{snapshot}", this reader has "{newer}".*@SNAPSHOT'
-    ):
+    newer = commit(repository, overwrite(0))
+    words = f'snapshot "{snapshot}", this reader has "{newer}".*@SNAPSHOT'
+    with pytest.raises((RuntimeError, ValueError), match=words):
         again = load("@branch.main/")
         again.load_state_dict(state)
         list(again)
@@ -310,7 +313,7 @@ def test_chunks_that_were_removed_are_missing(bucket):
     np.testing.assert_array_equal(found, windows(expected))
     assert "missing" in refused(f"{bucket}/repo|icechunk:a", missing_chunks="error")
     # All of them.
-    commit(repository, lambda root: root["a"].__setitem__(slice(None), 7.0))
+    commit(repository, overwrite(7))
     found, _ = read(f"{bucket}/repo|icechunk:a")
     assert (found == 7).all()
 
@@ -371,3 +374,120 @@ def test_a_repository_of_format_2(bucket):
         # A folder with nothing but the repository is known by it.
         found, _ = read(str(folder), arrays=["b"])
         assert found.shape == windows(data).shape
+
+
+def test_virtual_chunks_of_a_repository_of_format_2(bucket):
+    with zipfile.ZipFile(FORMAT_2) as archive:
+        archive.extractall(bucket / "bucket" / "repo")
+    data = values()
+    folder = bucket / "archive" / "data"
+    pieces = [piece.tobytes() for piece in data.reshape(20, 2, *SHAPE[1:])]
+    whole = bytes(100) + b"".join(pieces)
+    for number in range(0, 20, 2):
+        file = folder / str(number) / f"{number**2}.bin"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(whole[: 100 + (number + 1) * len(pieces[0])])
+    (folder / "a file.bin").write_bytes(whole)
+    with serving(bucket) as server:
+        s3 = urls(server.url)["s3"][1]
+        path = f"{bucket}/bucket/repo|icechunk:virtual"
+        found, _ = read(path, storage_options=json.dumps({"s3://archive": s3}))
+        np.testing.assert_array_equal(found, windows(data))
+        error = refused(path, storage_options=json.dumps({"s3://archive": s3 | {"anon": False, "key": "k"}}))
+        assert "s3://archive" in error and "secret" in error.lower()
+        (folder / "a file.bin").unlink()
+        assert "a file.bin" in refused(path, storage_options=json.dumps({"s3://archive": s3}))
+
+
+@pytest.fixture
+def netcdf(bucket):
+    """A file with the chunks of `values`, behind 100 bytes, and a repository with a virtual array of them.
+
+    The first chunk of the array is in the repository, the second one in a manifest, the third is missing.
+    """
+    file = bucket / "data" / "some file.nc"
+    file.parent.mkdir()
+    file.write_bytes(bytes(100) + values().tobytes())
+
+    def make(url, **reference):
+        folder = bucket / "bucket" / "repo"
+        prefix = url[: url.rindex("/") + 1]
+        config = icechunk.RepositoryConfig.default()
+        if url.startswith("file:"):
+            store = icechunk.local_filesystem_store(str(file.parent))
+            config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, store))
+        storage = icechunk.local_filesystem_storage(str(folder))
+        allowed = {prefix: None} if url.startswith("file:") else None
+        repository = icechunk.Repository.create(storage, config, authorize_virtual_chunk_access=allowed)
+        session = repository.writable_session("main")
+        root = zarr.open_group(session.store, mode="a")
+        size = 24 * 36 * 4
+        settings = {"shape": SHAPE, "dtype": "f4", "compressors": None, "filters": None, "fill_value": 7.0}
+        for name, chunks in (("a", (1, 24, 36)), ("small", (1, 2, 36))):
+            array = root.create_array(name, chunks=chunks, **settings)
+            array[0] = values()[0]
+            for row in range(3, SHAPE[0]):
+                for part in range(24 // chunks[1]):
+                    bytes_of_part = size * chunks[1] // 24
+                    at = {"offset": 100 + row * size + part * bytes_of_part, "length": bytes_of_part}
+                    key = f"{name}/c/{row}/{part}/0"
+                    session.store.set_virtual_ref(key, url, **at, **reference, validate_container=False)
+        session.commit("virtual")
+        return repository, folder
+
+    return make, file
+
+
+def expected_of_netcdf():
+    data = values()
+    data[1:3] = 7
+    return data
+
+
+@pytest.mark.parametrize("array", ["a", "small"])
+def test_virtual_chunks_in_files(netcdf, array):
+    make, file = netcdf
+    repository, folder = make("file://" + str(file).replace(" ", "%20"))
+    np.testing.assert_array_equal(oracle(repository)[array][:], expected_of_netcdf())
+    found, _ = read(f"{folder}|icechunk:{array}")
+    np.testing.assert_array_equal(found, windows(expected_of_netcdf()))
+    error = refused(f"{folder}|icechunk:{array}", follow_links=False)
+    assert "some file.nc" in error and "follow_links" in error
+    with serving(folder.parent.parent) as server:
+        error = refused(f"{server.url}/bucket/repo|icechunk:{array}")
+        assert "some file.nc" in error and "file of this machine" in error
+    file.rename(file.with_name("moved"))
+    assert "some file.nc" in refused(f"{folder}|icechunk:{array}")
+
+
+def test_virtual_chunks_in_another_bucket(netcdf, bucket):
+    make, _ = netcdf
+    _, folder = make("s3://data/some%20file.nc")
+    with serving(bucket) as other, serving(bucket) as server:
+        # A header for the repository's own host is sent nowhere else.
+        options = {"headers": {"authorization": "Bearer t"}, "s3://data": urls(other.url)["s3"][1]}
+        for path in (str(folder), f"{server.url}/bucket/repo"):
+            found, _ = read(f"{path}|icechunk:a", storage_options=json.dumps(options))
+            np.testing.assert_array_equal(found, windows(expected_of_netcdf()))
+        assert other.requests() and server.requests()
+        assert not any("authorization" in request["headers"] for request in other.requests())
+        assert all("authorization" in request["headers"] for request in server.requests())
+
+
+@pytest.mark.parametrize("kind", ["time", "tag"])
+def test_a_virtual_chunk_whose_file_changed_is_an_error(netcdf, kind):
+    make, file = netcdf
+    found = file.stat()
+    if kind == "time":
+        checksum = datetime.fromtimestamp(int(found.st_mtime) + 1, timezone.utc)
+    else:
+        checksum = f"{found.st_ino:x}-{found.st_mtime_ns // 1000:x}-{found.st_size:x}"
+    repository, folder = make("file://" + str(file).replace(" ", "%20"), checksum=checksum)
+    np.testing.assert_array_equal(oracle(repository)["a"][:], expected_of_netcdf())
+    found, _ = read(f"{folder}|icechunk:a")
+    np.testing.assert_array_equal(found, windows(expected_of_netcdf()))
+    later = time.time() + 100
+    os.utime(file, (later, later))
+    with pytest.raises(icechunk.IcechunkError, match="changed"):
+        oracle(repository)["a"][:]
+    assert "changed" in refused(f"{folder}|icechunk:a")

@@ -28,6 +28,16 @@ pub enum Chunk {
     Virtual(Arc<Elsewhere>, Range<u64>),
 }
 
+impl Chunk {
+    /// Its length.
+    pub fn bytes(&self) -> u64 {
+        match self {
+            Self::Inline(bytes) => bytes.len() as u64,
+            Self::Native(_, piece) | Self::Virtual(_, piece) => piece.end - piece.start,
+        }
+    }
+}
+
 /// An object that is not in the repository.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Elsewhere {

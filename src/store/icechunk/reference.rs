@@ -77,7 +77,7 @@ pub fn pinned(path: &str, snapshot: &str) -> String {
 }
 
 /// A name in which `%2F` stands for a slash and so on. `None` if it is no text then.
-fn decoded(name: &str) -> Option<String> {
+pub fn decoded(name: &str) -> Option<String> {
     let mut bytes = vec![];
     let mut rest = name.as_bytes();
     while let [first, behind @ ..] = rest {

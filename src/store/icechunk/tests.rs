@@ -200,8 +200,13 @@ impl Made {
     }
 
     fn open(&self, inner: &str) -> IcechunkStore {
-        IcechunkStore::new(self.store.clone(), inner).unwrap()
+        open(self.store.clone(), inner)
     }
+}
+
+fn open(store: Arc<dyn Store>, inner: &str) -> IcechunkStore {
+    let origin = Origin::Url("s3://bucket/repo".into());
+    IcechunkStore::new(store, inner, Access::to_folders(true), origin).unwrap()
 }
 
 const VERSIONS: [SpecVersionBin; 2] = [SpecVersionBin::V1, SpecVersionBin::V2];
@@ -347,7 +352,7 @@ fn what_is_no_branch_or_repository_is_refused_with_the_remedy() {
             assert!(refused.contains(text) && refused.contains("@branch.NAME"), "{refused}");
         }
     }
-    let store = IcechunkStore::new(Arc::new(MemoryStore::default()), "").unwrap();
+    let store = open(Arc::new(MemoryStore::default()), "");
     assert!(refusal(whole(&store, "zarr.json")).contains("there is neither \"repo\" nor"));
 }
 
@@ -456,4 +461,10 @@ proptest! {
         }
         let _ = block_on(store.list(""));
     }
+}
+
+#[test]
+fn a_chunk_in_a_table_takes_little_memory() {
+    // What `Table::MOST_BYTES` is reckoned with.
+    assert_eq!(size_of::<Chunk>(), 40);
 }
