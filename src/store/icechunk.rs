@@ -51,7 +51,6 @@ pub struct IcechunkStore {
 }
 
 /// What all connected stores know.
-#[derive(Debug)]
 struct Shared {
     access: Access,
     origin: Origin,

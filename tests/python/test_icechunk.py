@@ -179,7 +179,10 @@ def test_branches_tags_and_snapshots(repository, bucket):
 
 def test_groups_and_arrays_are_listed(repository, bucket):
     folder = bucket / "bucket" / "repo"
-    assert [array.name for array in zarr_dali.info(str(folder)).arrays] == ["a", "deep/b"]
+    report = zarr_dali.info(str(folder))
+    assert [array.name for array in report.arrays] == ["a", "deep/b"]
+    snapshot = repository.lookup_branch("main")
+    assert report.arrays[0].snapshots == (snapshot,) and f"snapshot {snapshot}" in str(report)
     with serving(bucket) as server:
         url, options = urls(server.url)["http"]
         report = zarr_dali.info(f"{url}|icechunk:@tag.v1", storage_options=options)

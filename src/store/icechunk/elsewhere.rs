@@ -19,7 +19,6 @@ use icechunk_format::manifest::{Checksum, VCC_RELATIVE_URL_SCHEME};
 use serde_json::{Value, json};
 
 /// The objects that a repository names.
-#[derive(Debug)]
 pub struct Virtual {
     targets: Targets,
     /// URLs by the names that the repository has for them.

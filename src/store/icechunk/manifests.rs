@@ -5,7 +5,6 @@ use super::files::{self, damaged, guarded, manifest_key};
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
 use std::io;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -65,7 +64,7 @@ struct Chunks {
 }
 
 impl Table {
-    /// The largest table that is made, in bytes: ten millions of chunks of three dimensions have 600 MB.
+    /// The largest table that is made, in bytes: 20 million chunks of three dimensions, of which each takes 52 bytes.
     const MOST_BYTES: u64 = 1 << 30;
 
     /// The chunks of a manifest, of which there are `expected`.
@@ -142,10 +141,10 @@ impl Chunks {
 
     /// Adds a chunk behind those that are there.
     fn push(&mut self, coordinates: &[u32], chunk: Chunk) -> Result<(), &'static str> {
-        if let Some(last) = self.chunks.len().checked_sub(1) {
-            if coordinates.len() != self.dimensions || self.coordinates(last) >= coordinates {
-                return Err("its chunks are not in order");
-            }
+        if let Some(last) = self.chunks.len().checked_sub(1)
+            && (coordinates.len() != self.dimensions || self.coordinates(last) >= coordinates)
+        {
+            return Err("its chunks are not in order");
         }
         self.dimensions = coordinates.len();
         self.coordinates.extend_from_slice(coordinates);
@@ -196,12 +195,6 @@ struct Kept {
     tables: LruCache<ManifestId, Arc<OnceCell<Arc<Table>>>>,
     /// Of all tables that are there.
     bytes: u64,
-}
-
-impl fmt::Debug for Manifests {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Manifests").finish_non_exhaustive()
-    }
 }
 
 impl Default for Manifests {

@@ -14,7 +14,6 @@ use icechunk_format::snapshot::{ManifestFileInfo, NodeData, NodeSnapshot, Snapsh
 use icechunk_format::{ManifestId, NodeId, Path, SNAPSHOTS_FILE_PATH, SnapshotId};
 
 /// A snapshot of a repository.
-#[derive(Debug)]
 pub struct Opened {
     pub id: SnapshotId,
     snapshot: Snapshot,
@@ -25,7 +24,6 @@ pub struct Opened {
 }
 
 /// The manifests of an array.
-#[derive(Debug)]
 pub struct Manifested {
     pub node: NodeId,
     manifests: Vec<ManifestRef>,
