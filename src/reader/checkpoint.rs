@@ -376,6 +376,10 @@ mod tests {
             (json!({"reader.windows": "0"}), "60 samples, this reader has 60"),
             (json!({"reader.shapes": "0"}), "data types or shapes"),
             (
+                json!({"reader.snapshots": ["A"], "reader.samples": 61}),
+                "snapshot \"A\", this reader has none",
+            ),
+            (
                 json!({"reader.chunks": null}),
                 "each belongs to one sample, this reader has read chunks of [[[8]]]",
             ),

@@ -119,8 +119,7 @@ pub async fn resolve(store: &dyn Store, reference: &Reference) -> io::Result<Sna
     names.extend(Some(escaped.as_ref()).filter(|escaped| *escaped != name));
     for name in names {
         let key = format!("{V1_REFS_FILE_PATH}/{kind}.{name}/ref.json");
-        let found = read_whole(store, &key, MOST_FILE_BYTES).await;
-        let Some((bytes, _)) = found.map_err(|error| denied_first(&denied, error))? else { continue };
+        let Some((bytes, _)) = read_whole(store, &key, MOST_FILE_BYTES).await? else { continue };
         if kind == "tag" {
             // Without the permission to list, this is the answer for what is absent.
             let deleted = read_whole(store, &format!("{key}.deleted"), MOST_FILE_BYTES).await;
@@ -162,14 +161,6 @@ fn is_forbidden(error: &io::Error) -> bool {
 /// The name of the branch or tag that a folder is for.
 fn named(folder: &str, kind: &str) -> Option<String> {
     decoded(folder.strip_prefix(kind)?.strip_prefix('.')?)
-}
-
-/// The error that explains most: what was denied before, unless another one came.
-fn denied_first(denied: &Option<io::Error>, error: io::Error) -> io::Error {
-    match denied.as_ref().and_then(Obstacle::of) {
-        Some(obstacle) => obstacle.clone().into(),
-        None => error,
-    }
 }
 
 fn names_and_snapshots(info: &RepoInfo, kind: &str) -> io::Result<Vec<(String, SnapshotId)>> {
