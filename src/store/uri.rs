@@ -45,7 +45,12 @@ pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     match snapshot.or_else(|| is_repository().then_some("")) {
         Some(snapshot) => {
             let origin = match store.folder() {
-                Some(folder) => Origin::Folder(folder.path().into()),
+                Some(folder) => Origin::Folder(
+                    folder
+                        .path()
+                        .canonicalize()
+                        .map_err(|source| Error::Unreadable { path: place.into(), source })?,
+                ),
                 None => Origin::Url(place.trim_end_matches('/').into()),
             };
             Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
