@@ -162,6 +162,10 @@ impl Describer {
         description["shape"] = array.shape[..first.stored_dimensions()].into();
         description["data_type"] = first.data_type.as_str().into();
         description["stores"] = array.parts.len().into();
+        let snapshots: Vec<_> = array.parts.iter().map(|part| part.objects.snapshot()).collect();
+        if snapshots.iter().any(Option::is_some) {
+            description["snapshots"] = snapshots.into();
+        }
         description["read_chunk_bytes"] = first.read_chunk_bytes().into();
         description["decoded_bytes"] = values.saturating_mul(first.stored.size_bytes() as u64).into();
         description["stored_bytes"] = stored.bytes.into();

@@ -148,6 +148,8 @@ class ArrayReport:
     """Type of the elements that are handed out."""
     stores: int | None = None
     """How many stores are joined."""
+    snapshots: tuple[str | None, ...] = ()
+    """The Icechunk snapshot of each of these stores, None for other stores; empty without any."""
     read_chunk_bytes: int | None = None
     """Decoded size of what is decoded at once."""
     decoded_bytes: int | None = None
@@ -176,5 +178,6 @@ class ArrayReport:
         parsed["reading"], parsed["problem"] = Reading.of(answer.get("reading"))
         for name in ("shape", "chunk", "codecs"):
             parsed[name] = tuple(answer[name])
+        parsed["snapshots"] = tuple(answer.get("snapshots", ()))
         parsed["inner_chunk"] = None if answer["inner_chunk"] is None else tuple(answer["inner_chunk"])
         return cls(chain=chain_in_words(answer["codecs"]), **parsed)

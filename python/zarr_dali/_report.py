@@ -87,7 +87,10 @@ def _arrays(path: Sequence[str], arrays: Sequence[ArrayReport]) -> Table:
     texts = ("array", "shape", "type", "chunk", "inner chunk")
     columns = dict.fromkeys(texts, False) | {"decoded": True, "codecs": False}
     columns |= dict.fromkeys(("size", "stored", "ratio", "chunks"), True) | {"decode path": False}
-    table = _table(", ".join(path), columns)
+    # Of the path, and so the same for all arrays that can be read.
+    snapshots = next((array.snapshots for array in arrays if array.snapshots), ())
+    named = ", ".join(snapshot for snapshot in snapshots if snapshot)
+    table = _table(", ".join(path) + (f" (Icechunk snapshot {named})" if named else ""), columns)
     for array in arrays:
         kind = array.data_type
         if array.output_type not in (None, kind):

@@ -99,7 +99,9 @@ def zarr(
             A folder is on a local or mounted file system. URLs are those of S3 (`s3://`), Google Cloud
             Storage (`gs://`), Azure (`az://`, `abfs://`) and web servers (`https://`); `storage_options` has
             their credentials. A zip file with a store is read, too: a local one, a URL that ends with `.zip`,
-            and `PATH.zip|zip:FOLDER` for a folder in it.
+            and `PATH.zip|zip:FOLDER` for a folder in it. So is a snapshot of an Icechunk repository:
+            `PATH|icechunk:FOLDER` for the last one of branch `main`, `PATH|icechunk:@branch.NAME/FOLDER`,
+            `PATH|icechunk:@tag.NAME/FOLDER` or `PATH|icechunk:@SNAPSHOT/FOLDER`.
             A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined
             in its order along the first dimension, and windows cross from one to the next. A path with `*`,
             `?` or `[...]` that does not exist as it stands is a pattern for all the folders that it matches,

@@ -32,8 +32,9 @@ use zarrs::metadata::{ArrayMetadata, FillValueMetadata};
 use zarrs::plugin::ExtensionName;
 
 /// A store that was opened.
-pub(super) struct OpenStore<'a> {
-    path: &'a str,
+pub(super) struct OpenStore {
+    /// As the user named it, with the snapshot that is read if there are several.
+    path: String,
     store: Arc<dyn Store>,
     /// Asks for metadata.
     session: Session,
@@ -70,14 +71,18 @@ impl Consolidated {
     }
 }
 
-impl<'a> OpenStore<'a> {
-    pub fn new(path: &'a str, access: &Access, sessions: &Sessions) -> Result<Self> {
+impl OpenStore {
+    pub fn new(path: &str, access: &Access, sessions: &Sessions) -> Result<Self> {
         let store = store::open(path, access)?;
         let unreadable = |source| Error::Unreadable { path: store::without_secrets(path), source };
         let session = sessions.with(&store).map_err(unreadable)?;
-        let mut store = Self { path, store, session, denied: RefCell::default(), consolidated: None };
+        let mut store =
+            Self { path: path.into(), store, session, denied: RefCell::default(), consolidated: None };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;
+        }
+        if let Some(snapshot) = store.store.snapshot() {
+            store.path = store::pinned(path, &snapshot);
         }
         for file in ["zarr.json", ".zarray", ".zgroup"] {
             if store.has("", file)? {
@@ -89,7 +94,12 @@ impl<'a> OpenStore<'a> {
 
     /// The consolidated metadata of the root: in its `zarr.json` (format 3), or in `.zmetadata` (format 2).
     fn read_consolidated(&self) -> Result<Option<Consolidated>> {
-        if let Some((root, _)) = self.get("", "zarr.json")? {
+        let root = self.get("", "zarr.json")?;
+        // A snapshot has the files of all nodes at hand.
+        if self.store.snapshot().is_some() {
+            return Ok(None);
+        }
+        if let Some((root, _)) = root {
             let nodes = root.pointer("/consolidated_metadata/metadata").and_then(Value::as_object);
             return Ok(nodes.map(|nodes| {
                 let mut files: BTreeMap<_, _> =
@@ -111,10 +121,10 @@ impl<'a> OpenStore<'a> {
         match (self.node("")?, names) {
             (Some(Node::Array(metadata, file)), []) => Ok(vec![self.array("", metadata, file)?]),
             (Some(Node::Array(..)), names) => {
-                Err(Error::ArrayIsNotGroup { path: self.path.into(), asked: names.to_vec() })
+                Err(Error::ArrayIsNotGroup { path: self.path.clone(), asked: names.to_vec() })
             }
             (_, []) => {
-                Err(Error::GroupWithoutArrays { path: self.path.into(), present: self.present_arrays() })
+                Err(Error::GroupWithoutArrays { path: self.path.clone(), present: self.present_arrays() })
             }
             (_, names) => names.iter().map(|name| self.named_array(name.trim_matches('/'))).collect(),
         }
@@ -126,14 +136,14 @@ impl<'a> OpenStore<'a> {
         if matches!(node, Ok(Some(Node::Array(..)))) {
             return Ok(vec![String::new()]);
         }
-        let unreadable = |source| Error::Unreadable { path: self.path.into(), source };
+        let unreadable = |source| Error::Unreadable { path: self.path.clone(), source };
         if self.consolidated.is_none() {
             self.session.list("").map_err(unreadable)?;
         }
         match self.present_arrays() {
             names if names.is_empty() => {
                 node?;
-                Err(Error::GroupWithoutArrays { path: self.path.into(), present: names })
+                Err(Error::GroupWithoutArrays { path: self.path.clone(), present: names })
             }
             // Arrays can be read where it is only not known what the group is.
             names => Ok(names),
@@ -188,7 +198,7 @@ impl<'a> OpenStore<'a> {
     fn unusable(&self, name: &str, key: &str, source: Source) -> Error {
         let key = Some(key.to_string());
         Error::Metadata {
-            at: Context { store: self.path.into(), array: name.into(), key, ..Context::default() },
+            at: Context { store: self.path.clone(), array: name.into(), key, ..Context::default() },
             source: match source.to_string() {
                 text if text.contains("untagged enum") => fields::readable(text).into(),
                 _ => source,
@@ -254,7 +264,7 @@ impl<'a> OpenStore<'a> {
         match self.node(name)? {
             Some(Node::Array(metadata, file)) => self.array(name, metadata, file),
             _ => {
-                let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
+                let at = Context { store: self.path.clone(), array: name.into(), ..Context::default() };
                 let denied = self.denied.take();
                 Err(denied.unwrap_or_else(|| Error::ArrayNotFound { at, present: self.present_arrays() }))
             }
@@ -262,7 +272,7 @@ impl<'a> OpenStore<'a> {
     }
 
     fn array(&self, name: &str, mut metadata: Value, file: MetadataFile) -> Result<ArrayInfo> {
-        let at = Context { store: self.path.into(), array: name.into(), ..Context::default() };
+        let at = Context { store: self.path.clone(), array: name.into(), ..Context::default() };
         let version_2 = is_v2(&metadata);
         let problem = fields::problem(&metadata, version_2);
         // What is wrong with a field says more than zarrs does.
@@ -344,7 +354,7 @@ impl<'a> OpenStore<'a> {
             }
         }
         Ok(ArrayInfo {
-            store: self.path.into(),
+            store: self.path.clone(),
             name: name.into(),
             objects: self.store.clone(),
             metadata_file: file,

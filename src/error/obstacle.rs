@@ -76,6 +76,13 @@ pub enum Obstacle {
         /// Why, and what to do.
         problem: String,
     },
+    /// A repository of Icechunk, or a part of one, that cannot be read.
+    Icechunk {
+        /// Why.
+        problem: String,
+        /// What to do.
+        remedy: &'static str,
+    },
     /// An object that lies outside of a store, which names it.
     Target {
         /// Its URL or path, without secrets.
@@ -137,6 +144,9 @@ impl fmt::Display for Obstacle {
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
             ),
             Self::References { problem } => write!(f, "the references cannot be read, {problem}"),
+            Self::Icechunk { problem, remedy } => {
+                write!(f, "the Icechunk repository cannot be read, {problem}; {remedy}")
+            }
             Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,

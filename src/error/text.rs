@@ -62,7 +62,7 @@ impl fmt::Display for Error {
             }
             Self::NotZarr { path } => write!(
                 f,
-                "path \"{path}\" holds no Zarr metadata (no zarr.json, .zarray or .zgroup); give the folder that does"
+                "path \"{path}\" holds no Zarr metadata (no zarr.json, .zarray or .zgroup); give the folder that does (at a URL, an Icechunk repository is URL|icechunk:)"
             ),
             Self::GroupWithoutArrays { path, present } => write!(
                 f,

@@ -174,6 +174,17 @@ fn check_fingerprint(theirs: &Value, ours: &Value) -> Result<()> {
         let (theirs, ours) = (&theirs[name], &ours[name]);
         return Err(refused(format!("it was written with {name}={theirs}, this reader has {ours}")));
     }
+    if !theirs["snapshots"].is_null() && differs("snapshots") {
+        let describe = |snapshots: &Value| match snapshots {
+            Value::Array(names) => names.iter().map(Value::to_string).collect::<Vec<_>>().join(", "),
+            Value::Null => "none".into(),
+            digest => digest.to_string(),
+        };
+        let (theirs, ours) = (describe(&theirs["snapshots"]), describe(&ours["snapshots"]));
+        return Err(refused(format!(
+            "it was written for Icechunk snapshot {theirs}, this reader has {ours}: the branch has moved on, or another one was given; open the snapshot that it was written for (path \"...|icechunk:@SNAPSHOT\"), or begin a new epoch"
+        )));
+    }
     if differs("samples") || differs("windows") {
         return Err(refused(format!(
             "it was written for {} samples, this reader has {}: stride, dilation, offsets, roi_start, roi_end, exclude or the extents of the arrays were others",
@@ -236,8 +247,11 @@ pub(super) fn fingerprint(
         })
         .collect();
     let names = short(json!(arrays.iter().map(|array| array.first().name.as_str()).collect::<Vec<_>>()));
+    // Of each store that is joined.
+    let snapshots = arrays.first().map(|array| array.parts.iter().map(|part| part.objects.snapshot()));
+    let snapshots: Vec<Option<String>> = snapshots.into_iter().flatten().collect();
     let window: Vec<u64> = windows.axes().iter().map(Axis::extent).collect();
-    json!({
+    let mut fingerprint = json!({
         "sampler": sampler::VERSION,
         "arrays": names,
         "shapes": digest(&json!(shapes).to_string()),
@@ -249,7 +263,11 @@ pub(super) fn fingerprint(
         "stick_to_shard": order.sticks(),
         "pad_last_batch": order.pads(),
         "random_shuffle": order.shuffle().is_some(),
-    })
+    });
+    if snapshots.iter().any(Option::is_some) {
+        fingerprint["snapshots"] = short(json!(snapshots));
+    }
+    fingerprint
 }
 
 /// FNV-1a. Not for safety: it only has to differ where a checkpoint is given to another reader by mistake.
@@ -357,6 +375,10 @@ mod tests {
             (json!({"reader.samples": 61}), "61 samples, this reader has 60"),
             (json!({"reader.windows": "0"}), "60 samples, this reader has 60"),
             (json!({"reader.shapes": "0"}), "data types or shapes"),
+            (
+                json!({"reader.snapshots": ["A"], "reader.samples": 61}),
+                "snapshot \"A\", this reader has none",
+            ),
             (
                 json!({"reader.chunks": null}),
                 "each belongs to one sample, this reader has read chunks of [[[8]]]",

@@ -103,6 +103,13 @@ impl StorageOptions {
         fitting.max_by_key(|prefix| prefix.len()).map(String::as_str)
     }
 
+    /// Adds options for what is below a URL, unless there are some for it.
+    pub(super) fn suggest(&mut self, prefix: &str, options: Options) {
+        if !options.is_empty() && self.prefix_of(prefix).is_none() {
+            self.by_prefix.insert(prefix.into(), options);
+        }
+    }
+
     /// The options for a store: those for all, and those for the longest prefix of its URL that there are any for.
     pub fn of(&self, url: &str) -> Options {
         let mut options = self.all.clone();
@@ -175,6 +182,19 @@ mod tests {
         assert_eq!(of("s3://one-more/a"), json!({"anon": false}));
         assert_eq!(of("https://one/a"), json!({"anon": false}));
         assert!(StorageOptions::parse("").unwrap().of("s3://x").is_empty());
+    }
+
+    #[test]
+    fn suggested_options_never_replace_those_of_the_user() {
+        let mut options =
+            StorageOptions::parse(r#"{"s3://one/a": {"key": "k"}, "s3://two/deep": {"key": "d"}}"#).unwrap();
+        for prefix in ["s3://one/a/b/", "s3://two/"] {
+            options.suggest(prefix, Options::from([("anon".into(), json!(true))]));
+        }
+        let of = |url: &str| serde_json::to_value(options.of_other(url)).unwrap();
+        assert_eq!(of("s3://one/a/b/c"), json!({"key": "k"}));
+        assert_eq!(of("s3://two/x"), json!({"anon": true}));
+        assert_eq!(of("s3://two/deep/x"), json!({"key": "d"}));
     }
 
     #[test]

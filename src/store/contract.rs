@@ -153,6 +153,11 @@ pub trait Store: fmt::Debug + Send + Sync {
         None
     }
 
+    /// The name of the snapshot that is read, of a store that has several. It is known once an object was asked for, and stays the same.
+    fn snapshot(&self) -> Option<String> {
+        None
+    }
+
     /// Asks for the bytes of an object. `None` if it is absent.
     ///
     /// # Errors

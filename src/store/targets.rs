@@ -88,6 +88,13 @@ impl Targets {
         }
     }
 
+    /// Adds options for what is below a URL, unless the user gave some for it, or the document itself is there.
+    pub fn suggest(&mut self, prefix: &str, options: Options) {
+        if !self.is_own(prefix) {
+            self.access.storage_options.suggest(prefix, options);
+        }
+    }
+
     /// Checks that an object of this name may be asked for, without asking.
     ///
     /// # Errors

@@ -5,6 +5,7 @@ use super::cloud::CloudStore;
 use super::cloud::is_cloud;
 use super::contract::Store;
 use super::folder::Folder;
+use super::icechunk::{self, IcechunkStore};
 use super::memory::MemoryStore;
 use super::references::ReferenceStore;
 use super::targets::{Origin, Targets};
@@ -53,11 +54,36 @@ fn split_zip(path: &str) -> (&str, Option<&str>) {
 }
 
 /// Opens the store at a path of this machine, at a URL, or a published one at `memory://NAME`. A zip file is a store, too, and so are
-/// references.
+/// references and a snapshot of an Icechunk repository.
 ///
 /// # Errors
 /// Says what is at the path instead of a folder, or why it cannot be looked at.
 pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
+    let (place, snapshot) = match icechunk::split(path) {
+        Some((place, inner)) => (place, Some(inner)),
+        None => (path, None),
+    };
+    let store = open_place(place, access)?;
+    let is_repository = || store.folder().is_some_and(|folder| icechunk::is_repository(folder.path()));
+    match snapshot.or_else(|| is_repository().then_some("")) {
+        Some(snapshot) => {
+            let origin = match store.folder() {
+                Some(folder) => Origin::Folder(
+                    folder
+                        .path()
+                        .canonicalize()
+                        .map_err(|source| Error::Unreadable { path: place.into(), source })?,
+                ),
+                None => Origin::Url(place.trim_end_matches('/').into()),
+            };
+            Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
+        }
+        None => Ok(store),
+    }
+}
+
+/// Opens what is at a path or URL, apart from repositories.
+fn open_place(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     if let Some(store) = MemoryStore::published(path) {
         return Ok(store);
     }
