@@ -11,7 +11,7 @@ use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::sharding::Sharding;
 use super::{fields, json};
 use crate::error::{Context, Error, Result, Source};
-use crate::store::{self, Access, Session, Sessions, Store};
+use crate::store::{self, Access, Session, Sessions, Store, Version};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -47,6 +47,8 @@ pub(super) struct OpenStore<'a> {
 struct Consolidated {
     /// The metadata files that it stands for, by key.
     files: BTreeMap<String, Value>,
+    /// The version of the file that it is in.
+    version: Version,
 }
 
 /// What is at a place in the hierarchy.
@@ -87,21 +89,21 @@ impl<'a> OpenStore<'a> {
 
     /// The consolidated metadata of the root: in its `zarr.json` (format 3), or in `.zmetadata` (format 2).
     fn read_consolidated(&self) -> Result<Option<Consolidated>> {
-        if let Some((root, _)) = self.get("", "zarr.json")? {
+        if let Some((root, file)) = self.get("", "zarr.json")? {
             let nodes = root.pointer("/consolidated_metadata/metadata").and_then(Value::as_object);
             return Ok(nodes.map(|nodes| {
                 let mut files: BTreeMap<_, _> =
                     nodes.iter().map(|(name, node)| (key(name, "zarr.json"), node.clone())).collect();
                 files.insert("zarr.json".into(), root.clone());
-                Consolidated { files }
+                Consolidated { files, version: file.source }
             }));
         }
-        let Some((root, _)) = self.get("", ".zmetadata")? else { return Ok(None) };
+        let Some((root, file)) = self.get("", ".zmetadata")? else { return Ok(None) };
         let files = root.get("metadata").and_then(Value::as_object);
         let copied = |files: &serde_json::Map<String, Value>| {
             files.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
         };
-        Ok(files.map(|files| Consolidated { files: copied(files) }))
+        Ok(files.map(|files| Consolidated { files: copied(files), version: file.source }))
     }
 
     /// The arrays of those names, or the array that the store itself is if there are none.
@@ -166,9 +168,11 @@ impl<'a> OpenStore<'a> {
     /// What a metadata file says, and the file that it was read from.
     fn get(&self, name: &str, file: &str) -> Result<Option<(Value, MetadataFile)>> {
         let key = key(name, file);
-        if let Some(value) = self.consolidated.as_ref().and_then(|consolidated| consolidated.files.get(&key))
+        if let Some(consolidated) = &self.consolidated
+            && let Some(value) = consolidated.files.get(&key)
         {
-            return Ok(Some((value.clone(), MetadataFile::consolidated(key))));
+            let file = MetadataFile::consolidated(key, consolidated.version.clone());
+            return Ok(Some((value.clone(), file)));
         }
         let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied && self.store.folder().is_none() => {

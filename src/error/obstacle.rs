@@ -71,6 +71,11 @@ pub enum Obstacle {
         /// Why.
         problem: &'static str,
     },
+    /// An entry of the cache on the local disk that cannot be used; the store has its bytes.
+    DiskCache {
+        /// Why.
+        problem: String,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -124,6 +129,9 @@ impl fmt::Display for Obstacle {
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
             ),
+            Self::DiskCache { problem } => {
+                write!(f, "its entry in the disk cache cannot be used, {problem}; remove the folder that cache_dir names")
+            }
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"

@@ -2,7 +2,9 @@
 
 mod coalesce;
 pub mod cufile;
+mod disk_cache;
 mod encoded;
+mod fetched;
 mod gds;
 mod locate;
 mod posix;
@@ -14,6 +16,7 @@ mod slots;
 mod tail;
 mod transfer;
 
+pub use disk_cache::{CachedEntry, DiskCache};
 pub use encoded::Encoded;
 pub use gds::Gds;
 pub use locate::{Located, Locator};
@@ -77,6 +80,11 @@ pub trait Blob: Send + Sync {
 
     /// What cuFile reads them with, if it does.
     fn cufile(&self) -> Option<&cufile::Handle> {
+        None
+    }
+
+    /// The entry of the disk cache, if that is what they are: if they cannot be read or decoded, the store has them still.
+    fn disk_cache_entry(&self) -> Option<&CachedEntry> {
         None
     }
 }

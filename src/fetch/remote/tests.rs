@@ -137,7 +137,7 @@ fn bytes_behind_an_index_come_before_later_batches_and_those_that_are_near_each_
     let kept = NonZeroUsize::new(4).unwrap();
     let arrive = Arc::new(Arrived(sender));
     let remote =
-        Remote::new(Arc::new(dataset), limits, kept, 1 << 20, false, arrive, Arc::default()).unwrap();
+        Remote::new(Arc::new(dataset), limits, kept, 1 << 20, false, None, arrive, Arc::default()).unwrap();
     for batch in 0..4 {
         remote.fetch(batch, (4 * batch..4 * batch + 4).map(wanted));
     }
@@ -174,6 +174,7 @@ fn an_index_whose_decoding_panics_is_an_error_for_all_that_wait_for_it() {
         kept,
         1 << 20,
         false,
+        None,
         Arc::new(Arrived(sender)),
         Arc::default(),
     )
