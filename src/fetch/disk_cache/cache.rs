@@ -154,6 +154,8 @@ impl DiskCache {
             None
         });
         let bytes = found?.checked_sub(Header::BYTES as u64);
+        // Chunks of no bytes are not kept.
+        let bytes = bytes.filter(|&bytes| bytes > 0);
         let range = match (bytes, extent) {
             (Some(bytes), Extent::Range(range)) if range.end - range.start == bytes => range.clone(),
             (Some(bytes), Extent::Whole | Extent::Prefix(_) | Extent::Suffix(_)) => 0..bytes,
@@ -182,7 +184,7 @@ impl DiskCache {
         }
         let start = received.range.start;
         let entry = |(extent, range): (Extent, Range<u64>)| {
-            let key = array.entry(key, &extent, expected)?;
+            let key = array.entry(key, &extent, expected).filter(|_| !range.is_empty())?;
             Some((key, range.start.checked_sub(start)?..range.end.checked_sub(start)?))
         };
         let entries: Vec<_> = extents.filter_map(entry).collect();

@@ -102,6 +102,12 @@ impl CacheFolder {
         Ok(fs::unlinkat(&cache.folder, &name, AtFlags::empty())?)
     }
 
+    /// Writes as where files without a name cannot be had.
+    #[cfg(test)]
+    pub(super) fn give_names_first(&self) {
+        self.names_first.store(true, Ordering::Relaxed);
+    }
+
     /// Its path.
     pub fn path(&self) -> &Path {
         &self.path

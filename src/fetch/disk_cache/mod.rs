@@ -22,3 +22,6 @@ mod writer;
 
 pub use cache::DiskCache;
 pub use cached::CachedEntry;
+
+#[cfg(test)]
+mod tests;
