@@ -51,7 +51,7 @@ impl ChunkSource {
                 if !self.prefetcher.is_active() && !encoded.blob().is_cached(encoded.range()) {
                     self.prefetcher.observe(false);
                 }
-                if encoded.blob().disk_cache_entry().is_some() {
+                if encoded.blob().is_in_disk_cache() {
                     chunk.set_cache_entry(Some(encoded.clone()));
                 }
                 self.counters.chunks_read.add(1);
@@ -79,13 +79,12 @@ impl ChunkSource {
     /// # Errors
     /// The error that it is given, if it is not about bytes out of the disk cache.
     pub fn fetch_again(&self, chunk: &Arc<Chunk>, error: Error) -> Result<()> {
-        let read = chunk.set_cache_entry(None);
-        let entry = read.as_ref().and_then(|encoded| encoded.blob().disk_cache_entry());
         let is_about_bytes = matches!(error, Error::Io { .. } | Error::Damaged { .. } | Error::Decode { .. });
-        let (Some(entry), Some(remote), true) = (entry, &self.remote, is_about_bytes) else {
+        let (Some(entry), Some(remote), true) = (chunk.set_cache_entry(None), &self.remote, is_about_bytes)
+        else {
             return Err(error);
         };
-        entry.discard();
+        entry.blob().discard();
         chunk.put_back();
         let (part, cell) = (chunk.part(), chunk.read_chunk.clone());
         remote.fetch_again(Wanted { chunk: chunk.clone(), part, cell });
@@ -104,7 +103,7 @@ impl ChunkSource {
             let is_fetched = fetched.is_some();
             let found = fetched.map_or_else(|| self.locate(chunk), Ok);
             let Ok((Some(encoded), at)) = found else { return None };
-            if is_fetched && encoded.blob().disk_cache_entry().is_none() {
+            if is_fetched && !encoded.blob().is_in_disk_cache() {
                 // It is in memory.
                 return None;
             }

@@ -6,6 +6,7 @@ mod disk_cache;
 mod encoded;
 mod fetched;
 mod gds;
+mod indexes;
 mod locate;
 mod posix;
 mod remote;
@@ -16,7 +17,7 @@ mod slots;
 mod tail;
 mod transfer;
 
-pub use disk_cache::{CachedEntry, DiskCache};
+pub use disk_cache::DiskCache;
 pub use encoded::Encoded;
 pub use gds::Gds;
 pub use locate::{Located, Locator};
@@ -83,8 +84,11 @@ pub trait Blob: Send + Sync {
         None
     }
 
-    /// The entry of the disk cache, if that is what they are: if they cannot be read or decoded, the store has them still.
-    fn disk_cache_entry(&self) -> Option<&CachedEntry> {
-        None
+    /// Whether they are in the cache on the local disk: if they cannot be read or decoded there, the store has them still.
+    fn is_in_disk_cache(&self) -> bool {
+        false
     }
+
+    /// Removes them from that cache.
+    fn discard(&self) {}
 }

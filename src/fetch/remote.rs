@@ -7,27 +7,24 @@
 use super::coalesce::{Joined, join};
 use super::disk_cache::DiskCache;
 use super::fetched::FetchedBytes;
+use super::indexes::{Indexes, KnownIndex, cached_index, known_index};
 use super::locate::{Located, ShardKey};
 use super::request::{Received, Request};
-use super::resolve::{Address, decode_index, resolve};
+use super::resolve::{Address, resolve};
 use super::scheduler::{Deliver, Limits, Scheduler};
 use super::slots::Slots;
 use crate::codec;
-use crate::dataset::{ArrayInfo, Dataset, Sharding};
+use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Obstacle, Result};
 use crate::plan::Dims;
-use crate::plan::shard_index::ShardIndex;
 use crate::stats::Counters;
-use crate::store::{Extent, Head, Version};
+use crate::store::{Extent, Version};
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-use lru::LruCache;
 
 /// Gets the chunks whose bytes have arrived, on a network thread: it must not wait.
 pub trait Arrive<C>: Send + Sync {
@@ -93,18 +90,6 @@ impl Size {
     }
 }
 
-struct Indexes<C> {
-    /// What the indexes say that were used last; `None` for a sharded chunk that is absent.
-    known: LruCache<ShardKey, Option<Arc<KnownIndex>>>,
-    /// The read chunks that wait for an index, with the number of the batch that wants them.
-    waiting: HashMap<ShardKey, Vec<(u64, C, Address)>>,
-}
-
-struct KnownIndex {
-    index: ShardIndex,
-    version: Version,
-}
-
 impl<C: Send + 'static> Remote<C> {
     /// The largest gap between inner chunks that are asked for together.
     const MOST_GAP_BYTES: u64 = 64 << 10;
@@ -124,7 +109,7 @@ impl<C: Send + 'static> Remote<C> {
         arrive: Arc<dyn Arrive<C>>,
         counters: Arc<Counters>,
     ) -> io::Result<Arc<Self>> {
-        let indexes = Indexes { known: LruCache::new(kept_indexes), waiting: HashMap::new() };
+        let indexes = Indexes::new(kept_indexes);
         let remote = Arc::new(Self {
             scheduler: OnceLock::new(),
             dataset,
@@ -391,16 +376,14 @@ impl<C: Send + 'static> Remote<C> {
             (Err(source), _) => Err(Error::Io { at: address.at.clone(), source }),
             (Ok(Some(received)), Some(sharding)) => {
                 let (head, range) = (received.head.clone(), received.range.clone());
+                let at = address.clone().with_range(range.clone());
                 if let Some(cache) = &self.disk_cache {
-                    let index = [(sharding.index_extent(), range.clone())];
+                    let index = [(sharding.index_extent(), range)];
                     cache.keep(part, address.key(), None, &received, index.into_iter());
                 }
-                let bytes = received.into_bytes();
-                let failed = |source| Error::Io { at: address.clone().with_range(range.clone()), source };
-                bytes
-                    .map_err(failed)
-                    .and_then(|bytes| known_index(sharding, address, bytes, range.clone(), head))
-                    .map(Some)
+                let failed = |source| Error::Io { at: at.clone(), source };
+                let bytes = received.into_bytes().map_err(failed);
+                bytes.and_then(|bytes| known_index(sharding, bytes, head, &at)).map(Some)
             }
             _ => {
                 if let (Some(cache), Some(sharding)) = (&self.disk_cache, &array.sharding) {
@@ -442,40 +425,6 @@ impl<C: Send + 'static> Remote<C> {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Indexes<C>> {
         self.indexes.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Decodes the index of a sharded chunk at an address, of which these are bytes.
-fn known_index(
-    sharding: &Sharding,
-    address: &Address,
-    bytes: Vec<u8>,
-    range: Range<u64>,
-    head: Head,
-) -> Result<Arc<KnownIndex>> {
-    let at = address.clone().with_range(range);
-    let decode = || decode_index(sharding, bytes, head.object_bytes, &at);
-    // What is in an index is the store's, and those who wait for it would wait for ever.
-    let decoded = catch_unwind(AssertUnwindSafe(decode));
-    let index = decoded.unwrap_or_else(|payload| Err(Error::panic("decoding a shard index", &*payload)))?;
-    Ok(Arc::new(KnownIndex { index, version: head.version }))
-}
-
-/// What the disk cache knows of the index of a sharded chunk: the index, or that the sharded chunk is absent.
-fn cached_index(
-    cache: &DiskCache,
-    sharding: &Sharding,
-    part: (usize, usize),
-    address: &Address,
-) -> Option<Option<Arc<KnownIndex>>> {
-    let extent = sharding.index_extent();
-    let Some((bytes, range, head)) = cache.read(part, address.key(), &extent)? else { return Some(None) };
-    match known_index(sharding, address, bytes, range, head) {
-        Ok(known) => Some(Some(known)),
-        Err(_) => {
-            cache.discard(part, address.key(), &extent);
-            None
-        }
     }
 }
 

@@ -6,8 +6,8 @@ use super::folder::CacheFolder;
 use super::writer::{Item, WriteQueue, Writer};
 use crate::dataset::Dataset;
 use crate::error::log_once;
-use crate::fetch::Located;
 use crate::fetch::request::Received;
+use crate::fetch::{Blob, Located};
 use crate::options::DiskCacheOptions;
 use crate::stats::Counters;
 use crate::store::{Extent, Head, Version};
@@ -96,40 +96,43 @@ impl DiskCache {
         extent: &Extent,
         expected: Option<&Version>,
     ) -> Option<Located> {
-        let key = self.arrays.get(&part)?.entry(key, extent, expected)?;
-        if self.absent.lock().unwrap_or_else(PoisonError::into_inner).contains(&key.id) {
-            return Some(Located::Missing);
-        }
-        if let Some(entry) = self.entry(key, extent) {
-            self.counters.disk_cache_hits.add(1);
-            let range = entry.1.clone();
-            return Some(Located::At { blob: Arc::new(entry.0), range });
-        }
-        self.counters.disk_cache_misses.add(1);
-        None
+        let found = self.look_up(part, key, extent, expected)?;
+        Some(match found {
+            None => Located::Missing,
+            Some((entry, range)) => Located::At { blob: Arc::new(entry), range },
+        })
     }
 
     /// All bytes of a small part of an object, as of the index of a sharded chunk, read on the calling thread. `Some(None)` if the object is
     /// absent.
-    pub fn read(
+    pub fn read(&self, part: (usize, usize), key: &str, extent: &Extent) -> Option<Option<(Vec<u8>, Head)>> {
+        let Some((entry, _)) = self.look_up(part, key, extent, None)? else { return Some(None) };
+        let read = entry.read_whole();
+        if read.is_none() {
+            entry.discard();
+        }
+        read.map(Some)
+    }
+
+    /// The entry of a part of an object and which bytes it has, `Some(None)` for an object that is absent.
+    fn look_up(
         &self,
         part: (usize, usize),
         key: &str,
         extent: &Extent,
-    ) -> Option<Option<(Vec<u8>, Range<u64>, Head)>> {
-        let Located::At { blob, range } = self.find(part, key, extent, None)? else { return Some(None) };
-        let entry = blob.disk_cache_entry()?;
-        let Some((bytes, head)) = entry.read_whole() else {
-            entry.discard();
-            return None;
+        expected: Option<&Version>,
+    ) -> Option<Option<(CachedEntry, Range<u64>)>> {
+        let key = self.arrays.get(&part)?.entry(key, extent, expected)?;
+        if self.absent.lock().unwrap_or_else(PoisonError::into_inner).contains(&key.id) {
+            return Some(None);
+        }
+        let entry = self.entry(key, extent);
+        let counter = match &entry {
+            Some(_) => &self.counters.disk_cache_hits,
+            None => &self.counters.disk_cache_misses,
         };
-        // Which bytes of the object they are is known now.
-        let bytes_end = head.object_bytes;
-        let range = match extent {
-            Extent::Suffix(_) => bytes_end.saturating_sub(range.end)..bytes_end,
-            _ => range,
-        };
-        Some(Some((bytes, range, head)))
+        counter.add(1);
+        entry.map(Some)
     }
 
     /// Removes an entry whose bytes cannot be decoded.

@@ -53,12 +53,6 @@ impl CachedEntry {
         Some((bytes, Head { object_bytes, version }))
     }
 
-    /// Removes it: its bytes are not those of the store, or cannot be read or decoded.
-    pub fn discard(&self) {
-        self.counters.disk_cache_discarded.add(1);
-        self.folder.discard(&self.key);
-    }
-
     fn opened(&self) -> io::Result<Arc<Opened>> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(opened) = &state.opened {
@@ -155,7 +149,12 @@ impl Blob for CachedEntry {
         may_stay_open()
     }
 
-    fn disk_cache_entry(&self) -> Option<&CachedEntry> {
-        Some(self)
+    fn is_in_disk_cache(&self) -> bool {
+        true
+    }
+
+    fn discard(&self) {
+        self.counters.disk_cache_discarded.add(1);
+        self.folder.discard(&self.key);
     }
 }

@@ -21,7 +21,6 @@ mod scan;
 mod writer;
 
 pub use cache::DiskCache;
-pub use cached::CachedEntry;
 
 #[cfg(test)]
 mod tests;
