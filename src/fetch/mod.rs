@@ -22,7 +22,7 @@ pub use encoded::Encoded;
 pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
-pub use remote::{Arrive, Remote, Wanted};
+pub use remote::{Arrive, Remote, Settings, Wanted};
 pub use slots::Slots;
 
 use crate::store::Folder;

@@ -49,6 +49,18 @@ pub struct Remote<C> {
     arrive: Arc<dyn Arrive<C>>,
 }
 
+/// How chunks are fetched.
+pub struct Settings {
+    /// Of the requests.
+    pub limits: Limits,
+    /// Indexes of sharded chunks that are kept.
+    pub kept_indexes: NonZeroUsize,
+    /// The longest read chunk that is fetched where its codecs do not say.
+    pub most_bytes: u64,
+    /// Whether an object is missing that the store forbids to read.
+    pub forbidden_is_missing: bool,
+}
+
 /// A read chunk that a batch wants.
 pub struct Wanted<C> {
     /// What is handed over with its bytes.
@@ -94,21 +106,18 @@ impl<C: Send + 'static> Remote<C> {
     /// The largest gap between inner chunks that are asked for together.
     const MOST_GAP_BYTES: u64 = 64 << 10;
 
-    /// Starts the network threads. Keeps `kept_indexes` indexes. An object that the store forbids to read is missing if
-    /// `forbidden_is_missing`. What the disk cache has is not fetched.
+    /// Starts the network threads. What the disk cache has is not fetched.
     ///
     /// # Errors
     /// Threads that cannot be had.
     pub fn new(
         dataset: Arc<Dataset>,
-        limits: Limits,
-        kept_indexes: NonZeroUsize,
-        most_bytes: u64,
-        forbidden_is_missing: bool,
+        settings: Settings,
         disk_cache: Option<DiskCache>,
         arrive: Arc<dyn Arrive<C>>,
         counters: Arc<Counters>,
     ) -> io::Result<Arc<Self>> {
+        let Settings { limits, kept_indexes, most_bytes, forbidden_is_missing } = settings;
         let indexes = Indexes::new(kept_indexes);
         let remote = Arc::new(Self {
             scheduler: OnceLock::new(),
@@ -200,7 +209,7 @@ impl<C: Send + 'static> Remote<C> {
                         if let Some(known) =
                             cache.and_then(|cache| cached_index(cache, sharding, part, &address))
                         {
-                            self.index_known(&key, Ok(known));
+                            self.index_known(&key, Ok(known), cache);
                             continue;
                         }
                         let (extent, size) = (sharding.index_extent(), Size::known(sharding.index_bytes));
@@ -231,22 +240,19 @@ impl<C: Send + 'static> Remote<C> {
                 continue;
             };
             let bytes = range.end - range.start;
-            if bytes <= most {
-                let extent = Extent::Range(range.clone());
-                let version = known.map(|known| &known.version);
-                let cached = cache.and_then(|cache| cache.find(part, address.key(), &extent, version));
-                if let Some(cached) = cached {
-                    self.found(chunk, address, cached);
-                    continue;
-                }
-                found.push((chunk, address, range));
+            if bytes > most {
+                let problem = format!(
+                    "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
+                    array.read_chunk_bytes()
+                );
+                self.arrive.arrived(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
                 continue;
             }
-            let problem = format!(
-                "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
-                array.read_chunk_bytes()
-            );
-            self.arrive.arrived(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
+            let (extent, version) = (Extent::Range(range.clone()), known.map(|known| &known.version));
+            match cache.and_then(|cache| cache.find(part, address.key(), &extent, version)) {
+                Some(cached) => self.found(chunk, address, cached),
+                None => found.push((chunk, address, range)),
+            }
         }
         let ranges: Vec<_> = found.iter().map(|(_, _, range)| range.clone()).collect();
         let mut found: Vec<_> = found.into_iter().map(Some).collect();
@@ -392,11 +398,12 @@ impl<C: Send + 'static> Remote<C> {
                 Ok(None)
             }
         };
-        self.index_known(key, known);
+        // The disk is not asked on this thread, which polls requests.
+        self.index_known(key, known, None);
     }
 
-    /// Asks for the inner chunks that wait for an index; it is `None` if the sharded chunk is absent.
-    fn index_known(&self, key: &ShardKey, known: Result<Option<Arc<KnownIndex>>>) {
+    /// Asks for the inner chunks that wait for an index and that a cache does not have; the index is `None` if the sharded chunk is absent.
+    fn index_known(&self, key: &ShardKey, known: Result<Option<Arc<KnownIndex>>>, cache: Option<&DiskCache>) {
         let mut indexes = self.lock();
         if let Ok(known) = &known {
             indexes.known.put(key.clone(), known.clone());
@@ -409,7 +416,6 @@ impl<C: Send + 'static> Remote<C> {
                 for (batch, chunk, address) in waiting {
                     by_batch.entry(batch).or_default().push((chunk, address));
                 }
-                let cache = self.disk_cache.as_ref();
                 for (batch, chunks) in by_batch {
                     self.fetch_inner(batch, key.0, known.as_deref(), chunks, cache);
                 }

@@ -366,21 +366,15 @@ impl Start<'_> {
             bytes: self.plan.fetched_bytes() - queued_bytes,
             split_above_bytes: Options::SPLIT_ABOVE_BYTES,
         };
-        let kept = Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes());
-        let most_bytes = self.setup.options.most_host_memory_bytes;
-        let counters = self.status.counters.clone();
-        let forbidden_is_missing = self.setup.options.missing_chunks == MissingChunks::FillForbidden;
-        let dataset = dataset.clone();
-        let fetcher = fetch::Remote::new(
-            dataset,
+        let options = &self.setup.options;
+        let settings = fetch::Settings {
             limits,
-            kept,
-            most_bytes,
-            forbidden_is_missing,
-            disk_cache,
-            jobs.clone(),
-            counters,
-        );
+            kept_indexes: Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes()),
+            most_bytes: options.most_host_memory_bytes,
+            forbidden_is_missing: options.missing_chunks == MissingChunks::FillForbidden,
+        };
+        let counters = self.status.counters.clone();
+        let fetcher = fetch::Remote::new(dataset.clone(), settings, disk_cache, jobs.clone(), counters);
         let fetcher = fetcher.map_err(|source| Error::Thread { source })?;
         self.status.requests(fetcher.slots());
         Ok(Some(planner::Remote { fetcher, parts }))

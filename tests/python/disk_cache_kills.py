@@ -1,7 +1,7 @@
-"""Two ranks with one disk cache, each killed at random moments and started again; the bound is watched all the time.
+"""Two ranks with one disk cache, each killed at random moments and started again, while the bound is watched.
 
-Arguments: URL of the server, folder with the arrays `a`, `b` and `c` as `.npy` and with the folder `cache`, bound in bytes,
-number of kills. Prints what was found as JSON.
+Arguments: URL of the server; folder with the arrays `a`, `b` and `c` as `.npy`, in which the folder `cache` is
+made; bound in bytes; number of kills. Prints what was found as JSON.
 """
 
 import fcntl
@@ -27,11 +27,10 @@ def used(folder):
     With the lock nobody can note others meanwhile: what is written now was noted before, and what is removed
     now is noted afterwards. A file may be gone before it is looked at.
     """
-    try:
-        usage = open(folder / "zarr-dali-1" / "usage", "rb")
-    except FileNotFoundError:
+    path = folder / "zarr-dali-1" / "usage"
+    if not path.exists():
         return 0, 0
-    with usage:
+    with path.open("rb") as usage:
         fcntl.flock(usage, fcntl.LOCK_EX)
         noted = int.from_bytes(usage.read()[8:16], "little")
         return files(folder), noted
@@ -102,7 +101,7 @@ def main():
             except BlockingIOError:
                 pass
             time.sleep(0.005)
-        for child in (ranks if killed == kills else [ranks.pop(chance.randrange(2))]):
+        for child in ranks if killed == kills else [ranks.pop(chance.randrange(2))]:
             os.kill(child, signal.SIGKILL)
             wrong += os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != -signal.SIGKILL
     result = {"kills": kills, "wrong": wrong, "most_used": most, "most_noted": most_noted, "above": above}

@@ -3,6 +3,9 @@
 import json
 import os
 import shutil
+import subprocess
+import sys
+import textwrap
 import zipfile
 from pathlib import Path
 
@@ -12,7 +15,7 @@ import zarr
 
 import zarr_dali
 from range_server import serving
-from reading import assert_same_bits, build, run_python, to_samples
+from reading import CPU, assert_same_bits, build, run_python, to_samples
 
 SHAPE = (40, 24, 36)
 METADATA = ("zarr.json", ".zarray", ".zattrs", ".zgroup", ".zmetadata")
@@ -56,23 +59,25 @@ def used(root):
     return sum(-(-path.stat().st_size // 4096) * 4096 for path in entries(root))
 
 
-def read(backend_or_none, path, epochs=1, batch_size=1, **arguments):
+def read(backend, path, epochs=1, batch_size=1, **arguments):
     """Epochs of a reader in order, as one array each, and its statistics at the end.
 
     The pipeline is gone then: one that outlives its server repeats requests for minutes, and what it has to
     write is written.
     """
-    pipe = build(backend_or_none or CPU, path, batch_size=batch_size, **arguments)
+    pipe = build(backend, path, batch_size=batch_size, **arguments)
     try:
         steps = pipe.reader_meta("reader")["epoch_size"] // batch_size
-        found = [[sample for _ in range(steps) for sample in to_samples(pipe.run()[0])] for _ in range(epochs)]
+        found = [
+            [sample for _ in range(steps) for sample in to_samples(pipe.run()[0])] for _ in range(epochs)
+        ]
         return [np.stack(epoch) for epoch in found], zarr_dali.stats(pipe)
     finally:
         del pipe
 
 
 def read_once(path, **arguments):
-    (found,), stats = read(None, path, **arguments)
+    (found,), stats = read(CPU, path, **arguments)
     return found, stats
 
 
@@ -80,9 +85,6 @@ def chunk_paths(server, since=0):
     """The objects other than metadata that were asked for."""
     paths = [request["path"] for request in server.requests()[since:]]
     return [path for path in paths if not path.endswith(METADATA)]
-
-
-from reading import CPU  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", CODECS)
@@ -181,7 +183,7 @@ def test_inner_chunks_are_of_the_object_whose_index_is_read(root, rng):
         assert len(indexes) == 5
         for index in indexes:
             index.unlink()
-        found, stats = read_once(url, **cache_of(root))
+        found, _ = read_once(url, **cache_of(root))
         assert_same_bits(found, second)
 
 
@@ -327,8 +329,14 @@ WRONG = {
     "without a folder": ({"cache_dir_bytes": 1 << 20}, "cache_dir_bytes.*cache_dir"),
     "negative": ({"cache_dir": "{root}/cache", "cache_dir_bytes": -1}, "cache_dir_bytes.*too small"),
     "a URL": ({"cache_dir": "s3://bucket/cache", "cache_dir_bytes": 1 << 20}, "cache_dir.*local disk"),
-    "a file": ({"cache_dir": "{root}/file", "cache_dir_bytes": 1 << 20}, "cache_dir.*{root}/file.*local disk"),
-    "no folder that can be made": ({"cache_dir": "/proc/cache", "cache_dir_bytes": 1 << 20}, "cache_dir.*/proc"),
+    "a file": (
+        {"cache_dir": "{root}/file", "cache_dir_bytes": 1 << 20},
+        "cache_dir.*{root}/file.*local disk",
+    ),
+    "no folder that can be made": (
+        {"cache_dir": "/proc/cache", "cache_dir_bytes": 1 << 20},
+        "cache_dir.*/proc",
+    ),
 }
 
 
@@ -338,7 +346,8 @@ def test_options_that_cannot_be_used_are_refused_when_it_is_built(root, rng, wro
     (root / "file").write_text("no folder")
     arguments, words = WRONG[wrong]
     arguments = {
-        name: value.format(root=root) if isinstance(value, str) else value for name, value in arguments.items()
+        name: value.format(root=root) if isinstance(value, str) else value
+        for name, value in arguments.items()
     }
     with pytest.raises((RuntimeError, ValueError), match=words.format(root=root)):
         build(CPU, str(root / "data.zarr"), **arguments)
@@ -392,6 +401,54 @@ def test_a_folder_that_is_removed_while_it_is_used_is_no_error(root, rng, capfd)
     assert not entries(root)
     said = capfd.readouterr().err
     assert said.count("is not used any more") == 1, said
+
+
+def test_a_disk_without_room_is_no_error(root, rng):
+    """A file system of its own that is full: of bytes, and of files."""
+    data = values(rng)
+    write(root / "served" / "data.zarr", data, "raw")
+    np.save(root / "data.npy", data)
+    (root / "disk").mkdir()
+    for limit in ("size=256k", "size=10m,nr_inodes=30"):
+        mount = [
+            "unshare",
+            "-rm",
+            "sh",
+            "-c",
+            f'mount -t tmpfs -o {limit} none "$0" && exec "$@"',
+            root / "disk",
+        ]
+        if subprocess.run([*mount, "true"], capture_output=True).returncode:
+            pytest.skip("no file system can be mounted in a namespace here")
+        with serving(root / "served") as server:
+            script = textwrap.dedent(
+                """
+                import sys
+                import numpy as np
+                import reading, zarr_dali
+                url, disk, data = sys.argv[1], sys.argv[2], np.load(sys.argv[3])
+                cache = {"cache_dir": disk, "cache_dir_bytes": 1 << 30}
+                pipe = reading.build(reading.CPU, url, batch_size=1, **cache)
+                found = np.stack([reading.to_samples(pipe.run()[0])[0] for _ in range(120)])
+                reading.assert_same_bits(found, np.concatenate([data, data, data]))
+                stats = zarr_dali.stats(pipe)
+                print(stats["disk_cache_hits"] > 0, stats["disk_cache_dropped"] > 0, stats["requests"] > 40)
+                """
+            )
+            arguments = [
+                sys.executable,
+                "-c",
+                script,
+                f"{server.url}/data.zarr",
+                root / "disk",
+                root / "data.npy",
+            ]
+            path = os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
+            done = subprocess.run(
+                [*mount, *arguments], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+            )
+        assert done.returncode == 0 and done.stdout.split() == ["True"] * 3, done.stdout + done.stderr
+        assert "not used any more" not in done.stderr
 
 
 def test_a_forked_child_leaves_the_cache_to_its_parent(root, rng):
@@ -450,7 +507,7 @@ def test_ranks_that_are_killed_leave_right_bytes_within_the_bound(root, rng, kil
         assert report["batches"] > 0 and report["hits"] > 0
         # Who is alone afterwards counts what is there, and can use all of the bound again.
         for name in "abc":
-            for run in range(2):
+            for _ in range(2):
                 found, stats = read_once(f"{server.url}/{name}", **cache_of(root, bound))
                 assert_same_bits(found, np.load(root / f"{name}.npy"))
                 assert used(root) <= bound
