@@ -1,7 +1,7 @@
 """Two ranks with one disk cache, each killed at random moments and started again, while the bound is watched.
 
-Arguments: URL of the server; folder with the arrays `a`, `b` and `c` as `.npy`, in which the folder `cache` is
-made; bound in bytes; number of kills. Prints what was found as JSON.
+Arguments: URL of the server; folder with the arrays `a`, `b` and `c` as `.npy`, in which the folder `cache`
+is made; bound in bytes; number of kills. Prints what was found as JSON.
 """
 
 import fcntl
