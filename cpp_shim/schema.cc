@@ -314,6 +314,23 @@ It is part of `device_memory_budget`, in the CPU backend of `host_memory_budget`
 Chunks that are found there are neither read nor decoded.)code",
         int64_t{0})
     .AddOptionalArg(
+        "cache_dir",
+        R"code(Folder on a local disk in which chunks of stores at URLs are kept as they come, encoded.
+
+Later epochs, later runs and other processes of this machine that give the same folder read them there in
+place of requesting them. It is made if it is not there. What is kept is used as long as the metadata of its
+array have the same version: chunks that were overwritten since under unchanged metadata are not noticed;
+remove the folder then. The page "Remote stores" says more. Local stores are not kept.)code",
+        "")
+    .AddOptionalArg(
+        "cache_dir_bytes",
+        R"code(The most bytes of chunks in `cache_dir`, of all processes together; needed with it.
+
+Each chunk counts with 1 KiB more and in whole blocks of 4 KiB. A twentieth of the file system is left
+free in any case, at most 10 GiB. Chunks that have no room are requested in each epoch; for them those
+are removed that no running reader needs, of arrays that were read least recently first.)code",
+        int64_t{0})
+    .AddOptionalArg(
         "device_memory_budget",
         R"code(GPU memory in bytes for batches in flight, encoded and decoded chunks and decoding.
 

@@ -101,6 +101,8 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.io = spec.GetArgument<std::string>("io");
   args.num_decode_threads = spec.GetArgument<int64_t>("num_decode_threads");
   args.cache_bytes = spec.GetArgument<int64_t>("cache_bytes");
+  args.cache_dir = spec.GetArgument<std::string>("cache_dir");
+  args.cache_dir_bytes = spec.GetArgument<int64_t>("cache_dir_bytes");
   args.num_io_threads = spec.GetArgument<int64_t>("num_io_threads");
   args.device_memory_budget = spec.GetArgument<int64_t>("device_memory_budget");
   args.host_memory_budget = spec.GetArgument<int64_t>("host_memory_budget");

@@ -74,6 +74,10 @@ mod ffi {
         num_decode_threads: i64,
         /// Bytes; 0: none.
         cache_bytes: i64,
+        /// Empty: none.
+        cache_dir: String,
+        /// Bytes.
+        cache_dir_bytes: i64,
         /// Bytes; 0: chosen from the machine.
         device_memory_budget: i64,
         /// Bytes; 0: chosen from the machine.
@@ -216,6 +220,8 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             num_io_threads: args.num_io_threads,
             num_decode_threads: args.num_decode_threads,
             cache_bytes: args.cache_bytes,
+            cache_dir: args.cache_dir.clone(),
+            cache_dir_bytes: args.cache_dir_bytes,
             device_memory_budget: args.device_memory_budget,
             host_memory_budget: args.host_memory_budget,
             batch_size: args.batch_size,

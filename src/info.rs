@@ -75,6 +75,8 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             num_io_threads,
             num_decode_threads,
             cache_bytes,
+            cache_dir,
+            cache_dir_bytes,
             device_memory_budget,
             host_memory_budget,
             batch_size,

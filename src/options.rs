@@ -104,6 +104,10 @@ pub struct Arguments {
     pub num_decode_threads: i64,
     /// Bytes of decoded chunks that are kept from epoch to epoch.
     pub cache_bytes: i64,
+    /// Folder of the cache of encoded chunks; empty: none.
+    pub cache_dir: String,
+    /// The most bytes of entries of that cache.
+    pub cache_dir_bytes: i64,
     /// Bytes of GPU memory for batches in flight and decoding; 0: automatic.
     pub device_memory_budget: i64,
     /// Bytes of host memory for encoded chunks in flight; 0: automatic.
@@ -150,12 +154,24 @@ impl Arguments {
             num_io_threads: 0,
             num_decode_threads: 0,
             cache_bytes: 0,
+            cache_dir: String::new(),
+            cache_dir_bytes: 0,
             device_memory_budget: 0,
             host_memory_budget: 0,
             batch_size: 1,
             device_id: -1,
         }
     }
+}
+
+/// The cache of encoded chunks on the local disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskCacheOptions {
+    /// The folder that it is made in.
+    pub folder: String,
+    /// The most bytes that its entries have, of all readers that use the folder. No default: half of a disk would be another number for each
+    /// rank that starts.
+    pub bytes: u64,
 }
 
 /// The tunables after their check.
@@ -187,6 +203,8 @@ pub struct Options {
     pub decode_threads: usize,
     /// Decoded chunks that are kept from epoch to epoch, in bytes. Part of the memory budget. Default: none.
     pub cache_bytes: u64,
+    /// The cache of encoded chunks on the local disk. Default: none.
+    pub disk_cache: Option<DiskCacheOptions>,
     /// GPU memory in bytes for outputs in flight and in DALI's hands, encoded and decoded chunks and nvCOMP's scratch.
     /// Default: [`Options::DEVICE_SHARE`] of the memory that is free when the reader starts, up to
     /// [`Options::MOST_DEVICE_SHARE`] where a batch needs it.
@@ -315,6 +333,7 @@ impl Options {
                 }
                 given => (given, given),
             };
+        let disk_cache = disk_cache(&arguments.cache_dir, arguments.cache_dir_bytes)?;
         let batch_size = at_least("batch_size", arguments.batch_size, 1)?;
         if batch_size > Self::MOST_BATCH_SIZE {
             let problem = format!(
@@ -338,10 +357,30 @@ impl Options {
             io_threads,
             decode_threads,
             cache_bytes: at_least("cache_bytes", arguments.cache_bytes, 0)?,
+            disk_cache,
             device_memory_bytes,
             host_memory_bytes,
             most_host_memory_bytes,
         })
+    }
+}
+
+fn disk_cache(folder: &str, bytes: i64) -> Result<Option<DiskCacheOptions>> {
+    match (folder, at_least("cache_dir_bytes", bytes, 0)?) {
+        ("", 0) => Ok(None),
+        ("", _) => Err(argument(
+            "cache_dir_bytes",
+            "there is no cache on a disk without `cache_dir`; give both".into(),
+        )),
+        (_, 0) => {
+            let problem =
+                "`cache_dir` needs a bound; give the most bytes that all readers may keep in that folder";
+            Err(argument("cache_dir_bytes", problem.into()))
+        }
+        (folder, _) if folder.contains("://") => {
+            Err(argument("cache_dir", format!("\"{folder}\" is a URL; give a folder on a local disk")))
+        }
+        (folder, bytes) => Ok(Some(DiskCacheOptions { folder: folder.into(), bytes })),
     }
 }
 
@@ -411,7 +450,7 @@ mod tests {
     #[test]
     fn every_bad_value_names_its_argument() {
         type Change = fn(&mut Arguments);
-        let cases: [(&str, Change); 12] = [
+        let cases: [(&str, Change); 16] = [
             ("missing_chunks", |a| a.missing_chunks = "skip".into()),
             ("decode", |a| a.decode = "tpu".into()),
             ("decode", |a| a.decode = "gpu".into()),
@@ -420,6 +459,10 @@ mod tests {
             ("num_io_threads", |a| a.num_io_threads = -1),
             ("num_decode_threads", |a| a.num_decode_threads = -1),
             ("cache_bytes", |a| a.cache_bytes = -1),
+            ("cache_dir_bytes", |a| a.cache_dir_bytes = -1),
+            ("cache_dir_bytes", |a| a.cache_dir_bytes = 1),
+            ("cache_dir_bytes", |a| a.cache_dir = "/tmp".into()),
+            ("cache_dir", |a| (a.cache_dir, a.cache_dir_bytes) = ("s3://b/c".into(), 1)),
             ("prefetch_queue_depth", |a| a.prefetch_queue_depth = 0),
             ("device_memory_budget", |a| a.device_memory_budget = -5),
             ("batch_size", |a| a.batch_size = 0),

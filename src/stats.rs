@@ -96,6 +96,18 @@ counters! {
     requests_doubled,
     /// Encoded bytes that came in answer to requests, with those between chunks that were asked for together.
     bytes_fetched,
+    /// Chunks and shard indexes of stores that are not folders that were found in the cache on the local disk.
+    disk_cache_hits,
+    /// Those that were looked for there and were not.
+    disk_cache_misses,
+    /// Entries of that cache that could not be used and were removed.
+    disk_cache_discarded,
+    /// Chunks and shard indexes that were not written to it, because the disk was too slow, a lock was held, or there was no room.
+    disk_cache_dropped,
+    /// Bytes that were read from it.
+    disk_cache_bytes_read,
+    /// Bytes that were written to it.
+    disk_cache_bytes_written,
     /// Microseconds that the consumer waited for chunks to be read.
     us_waiting_fetch,
     /// Microseconds that the consumer waited for the CPU to decode.

@@ -110,6 +110,8 @@ def _plain(name: str, value: Any) -> Any:
         return list(value) if isinstance(value, (list, tuple)) else [value]
     if name == "storage_options" and not isinstance(value, str):
         return json.dumps(dict(value))
+    if name == "cache_dir":
+        return os.fspath(value)
     if name == "dtype":  # a name, or a type of DALI or NumPy, which has one
         return str(getattr(value, "name", value)).lower()
     return value

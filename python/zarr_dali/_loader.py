@@ -481,7 +481,9 @@ def _plain(value: Any) -> Any:
 
 
 def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The operator takes `storage_options` as JSON."""
+    """The operator takes `storage_options` as JSON, and `cache_dir` as text."""
+    if isinstance(arguments.get("cache_dir"), os.PathLike):
+        arguments["cache_dir"] = os.fspath(arguments["cache_dir"])
     options = arguments.get("storage_options")
     if isinstance(options, Mapping):
         arguments["storage_options"] = json.dumps(dict(options))

@@ -43,6 +43,11 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
         - `bytes_fetched`: encoded bytes that came in answer to requests; more than `bytes_read` where shard
           indexes, gaps between inner chunks or repeated answers came with them.
+        - `disk_cache_hits`, `disk_cache_misses`: chunks and shard indexes that were found in `cache_dir`, and
+          those that had to be requested. `disk_cache_discarded`: entries that could not be used, as after
+          damage of the disk, and were removed. `disk_cache_dropped`: what was requested and not written,
+          because the disk was too slow or there was no room. `disk_cache_bytes_read`,
+          `disk_cache_bytes_written`: encoded bytes from and to it.
         - `ms_waiting_fetch`, `ms_waiting_cpu`, `ms_waiting_gpu`, `ms_waiting_gather`: milliseconds that DALI
           waited for a batch, by what its last chunk was waiting for: to be read, to be decoded by the CPU or
           the GPU, to be copied and gathered.

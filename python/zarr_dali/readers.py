@@ -50,6 +50,8 @@ def zarr(
     num_io_threads: int = 0,
     num_decode_threads: int = 0,
     cache_bytes: int = 0,
+    cache_dir: str = "",
+    cache_dir_bytes: int = 0,
     device_memory_budget: int = 0,
     host_memory_budget: int = 0,
     prefetch_queue_depth: int = 1,
@@ -224,6 +226,17 @@ def zarr(
         cache_bytes: Memory in bytes for decoded chunks that are kept from one epoch to the next.
             It is part of `device_memory_budget`, in the CPU backend of `host_memory_budget`, and raises
             neither. Chunks that are found there are neither read nor decoded.
+        cache_dir: Folder on a local disk in which chunks of stores at URLs are kept as they come, encoded.
+            Later epochs, later runs and other processes of this machine that give the same folder read them
+            there in place of requesting them. It is made if it is not there. What is kept is used as long as
+            the metadata of its array have the same version: chunks that were overwritten since under
+            unchanged metadata are not noticed; remove the folder then. The page "Remote stores" says more.
+            Local stores are not kept.
+        cache_dir_bytes: The most bytes of chunks in `cache_dir`, of all processes together; needed with it.
+            Each chunk counts with 1 KiB more and in whole blocks of 4 KiB. A twentieth of the file system is
+            left free in any case, at most 10 GiB. Chunks that have no room are requested in each epoch; for
+            them those are removed that no running reader needs, of arrays that were read least recently
+            first.
         device_memory_budget: GPU memory in bytes for batches in flight, encoded and decoded chunks and
             decoding.
             Three batches that DALI holds after that, as it does with its usual queue of two, are part of it.

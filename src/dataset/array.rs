@@ -7,7 +7,7 @@ use super::layout::NoStore;
 use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile, digest};
 use super::sharding::Sharding;
 use crate::error::{Context, Error, Result};
-use crate::store::{Session, Store};
+use crate::store::{Session, Store, Version};
 
 use std::sync::{Arc, PoisonError};
 
@@ -93,12 +93,17 @@ impl ArrayInfo {
         self.array.chunk_key(chunk).as_str().to_string()
     }
 
+    /// The version that the array's metadata had when it was opened: that of its own file, or of consolidated metadata.
+    pub fn metadata_version(&self) -> &Version {
+        &self.metadata_file.source
+    }
+
     /// Checks that the array is still the one that was opened, so that a chunk that is not there may be believed to be missing.
     ///
     /// # Errors
     /// Says that its metadata are gone or others.
     pub fn check_present(&self) -> Result<()> {
-        let MetadataFile { key, version, digest: known } = &self.metadata_file;
+        let MetadataFile { key, version, digest: known, .. } = &self.metadata_file;
         let at = || Context { key: Some(key.clone()), ..self.context() };
         let failed = |source| Error::Io { at: at(), source };
         let version = || version.lock().unwrap_or_else(PoisonError::into_inner);

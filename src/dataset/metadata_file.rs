@@ -17,16 +17,23 @@ pub(super) struct MetadataFile {
     pub version: Arc<Mutex<Version>>,
     /// Of its bytes, if they were read.
     pub digest: Option<u64>,
+    /// The version, as they were read, of the bytes that say what is in the file: its own, or those of consolidated metadata.
+    pub source: Version,
 }
 
 impl MetadataFile {
     pub fn new(key: String, version: Version, bytes: &[u8]) -> Self {
-        Self { key, version: Arc::new(Mutex::new(version)), digest: Some(digest(bytes)) }
+        Self {
+            key,
+            source: version.clone(),
+            version: Arc::new(Mutex::new(version)),
+            digest: Some(digest(bytes)),
+        }
     }
 
-    /// A file that consolidated metadata stand for, and that was not read. As long as it is there, so is its array.
-    pub fn consolidated(key: String) -> Self {
-        Self { key, version: Arc::new(Mutex::new(Version::Immutable)), digest: None }
+    /// A file that consolidated metadata of the version `source` stand for, and that was not read. As long as it is there, so is its array.
+    pub fn consolidated(key: String, source: Version) -> Self {
+        Self { key, version: Arc::new(Mutex::new(Version::Immutable)), digest: None, source }
     }
 }
 

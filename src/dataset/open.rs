@@ -13,7 +13,7 @@ use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::sharding::Sharding;
 use crate::error::{Context, Error, Result, Source};
 use crate::json;
-use crate::store::{self, Access, Session, Sessions, Store};
+use crate::store::{self, Access, Session, Sessions, Store, Version};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
@@ -50,6 +50,8 @@ pub(super) struct OpenStore {
 struct Consolidated {
     /// The metadata files that it stands for, by key.
     files: BTreeMap<String, Value>,
+    /// The version of the file that it is in.
+    version: Version,
 }
 
 /// What is at a place in the hierarchy.
@@ -99,21 +101,21 @@ impl OpenStore {
         if self.store.snapshot().is_some() {
             return Ok(None);
         }
-        if let Some((root, _)) = root {
+        if let Some((root, file)) = root {
             let nodes = root.pointer("/consolidated_metadata/metadata").and_then(Value::as_object);
             return Ok(nodes.map(|nodes| {
                 let mut files: BTreeMap<_, _> =
                     nodes.iter().map(|(name, node)| (key(name, "zarr.json"), node.clone())).collect();
                 files.insert("zarr.json".into(), root.clone());
-                Consolidated { files }
+                Consolidated { files, version: file.source }
             }));
         }
-        let Some((root, _)) = self.get("", ".zmetadata")? else { return Ok(None) };
+        let Some((root, file)) = self.get("", ".zmetadata")? else { return Ok(None) };
         let files = root.get("metadata").and_then(Value::as_object);
         let copied = |files: &serde_json::Map<String, Value>| {
             files.iter().map(|(key, value)| (key.clone(), value.clone())).collect()
         };
-        Ok(files.map(|files| Consolidated { files: copied(files) }))
+        Ok(files.map(|files| Consolidated { files: copied(files), version: file.source }))
     }
 
     /// The arrays of those names, or the array that the store itself is if there are none.
@@ -178,9 +180,11 @@ impl OpenStore {
     /// What a metadata file says, and the file that it was read from.
     fn get(&self, name: &str, file: &str) -> Result<Option<(Value, MetadataFile)>> {
         let key = key(name, file);
-        if let Some(value) = self.consolidated.as_ref().and_then(|consolidated| consolidated.files.get(&key))
+        if let Some(consolidated) = &self.consolidated
+            && let Some(value) = consolidated.files.get(&key)
         {
-            return Ok(Some((value.clone(), MetadataFile::consolidated(key))));
+            let file = MetadataFile::consolidated(key, consolidated.version.clone());
+            return Ok(Some((value.clone(), file)));
         }
         let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
             Err(error) if error.kind() == ErrorKind::PermissionDenied && self.store.folder().is_none() => {

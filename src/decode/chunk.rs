@@ -23,6 +23,8 @@ pub struct Chunk {
     begun: AtomicBool,
     /// Where the encoded bytes are, if the prefetcher has found them.
     location: Mutex<Option<Box<Location>>>,
+    /// The entry of the disk cache that the chunk is being read from.
+    cache_entry: Mutex<Option<Encoded>>,
     state: Mutex<State>,
 }
 
@@ -66,6 +68,7 @@ impl Chunk {
             allocation,
             begun: AtomicBool::new(false),
             location: Mutex::default(),
+            cache_entry: Mutex::default(),
             state: Mutex::new(State::Waiting(smallvec![unit])),
         })
     }
@@ -73,6 +76,11 @@ impl Chunk {
     /// Notes that a thread has taken the chunk.
     pub fn begin(&self) {
         self.begun.store(true, Ordering::Release);
+    }
+
+    /// Notes that the thread that had taken the chunk gives it back.
+    pub fn put_back(&self) {
+        self.begun.store(false, Ordering::Release);
     }
 
     /// Whether a thread has taken the chunk.
@@ -91,6 +99,17 @@ impl Chunk {
     pub fn take_location(&self) -> Option<Location> {
         let mut kept = self.location.lock().unwrap_or_else(PoisonError::into_inner);
         kept.take().map(|location| *location)
+    }
+
+    /// A copy of the location that [`Chunk::keep_location`] kept.
+    pub fn location(&self) -> Option<Location> {
+        let kept = self.location.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.as_deref().cloned()
+    }
+
+    /// Notes from which entry of the disk cache the chunk is read; `None`: from none. Returns what was noted before.
+    pub fn set_cache_entry(&self, entry: Option<Encoded>) -> Option<Encoded> {
+        std::mem::replace(&mut *self.cache_entry.lock().unwrap_or_else(PoisonError::into_inner), entry)
     }
 
     /// Array and part of the chunk.

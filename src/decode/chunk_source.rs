@@ -5,8 +5,7 @@ use super::prefetch::{self, Prefetcher};
 use crate::codec;
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
-use crate::fetch::Encoded;
-use crate::fetch::Locator;
+use crate::fetch::{self, Encoded, Locator, Wanted};
 use crate::options::MissingChunks;
 use crate::stats::Counters;
 
@@ -18,6 +17,8 @@ pub struct ChunkSource {
     pub dataset: Arc<Dataset>,
     /// Finds chunks in files.
     pub locator: Locator,
+    /// Fetches chunks that are not in files of this machine.
+    pub remote: Option<Arc<fetch::Remote<Arc<Chunk>>>>,
     /// Knows which chunks will be read.
     pub prefetcher: Arc<Prefetcher>,
     /// What a missing chunk means.
@@ -43,19 +44,16 @@ impl ChunkSource {
     pub fn find(&self, chunk: &Chunk) -> Result<(Option<Encoded>, Context)> {
         let (located, at) = match chunk.take_location() {
             Some(location) => location,
-            None => {
-                let (located, at) = self.locate(chunk)?;
-                if let Some(encoded) = &located
-                    && !self.prefetcher.is_active()
-                    && !encoded.blob().is_cached(encoded.range())
-                {
-                    self.prefetcher.observe(false);
-                }
-                (located, at)
-            }
+            None => self.locate(chunk)?,
         };
         match located {
             Some(encoded) => {
+                if !self.prefetcher.is_active() && !encoded.blob().is_cached(encoded.range()) {
+                    self.prefetcher.observe(false);
+                }
+                if encoded.blob().is_in_disk_cache() {
+                    chunk.set_cache_entry(Some(encoded.clone()));
+                }
                 self.counters.chunks_read.add(1);
                 self.counters.bytes_read.add(encoded.bytes());
                 Ok((Some(encoded), at))
@@ -76,6 +74,23 @@ impl ChunkSource {
         }
     }
 
+    /// Fetches a chunk from its store that could not be read or decoded out of the disk cache.
+    ///
+    /// # Errors
+    /// The error that it is given, if it is not about bytes out of the disk cache.
+    pub fn fetch_again(&self, chunk: &Arc<Chunk>, error: Error) -> Result<()> {
+        let is_about_bytes = matches!(error, Error::Io { .. } | Error::Damaged { .. } | Error::Decode { .. });
+        let (Some(entry), Some(remote), true) = (chunk.set_cache_entry(None), &self.remote, is_about_bytes)
+        else {
+            return Err(error);
+        };
+        entry.blob().discard();
+        chunk.put_back();
+        let (part, cell) = (chunk.part(), chunk.read_chunk.clone());
+        remote.fetch_again(Wanted { chunk: chunk.clone(), part, cell });
+        Ok(())
+    }
+
     /// Prefetches chunks that will be read soon, if the store is not in the page cache.
     pub fn prefetch(&self) {
         for chunk in self.prefetcher.next_indexes() {
@@ -84,7 +99,14 @@ impl ChunkSource {
         let mut ranges = vec![];
         self.prefetcher.prefetch(|chunk| {
             // An error comes back when the chunk is read.
-            let Ok((Some(encoded), at)) = self.locate(chunk) else { return None };
+            let fetched = chunk.location();
+            let is_fetched = fetched.is_some();
+            let found = fetched.map_or_else(|| self.locate(chunk), Ok);
+            let Ok((Some(encoded), at)) = found else { return None };
+            if is_fetched && !encoded.blob().is_in_disk_cache() {
+                // It is in memory.
+                return None;
+            }
             let (blob, range) = (encoded.blob(), encoded.range());
             let cached = blob.is_cached(range);
             self.prefetcher.observe(cached);
@@ -100,7 +122,7 @@ impl ChunkSource {
             } else {
                 blob.will_need(range.clone());
             }
-            if may_stay_open {
+            if may_stay_open && !is_fetched {
                 chunk.keep_location((Some(encoded), at));
             }
             Some(bytes)

@@ -326,6 +326,7 @@ pub(crate) mod tests {
             let chunk_source = ChunkSource {
                 dataset: Arc::new(dataset),
                 locator: Locator::new(Arc::new(Posix), 0, 1 << 20),
+                remote: None,
                 prefetcher: Arc::default(),
                 missing_chunks: self.missing_chunks,
                 host_memory_bytes: 1 << 20,

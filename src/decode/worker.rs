@@ -67,6 +67,7 @@ impl WorkerContext {
             return false;
         }
         self.decoder.chunk_source.prefetch();
+        chunk.set_cache_entry(None);
         let done = match &self.target {
             Target::Host => self.decoder.decode_and_assemble(&chunk, &mut state.scratch),
             Target::Gpu(context) => {
@@ -75,7 +76,9 @@ impl WorkerContext {
             }
         };
         done.unwrap_or_else(|error| {
-            chunk.fail(error);
+            if let Err(error) = self.decoder.chunk_source.fetch_again(&chunk, error) {
+                chunk.fail(error);
+            }
             false
         })
     }

@@ -90,6 +90,11 @@ pub enum Obstacle {
         /// Why it cannot be read, and what to do.
         problem: String,
     },
+    /// An entry of the cache on the local disk that cannot be used; the store has its bytes.
+    DiskCache {
+        /// Why.
+        problem: String,
+    },
     /// A file that is larger than it can be.
     TooLarge {
         /// Its bytes.
@@ -148,6 +153,9 @@ impl fmt::Display for Obstacle {
                 write!(f, "the Icechunk repository cannot be read, {problem}; {remedy}")
             }
             Self::Target { url, problem } => write!(f, "what it refers to, \"{url}\": {problem}"),
+            Self::DiskCache { problem } => {
+                write!(f, "its entry in the disk cache cannot be used, {problem}; remove the folder that cache_dir names")
+            }
             Self::TooLarge { bytes, most_bytes } => write!(
                 f,
                 "it has {bytes} bytes, and no more than {most_bytes} are read of metadata; the file is damaged, write it again"

@@ -120,7 +120,9 @@ impl Locator {
 
     /// Prefetches the index that will say where this read chunk is, if it is in a sharded chunk that no thread has opened.
     pub fn prefetch_index(&self, number: (usize, usize), array: &ArrayInfo, cell: &[u64]) {
-        let Some(sharding) = &array.sharding else { return };
+        let Some(sharding) = array.sharding.as_ref().filter(|_| array.objects.folder().is_some()) else {
+            return;
+        };
         if !self.lock().note_prefetch((number, sharding.chunk_of(cell))) {
             return;
         }

@@ -2,8 +2,11 @@
 
 mod coalesce;
 pub mod cufile;
+mod disk_cache;
 mod encoded;
+mod fetched;
 mod gds;
+mod indexes;
 mod locate;
 mod posix;
 mod remote;
@@ -14,11 +17,12 @@ mod slots;
 mod tail;
 mod transfer;
 
+pub use disk_cache::DiskCache;
 pub use encoded::Encoded;
 pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
-pub use remote::{Arrive, Remote, Wanted};
+pub use remote::{Arrive, Remote, Settings, Wanted};
 pub use slots::Slots;
 
 use crate::store::Folder;
@@ -79,4 +83,12 @@ pub trait Blob: Send + Sync {
     fn cufile(&self) -> Option<&cufile::Handle> {
         None
     }
+
+    /// Whether they are in the cache on the local disk: if they cannot be read or decoded there, the store has them still.
+    fn is_in_disk_cache(&self) -> bool {
+        false
+    }
+
+    /// Removes them from that cache.
+    fn discard(&self) {}
 }

@@ -25,10 +25,10 @@ pub struct OpenFile {
 }
 
 /// An open file among those of all readers of the process, which share one limit with everything else in it.
-struct Counted;
+pub(super) struct Counted;
 
 impl Counted {
-    fn new() -> Self {
+    pub fn new() -> Self {
         OPEN_FILES.fetch_add(1, Ordering::Relaxed);
         Self
     }
@@ -41,6 +41,11 @@ impl Drop for Counted {
 }
 
 static OPEN_FILES: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether a file that is not being read may stay open.
+pub(super) fn may_stay_open() -> bool {
+    OPEN_FILES.load(Ordering::Relaxed) < most_open()
+}
 
 /// Files that are not being read are kept open while there are fewer open ones: a quarter of what the process may have.
 fn most_open() -> usize {
@@ -96,40 +101,15 @@ impl Blob for OpenFile {
     }
 
     fn is_cached(&self, range: &Range<u64>) -> bool {
-        // Its first and last page may have been read with its neighbours.
-        let offset = range.start + (range.end - range.start) / 2;
-        let mut byte = 0u8;
-        let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
-        // SAFETY: there is room for the byte.
-        let read = unsafe {
-            libc::preadv2(self.file.as_raw_fd(), &raw const into, 1, offset as libc::off_t, libc::RWF_NOWAIT)
-        };
-        // Some file systems do not say, NFS among them. Announcing everything there would cost where all is in memory.
-        read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
+        is_in_page_cache(&self.file, range)
     }
 
     fn will_need(&self, range: Range<u64>) {
-        /// The system takes no more at once than it would read ahead; this is the least that is usual.
-        const STEP: u64 = 128 << 10;
-        let mut start = range.start;
-        while start < range.end {
-            // To whole steps in the file, so that each page is in one of them.
-            let end = (start / STEP * STEP).saturating_add(STEP).min(range.end);
-            // SAFETY: it is a hint, and cannot do harm. Where it is not taken, the bytes are read later.
-            unsafe {
-                libc::posix_fadvise(
-                    self.file.as_raw_fd(),
-                    start as libc::off_t,
-                    (end - start) as libc::off_t,
-                    libc::POSIX_FADV_WILLNEED,
-                );
-            }
-            start = end;
-        }
+        will_need(&self.file, &range);
     }
 
     fn may_stay_open(&self) -> bool {
-        OPEN_FILES.load(Ordering::Relaxed) < most_open()
+        may_stay_open()
     }
 
     fn check_unchanged(&self) -> io::Result<()> {
@@ -138,6 +118,41 @@ impl Blob for OpenFile {
             true => Ok(()),
             false => Err(Obstacle::Written.into()),
         }
+    }
+}
+
+/// Whether a range of a file can be read without waiting for storage.
+pub(super) fn is_in_page_cache(file: &File, range: &Range<u64>) -> bool {
+    // Its first and last page may have been read with its neighbours.
+    let offset = range.start + (range.end - range.start) / 2;
+    let mut byte = 0u8;
+    let into = libc::iovec { iov_base: (&raw mut byte).cast(), iov_len: 1 };
+    // SAFETY: there is room for the byte.
+    let read = unsafe {
+        libc::preadv2(file.as_raw_fd(), &raw const into, 1, offset as libc::off_t, libc::RWF_NOWAIT)
+    };
+    // Some file systems do not say, NFS among them. Announcing everything there would cost where all is in memory.
+    read >= 0 || io::Error::last_os_error().raw_os_error() != Some(libc::EAGAIN)
+}
+
+/// Announces that a range of a file will be read soon.
+pub(super) fn will_need(file: &File, range: &Range<u64>) {
+    /// The system takes no more at once than it would read ahead; this is the least that is usual.
+    const STEP: u64 = 128 << 10;
+    let mut start = range.start;
+    while start < range.end {
+        // To whole steps in the file, so that each page is in one of them.
+        let end = (start / STEP * STEP).saturating_add(STEP).min(range.end);
+        // SAFETY: it is a hint, and cannot do harm. Where it is not taken, the bytes are read later.
+        unsafe {
+            libc::posix_fadvise(
+                file.as_raw_fd(),
+                start as libc::off_t,
+                (end - start) as libc::off_t,
+                libc::POSIX_FADV_WILLNEED,
+            );
+        }
+        start = end;
     }
 }
 

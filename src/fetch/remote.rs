@@ -2,32 +2,29 @@
 //!
 //! A sharded chunk's index is asked for first, once for all read chunks that wait for it, and kept. What it says is asked for with the version
 //! that the index had, so that an object that is replaced in between is an error and not a mixture. Inner chunks that lie near each other are
-//! asked for with one request.
+//! asked for with one request. What is in the cache on the local disk is not asked for; threads that decode read it there.
 
-use super::Blob;
 use super::coalesce::{Joined, join};
+use super::disk_cache::DiskCache;
+use super::fetched::FetchedBytes;
+use super::indexes::{Indexes, KnownIndex, cached_index, known_index};
 use super::locate::{Located, ShardKey};
 use super::request::{Received, Request};
-use super::resolve::{Address, decode_index, resolve};
+use super::resolve::{Address, resolve};
 use super::scheduler::{Deliver, Limits, Scheduler};
 use super::slots::Slots;
 use crate::codec;
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Obstacle, Result};
 use crate::plan::Dims;
-use crate::plan::shard_index::ShardIndex;
 use crate::stats::Counters;
 use crate::store::{Extent, Version};
 
 use std::collections::{BTreeMap, HashMap};
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-
-use lru::LruCache;
 
 /// Gets the chunks whose bytes have arrived, on a network thread: it must not wait.
 pub trait Arrive<C>: Send + Sync {
@@ -48,7 +45,20 @@ pub struct Remote<C> {
     indexes: Mutex<Indexes<C>>,
     /// Bytes of the longest chunk that came, of arrays and parts whose chunks are objects.
     longest: Mutex<HashMap<(usize, usize), u64>>,
+    disk_cache: Option<DiskCache>,
     arrive: Arc<dyn Arrive<C>>,
+}
+
+/// How chunks are fetched.
+pub struct Settings {
+    /// Of the requests.
+    pub limits: Limits,
+    /// Indexes of sharded chunks that are kept.
+    pub kept_indexes: NonZeroUsize,
+    /// The longest read chunk that is fetched where its codecs do not say.
+    pub most_bytes: u64,
+    /// Whether an object is missing that the store forbids to read.
+    pub forbidden_is_missing: bool,
 }
 
 /// A read chunk that a batch wants.
@@ -66,7 +76,7 @@ enum Ticket<C> {
     /// A read chunk that is an object.
     Chunk(C, (usize, usize), Address),
     /// Inner chunks of one sharded chunk, each with its range.
-    Inner(Vec<(C, Address, Range<u64>)>),
+    Inner((usize, usize), Vec<(C, Address, Range<u64>)>),
     Index(ShardKey, Address),
 }
 
@@ -75,7 +85,7 @@ impl<C> Ticket<C> {
     fn key(&self) -> &str {
         match self {
             Self::Chunk(_, _, address) | Self::Index(_, address) => address.key(),
-            Self::Inner(chunks) => chunks.first().map_or("", |(_, address, _)| address.key()),
+            Self::Inner(_, chunks) => chunks.first().map_or("", |(_, address, _)| address.key()),
         }
     }
 }
@@ -92,37 +102,23 @@ impl Size {
     }
 }
 
-struct Indexes<C> {
-    /// What the indexes say that were used last; `None` for a sharded chunk that is absent.
-    known: LruCache<ShardKey, Option<Arc<KnownIndex>>>,
-    /// The read chunks that wait for an index, with the number of the batch that wants them.
-    waiting: HashMap<ShardKey, Vec<(u64, C, Address)>>,
-}
-
-struct KnownIndex {
-    index: ShardIndex,
-    version: Version,
-}
-
 impl<C: Send + 'static> Remote<C> {
     /// The largest gap between inner chunks that are asked for together.
     const MOST_GAP_BYTES: u64 = 64 << 10;
 
-    /// Starts the network threads. Keeps `kept_indexes` indexes. An object that the store forbids to read is missing if
-    /// `forbidden_is_missing`.
+    /// Starts the network threads. What the disk cache has is not fetched.
     ///
     /// # Errors
     /// Threads that cannot be had.
     pub fn new(
         dataset: Arc<Dataset>,
-        limits: Limits,
-        kept_indexes: NonZeroUsize,
-        most_bytes: u64,
-        forbidden_is_missing: bool,
+        settings: Settings,
+        disk_cache: Option<DiskCache>,
         arrive: Arc<dyn Arrive<C>>,
         counters: Arc<Counters>,
     ) -> io::Result<Arc<Self>> {
-        let indexes = Indexes { known: LruCache::new(kept_indexes), waiting: HashMap::new() };
+        let Settings { limits, kept_indexes, most_bytes, forbidden_is_missing } = settings;
+        let indexes = Indexes::new(kept_indexes);
         let remote = Arc::new(Self {
             scheduler: OnceLock::new(),
             dataset,
@@ -132,6 +128,7 @@ impl<C: Send + 'static> Remote<C> {
             most_joined_bytes: limits.split_above_bytes.min(limits.bytes / 16),
             indexes: Mutex::new(indexes),
             longest: Mutex::default(),
+            disk_cache,
             arrive,
         });
         let answers = Arc::new(Answers(Arc::downgrade(&remote)));
@@ -146,6 +143,21 @@ impl<C: Send + 'static> Remote<C> {
 
     /// Asks for read chunks that a batch wants, in this order apart from those that are asked for together.
     pub fn fetch(&self, batch: u64, wanted: impl IntoIterator<Item = Wanted<C>>) {
+        self.fetch_or_find(batch, wanted, self.disk_cache.as_ref());
+    }
+
+    /// Asks the store for a read chunk whose entry in the disk cache cannot be used, before all others.
+    pub fn fetch_again(&self, wanted: Wanted<C>) {
+        self.fetch_or_find(0, [wanted], None);
+    }
+
+    /// Asks for read chunks that a cache does not have.
+    fn fetch_or_find(
+        &self,
+        batch: u64,
+        wanted: impl IntoIterator<Item = Wanted<C>>,
+        cache: Option<&DiskCache>,
+    ) {
         enum Ask<C> {
             Chunk(C, Address),
             Index(ShardKey, Address),
@@ -182,6 +194,11 @@ impl<C: Send + 'static> Remote<C> {
             let array = self.dataset.part(part.0, part.1);
             match ask {
                 Ask::Chunk(chunk, address) => {
+                    let found = cache.and_then(|cache| cache.find(part, address.key(), &Extent::Whole, None));
+                    if let Some(found) = found {
+                        self.found(chunk, address, found);
+                        continue;
+                    }
                     let most_bytes = self.most_encoded_bytes(array);
                     let size = Size { expected_bytes: self.expected_bytes(part, array), most_bytes };
                     let ticket = Ticket::Chunk(chunk, part, address);
@@ -189,11 +206,17 @@ impl<C: Send + 'static> Remote<C> {
                 }
                 Ask::Index(key, address) => {
                     if let Some(sharding) = &array.sharding {
+                        if let Some(known) =
+                            cache.and_then(|cache| cached_index(cache, sharding, part, &address))
+                        {
+                            self.index_known(&key, Ok(known), cache);
+                            continue;
+                        }
                         let (extent, size) = (sharding.index_extent(), Size::known(sharding.index_bytes));
                         self.request(batch, array, extent, None, size, Ticket::Index(key, address));
                     }
                 }
-                Ask::Inner(known, chunks) => self.fetch_inner(batch, array, known.as_deref(), chunks),
+                Ask::Inner(known, chunks) => self.fetch_inner(batch, part, known.as_deref(), chunks, cache),
             }
         }
     }
@@ -202,10 +225,12 @@ impl<C: Send + 'static> Remote<C> {
     fn fetch_inner(
         &self,
         batch: u64,
-        array: &ArrayInfo,
+        part: (usize, usize),
         known: Option<&KnownIndex>,
         chunks: Vec<(C, Address)>,
+        cache: Option<&DiskCache>,
     ) {
+        let array = self.dataset.part(part.0, part.1);
         let most = self.most_encoded_bytes(array);
         let mut found = vec![];
         for (chunk, address) in chunks {
@@ -215,15 +240,19 @@ impl<C: Send + 'static> Remote<C> {
                 continue;
             };
             let bytes = range.end - range.start;
-            if bytes <= most {
-                found.push((chunk, address, range));
+            if bytes > most {
+                let problem = format!(
+                    "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
+                    array.read_chunk_bytes()
+                );
+                self.arrive.arrived(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
                 continue;
             }
-            let problem = format!(
-                "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
-                array.read_chunk_bytes()
-            );
-            self.arrive.arrived(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
+            let (extent, version) = (Extent::Range(range.clone()), known.map(|known| &known.version));
+            match cache.and_then(|cache| cache.find(part, address.key(), &extent, version)) {
+                Some(cached) => self.found(chunk, address, cached),
+                None => found.push((chunk, address, range)),
+            }
         }
         let ranges: Vec<_> = found.iter().map(|(_, _, range)| range.clone()).collect();
         let mut found: Vec<_> = found.into_iter().map(Some).collect();
@@ -231,8 +260,17 @@ impl<C: Send + 'static> Remote<C> {
             let chunks = numbers.into_iter().filter_map(|number| found[number].take()).collect();
             let version = known.map(|known| known.version.clone());
             let size = Size::known(range.end - range.start);
-            self.request(batch, array, Extent::Range(range), version, size, Ticket::Inner(chunks));
+            self.request(batch, array, Extent::Range(range), version, size, Ticket::Inner(part, chunks));
         }
+    }
+
+    /// Hands a chunk over that need not be asked for.
+    fn found(&self, chunk: C, address: Address, found: Located) {
+        let at = match &found {
+            Located::Missing => address.at,
+            Located::At { range, .. } => address.with_range(range.clone()),
+        };
+        self.arrive.arrived(chunk, Ok((found, at)));
     }
 
     fn most_encoded_bytes(&self, array: &ArrayInfo) -> u64 {
@@ -288,9 +326,18 @@ impl<C: Send + 'static> Remote<C> {
     ) {
         let found = match answer {
             Err(source) => Err(Error::Io { at: address.at, source }),
-            Ok(None) => Ok((Located::Missing, address.at)),
+            Ok(None) => {
+                if let Some(cache) = &self.disk_cache {
+                    cache.note_absent(part, address.key(), &Extent::Whole);
+                }
+                Ok((Located::Missing, address.at))
+            }
             Ok(Some(received)) => {
                 let range = received.range.clone();
+                if let Some(cache) = &self.disk_cache {
+                    let whole = [(Extent::Whole, range.clone())];
+                    cache.keep(part, address.key(), None, &received, whole.into_iter());
+                }
                 let mut longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner);
                 let of_part = longest.entry(part).or_default();
                 *of_part = range.end.max(*of_part);
@@ -302,9 +349,20 @@ impl<C: Send + 'static> Remote<C> {
         self.arrive.arrived(chunk, found);
     }
 
-    fn inner_answered(&self, chunks: Vec<(C, Address, Range<u64>)>, answer: io::Result<Option<Received>>) {
+    fn inner_answered(
+        &self,
+        part: (usize, usize),
+        chunks: Vec<(C, Address, Range<u64>)>,
+        answer: io::Result<Option<Received>>,
+    ) {
         // The object was there when its index was read.
         let answer = answer.and_then(|received| Ok(Arc::new(received.ok_or(Obstacle::Changed)?)));
+        if let (Some(cache), Ok(received), Some((_, address, _))) =
+            (&self.disk_cache, &answer, chunks.first())
+        {
+            let extents = chunks.iter().map(|(_, _, range)| (Extent::Range(range.clone()), range.clone()));
+            cache.keep(part, address.key(), Some(&received.head.version), received, extents);
+        }
         for (chunk, address, range) in chunks {
             let found = match &answer {
                 Ok(received) => {
@@ -317,34 +375,40 @@ impl<C: Send + 'static> Remote<C> {
         }
     }
 
-    fn index_answered(&self, key: ShardKey, address: &Address, answer: io::Result<Option<Received>>) {
-        let (array, part) = key.0;
-        let array = self.dataset.part(array, part);
+    fn index_answered(&self, key: &ShardKey, address: &Address, answer: io::Result<Option<Received>>) {
+        let part = key.0;
+        let array = self.dataset.part(part.0, part.1);
         let known = match (answer, &array.sharding) {
             (Err(source), _) => Err(Error::Io { at: address.at.clone(), source }),
             (Ok(Some(received)), Some(sharding)) => {
-                let (at, head) = (
-                    Context { byte_range: Some(received.range.clone()), ..address.at.clone() },
-                    received.head.clone(),
-                );
-                let decode = |received: Received| {
-                    let bytes =
-                        received.into_bytes().map_err(|source| Error::Io { at: at.clone(), source })?;
-                    decode_index(sharding, bytes, head.object_bytes, &at)
-                };
-                // What is in an index is the store's, and those who wait for it would wait for ever.
-                let decoded = catch_unwind(AssertUnwindSafe(|| decode(received)));
-                decoded
-                    .unwrap_or_else(|payload| Err(Error::panic("decoding a shard index", &*payload)))
-                    .map(|index| Some(Arc::new(KnownIndex { index, version: head.version })))
+                let (head, range) = (received.head.clone(), received.range.clone());
+                let at = address.clone().with_range(range.clone());
+                if let Some(cache) = &self.disk_cache {
+                    let index = [(sharding.index_extent(), range)];
+                    cache.keep(part, address.key(), None, &received, index.into_iter());
+                }
+                let failed = |source| Error::Io { at: at.clone(), source };
+                let bytes = received.into_bytes().map_err(failed);
+                bytes.and_then(|bytes| known_index(sharding, bytes, head, &at)).map(Some)
             }
-            _ => Ok(None),
+            _ => {
+                if let (Some(cache), Some(sharding)) = (&self.disk_cache, &array.sharding) {
+                    cache.note_absent(part, address.key(), &sharding.index_extent());
+                }
+                Ok(None)
+            }
         };
+        // The disk is not asked on this thread, which polls requests.
+        self.index_known(key, known, None);
+    }
+
+    /// Asks for the inner chunks that wait for an index and that a cache does not have; the index is `None` if the sharded chunk is absent.
+    fn index_known(&self, key: &ShardKey, known: Result<Option<Arc<KnownIndex>>>, cache: Option<&DiskCache>) {
         let mut indexes = self.lock();
         if let Ok(known) = &known {
             indexes.known.put(key.clone(), known.clone());
         }
-        let waiting = indexes.waiting.remove(&key).unwrap_or_default();
+        let waiting = indexes.waiting.remove(key).unwrap_or_default();
         drop(indexes);
         match known {
             Ok(known) => {
@@ -353,7 +417,7 @@ impl<C: Send + 'static> Remote<C> {
                     by_batch.entry(batch).or_default().push((chunk, address));
                 }
                 for (batch, chunks) in by_batch {
-                    self.fetch_inner(batch, array, known.as_deref(), chunks);
+                    self.fetch_inner(batch, key.0, known.as_deref(), chunks, cache);
                 }
             }
             Err(error) => {
@@ -388,34 +452,11 @@ impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
             Ticket::Chunk(chunk, part, address) => {
                 remote.chunk_answered(chunk, part, address, remote.first_answer(answer));
             }
-            Ticket::Inner(chunks) => remote.inner_answered(chunks, answer),
+            Ticket::Inner(part, chunks) => remote.inner_answered(part, chunks, answer),
             Ticket::Index(key, address) => {
-                remote.index_answered(key, &address, remote.first_answer(answer));
+                remote.index_answered(&key, &address, remote.first_answer(answer));
             }
         }
-    }
-}
-
-/// Bytes that were fetched, in place of the object that they are a part of. Chunks that were asked for together share them.
-struct FetchedBytes(Arc<Received>);
-
-impl Blob for FetchedBytes {
-    fn len(&self) -> u64 {
-        self.0.head.object_bytes
-    }
-
-    fn version(&self) -> u64 {
-        let mut hasher = DefaultHasher::new();
-        self.0.head.version.hash(&mut hasher);
-        hasher.finish()
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, into)
-    }
-
-    fn check_unchanged(&self) -> io::Result<()> {
-        Ok(())
     }
 }
 

@@ -37,10 +37,32 @@ pub struct Received {
     pub range: Range<u64>,
     /// The object.
     pub head: Head,
-    /// The bytes, as they were asked for: one part behind the other.
-    pub(super) parts: Vec<Vec<u8>>,
-    /// Given back with the bytes.
+    /// The bytes.
+    pub(super) parts: Arc<Parts>,
+    /// Given back with the answer.
     pub(super) _memory: OwnedSemaphorePermit,
+}
+
+/// Bytes as they were asked for: one part behind the other.
+#[derive(Debug)]
+pub struct Parts(pub Vec<Vec<u8>>);
+
+impl Parts {
+    /// How many bytes there are.
+    pub fn bytes(&self) -> u64 {
+        self.0.iter().map(|part| part.len() as u64).sum()
+    }
+
+    /// The bytes of a range piece by piece, fewer if there are fewer.
+    pub fn pieces(&self, range: Range<u64>) -> impl Iterator<Item = &[u8]> {
+        let mut end = 0;
+        self.0.iter().filter_map(move |part| {
+            let start = end;
+            end += part.len() as u64;
+            let within = |at: u64| (at.clamp(start, end) - start) as usize;
+            part.get(within(range.start)..within(range.end)).filter(|piece| !piece.is_empty())
+        })
+    }
 }
 
 impl Received {
@@ -49,14 +71,10 @@ impl Received {
     /// # Errors
     /// `UnexpectedEof` for bytes that were not asked for.
     pub fn read_at(&self, offset: u64, mut into: &mut [u8]) -> io::Result<()> {
-        let skip = offset.checked_sub(self.range.start).and_then(|skip| usize::try_from(skip).ok());
-        let mut skip = skip.ok_or(io::ErrorKind::UnexpectedEof)?;
-        for part in &self.parts {
-            let found = part.get(skip..).unwrap_or_default();
-            skip = skip.saturating_sub(part.len());
-            let count = found.len().min(into.len());
-            let (now, rest) = into.split_at_mut(count);
-            now.copy_from_slice(&found[..count]);
+        let start = offset.checked_sub(self.range.start).ok_or(io::ErrorKind::UnexpectedEof)?;
+        for piece in self.parts.pieces(start..start.saturating_add(into.len() as u64)) {
+            let (now, rest) = into.split_at_mut(piece.len());
+            now.copy_from_slice(piece);
             into = rest;
         }
         if into.is_empty() { Ok(()) } else { Err(io::ErrorKind::UnexpectedEof.into()) }
@@ -66,13 +84,15 @@ impl Received {
     ///
     /// # Errors
     /// Memory that cannot be had.
-    pub fn into_bytes(mut self) -> io::Result<Vec<u8>> {
-        if self.parts.len() == 1 {
-            return Ok(self.parts.swap_remove(0));
-        }
+    pub fn into_bytes(self) -> io::Result<Vec<u8>> {
+        let parts = match Arc::try_unwrap(self.parts) {
+            Ok(Parts(mut parts)) if parts.len() == 1 => return Ok(parts.swap_remove(0)),
+            Ok(parts) => Arc::new(parts),
+            Err(shared) => shared,
+        };
         let mut bytes = vec![];
-        memory::reserve(&mut bytes, self.range.end - self.range.start).map_err(io::Error::other)?;
-        self.parts.iter().for_each(|part| bytes.extend_from_slice(part));
+        memory::reserve(&mut bytes, parts.bytes()).map_err(io::Error::other)?;
+        parts.0.iter().for_each(|part| bytes.extend_from_slice(part));
         Ok(bytes)
     }
 }
@@ -94,7 +114,8 @@ mod tests {
             let range = start..start + all.len() as u64;
             let head = Head { object_bytes: 1000, version: Version::Immutable };
             let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-            let received = Received { range: range.clone(), head, parts, _memory: memory };
+            let parts = Arc::new(Parts(parts));
+            let received = Received { range: range.clone(), head, parts: parts.clone(), _memory: memory };
             let mut found = vec![0; bytes];
             let read = received.read_at(offset, &mut found);
             let inside = offset >= range.start && (bytes == 0 || offset + bytes as u64 <= range.end);
@@ -103,7 +124,11 @@ mod tests {
                 let from = (offset - start) as usize;
                 prop_assert_eq!(&found, &all[from..from + bytes]);
             }
-            prop_assert_eq!(received.into_bytes().unwrap(), all);
+            // With others that have the parts, and without.
+            prop_assert_eq!(received.into_bytes().unwrap(), all.clone());
+            let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+            let head = Head { object_bytes: 1000, version: Version::Immutable };
+            prop_assert_eq!(Received { range, head, parts, _memory: memory }.into_bytes().unwrap(), all);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One request from its first byte to its last: in parts if it is large, again if the connection breaks, twice if no answer comes.
 
 use super::coalesce::split;
-use super::request::{Received, Request};
+use super::request::{Parts, Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
 use crate::error::Obstacle;
@@ -144,7 +144,7 @@ impl Transfer<'_> {
         if parts.iter().any(|part| part.head != head) {
             return Err(Obstacle::Changed.into());
         }
-        let parts = parts.drain(..).map(|part| part.bytes).collect();
+        let parts = Arc::new(Parts(parts.drain(..).map(|part| part.bytes).collect()));
         Ok(Some(Received { range: start..end, head, parts, _memory: memory }))
     }
 

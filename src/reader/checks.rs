@@ -3,7 +3,8 @@
 use crate::assemble::Conversion;
 use crate::dataset::{Dataset, Joined};
 use crate::error::{Error, Result};
-use crate::options::{Options, argument};
+use crate::fetch::DiskCache;
+use crate::options::{DiskCacheOptions, Options, argument};
 use crate::plan::ArrayGeometry;
 use crate::sampler::Order;
 
@@ -18,6 +19,17 @@ pub(super) fn check_dimensions(dataset: &Dataset) -> Result<()> {
             Err(argument("arrays", problem))
         }
     }
+}
+
+/// Refuses a folder in which no disk cache can be.
+pub(super) fn check_disk_cache(options: &DiskCacheOptions) -> Result<()> {
+    DiskCache::check(options).map_err(|error| {
+        let problem = format!(
+            "no cache can be kept in \"{}\" ({error}); give a folder on a local disk that this user may write to, or none",
+            options.folder
+        );
+        argument("cache_dir", problem)
+    })
 }
 
 /// Names the array in an error about its shape.

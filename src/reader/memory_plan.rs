@@ -43,6 +43,9 @@ const CHUNK_USE_SHARE: u64 = 8;
 /// Chunks of remote stores that are in flight, or have arrived and wait to be decoded, take at most 1/4 of the host budget, beyond it.
 const FETCHED_SHARE: u64 = 4;
 
+/// A quarter of those can wait to be written to the cache on the local disk.
+const DISK_QUEUE_SHARE: u64 = 4;
+
 /// Host memory that a reader may use, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct HostBudget {
@@ -217,6 +220,11 @@ impl MemoryPlan {
     /// Bytes for chunks of remote stores that are in flight, or have arrived and wait to be decoded.
     pub fn fetched_bytes(&self) -> u64 {
         self.host_bytes / FETCHED_SHARE
+    }
+
+    /// The part of [`MemoryPlan::fetched_bytes`] for those that wait to be written to the cache on the local disk.
+    pub fn disk_queue_bytes(&self) -> u64 {
+        self.fetched_bytes() / DISK_QUEUE_SHARE
     }
 
     /// Bytes for the record of which later batches use a chunk.

@@ -48,6 +48,7 @@ use crate::sampler::{Drawn, Order};
 use crate::trace::{self, Stage};
 
 use checkpoint::Cursor;
+use checks::check_disk_cache;
 use device::Device;
 use memory_plan::MemoryPlan;
 use running::{Running, Start};
@@ -83,6 +84,9 @@ impl Reader {
     /// cannot hold the least that is needed.
     pub fn open(arguments: &Arguments) -> Result<Self> {
         let setup = Setup::new(arguments)?;
+        if let Some(options) = &setup.options.disk_cache {
+            check_disk_cache(options)?;
+        }
         let (device, plan) = match setup.options.device {
             None => (None, setup.plan_on_cpu()?),
             Some(ordinal) => {

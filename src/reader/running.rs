@@ -7,6 +7,7 @@ use super::setup::Setup;
 use super::status::{MemoryInUse, Status};
 use crate::batch::{Batch, Progress};
 use crate::decode::Queue;
+use crate::decode::chunk::Chunk;
 use crate::decode::chunk_cache::ChunkCache;
 use crate::decode::chunk_source::ChunkSource;
 use crate::decode::cpu::CpuDecoder;
@@ -20,10 +21,10 @@ use crate::decode::prefetch::Prefetcher;
 use crate::decode::upload::{GdsStaging, UploadContext, Uploader, UploaderParts};
 use crate::decode::watchdog::{self, Watchdog};
 use crate::decode::worker::{Target, WorkerContext, WorkerState};
-use crate::error::{Error, GpuWork, Result};
+use crate::error::{Error, GpuWork, Result, log_once};
 use crate::fetch::cufile::Memory;
 use crate::fetch::scheduler::Limits;
-use crate::fetch::{self, Fetch, Gds, Locator, Posix};
+use crate::fetch::{self, DiskCache, Fetch, Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, GreenContext, Kernels, PinnedPool};
 use crate::options::{Io, MissingChunks, Options, argument};
 
@@ -89,14 +90,16 @@ impl Running {
                 running.start_gpu(start, device, &mut uploaders)?
             }
         };
-        let workers = Arc::new(start.worker_context(target, prefetcher));
+        let remote = start.remote(&running.jobs)?;
+        let fetcher = remote.as_ref().map(|remote| remote.fetcher.clone());
+        let workers = Arc::new(start.worker_context(target, prefetcher, fetcher));
         for number in 0..feeders + decoders {
             running.start_worker(workers.clone(), uploaders.pop(), number >= feeders)?;
         }
         let cache_pool = DevicePool::new(base, start.plan.chunk_cache_bytes);
         running.cache_pool = Some(cache_pool.clone());
         start.status.started(cache_pool.clone(), running.memory_in_use(start));
-        running.start_planner(start, cache_pool)?;
+        running.start_planner(start, cache_pool, remote)?;
         Ok(running)
     }
 
@@ -223,7 +226,12 @@ impl Running {
         })
     }
 
-    fn start_planner(&mut self, start: &Start, cache_pool: Arc<DevicePool>) -> Result<()> {
+    fn start_planner(
+        &mut self,
+        start: &Start,
+        cache_pool: Arc<DevicePool>,
+        remote: Option<planner::Remote>,
+    ) -> Result<()> {
         let setup = start.setup;
         let caches = setup.options.cache_bytes > 0;
         let mut plans = Planner {
@@ -242,7 +250,7 @@ impl Running {
             caches,
             cache_pool,
             jobs: self.jobs.clone(),
-            remote: start.remote(&self.jobs)?,
+            remote,
             gpu_tasks: start.device.is_some().then(|| self.gpu_tasks.clone()),
             counters: start.status.counters.clone(),
         };
@@ -308,7 +316,12 @@ impl Running {
 }
 
 impl Start<'_> {
-    fn worker_context(&self, target: Target, prefetcher: Arc<Prefetcher>) -> WorkerContext {
+    fn worker_context(
+        &self,
+        target: Target,
+        prefetcher: Arc<Prefetcher>,
+        remote: Option<Arc<fetch::Remote<Arc<Chunk>>>>,
+    ) -> WorkerContext {
         let setup = self.setup;
         let fetch: Arc<dyn Fetch> = match self.device.and_then(|device| device.cufile.clone()) {
             Some(driver) => Arc::new(Gds::new(driver, setup.options.io == Io::Gds)),
@@ -317,6 +330,7 @@ impl Start<'_> {
         let chunk_source = ChunkSource {
             dataset: setup.dataset.clone(),
             locator: Locator::new(fetch, self.largest_index_bytes(), self.plan.shard_index_bytes()),
+            remote,
             prefetcher,
             missing_chunks: setup.options.missing_chunks,
             host_memory_bytes: setup.options.most_host_memory_bytes,
@@ -343,29 +357,38 @@ impl Start<'_> {
         if parts.is_empty() {
             return Ok(None);
         }
+        let disk_cache = self.disk_cache();
+        // What waits to be written to the disk takes its part.
+        let queued_bytes = if disk_cache.is_some() { self.plan.disk_queue_bytes() } else { 0 };
         let limits = Limits {
             threads: Options::NETWORK_THREADS,
             requests: Options::REQUESTS_IN_FLIGHT,
-            bytes: self.plan.fetched_bytes(),
+            bytes: self.plan.fetched_bytes() - queued_bytes,
             split_above_bytes: Options::SPLIT_ABOVE_BYTES,
         };
-        let kept = Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes());
-        let most_bytes = self.setup.options.most_host_memory_bytes;
-        let counters = self.status.counters.clone();
-        let forbidden_is_missing = self.setup.options.missing_chunks == MissingChunks::FillForbidden;
-        let dataset = dataset.clone();
-        let fetcher = fetch::Remote::new(
-            dataset,
+        let options = &self.setup.options;
+        let settings = fetch::Settings {
             limits,
-            kept,
-            most_bytes,
-            forbidden_is_missing,
-            jobs.clone(),
-            counters,
-        );
+            kept_indexes: Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes()),
+            most_bytes: options.most_host_memory_bytes,
+            forbidden_is_missing: options.missing_chunks == MissingChunks::FillForbidden,
+        };
+        let counters = self.status.counters.clone();
+        let fetcher = fetch::Remote::new(dataset.clone(), settings, disk_cache, jobs.clone(), counters);
         let fetcher = fetcher.map_err(|source| Error::Thread { source })?;
         self.status.requests(fetcher.slots());
         Ok(Some(planner::Remote { fetcher, parts }))
+    }
+
+    /// Opens the cache on the local disk. That it cannot be had is no reason not to read.
+    fn disk_cache(&self) -> Option<DiskCache> {
+        let options = self.setup.options.disk_cache.as_ref()?;
+        let counters = self.status.counters.clone();
+        let queue_bytes = self.plan.disk_queue_bytes();
+        DiskCache::start(options, &self.setup.dataset, queue_bytes, counters).unwrap_or_else(|error| {
+            log_once(&format!("the disk cache \"{}\" is not used ({error})", options.folder));
+            None
+        })
     }
 
     /// A partition of the GPU's multiprocessors that leaves the others to the model, where the GPU decodes and can be cut.

@@ -1,6 +1,6 @@
 //! Clients of object stores and web servers, from what the user says of credentials and endpoints.
 
-use super::access::Options;
+use super::access::{Options, without_secrets};
 use super::aws_profile;
 use super::connections::Connections;
 use super::traffic::Counting;
@@ -70,6 +70,25 @@ impl Builder {
             Of::Azure(_) => Kind::Azure,
             Of::Http(_) => Kind::Http,
         }
+    }
+
+    /// What requests go to besides the URL: an endpoint that is not the cloud's own, and the account that a container is in. Without secrets.
+    pub fn place(&self) -> String {
+        let place = match &self.of {
+            Of::S3(builder) => vec![
+                builder.get_config_value(&AmazonS3ConfigKey::Endpoint),
+                builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint),
+            ],
+            Of::Google(builder) => vec![builder.get_config_value(&GoogleConfigKey::BaseUrl)],
+            Of::Azure(builder) => vec![
+                builder.get_config_value(&AzureConfigKey::Endpoint),
+                builder.get_config_value(&AzureConfigKey::AccountName),
+                builder.get_config_value(&AzureConfigKey::UseEmulator),
+            ],
+            Of::Http(_) => vec![],
+        };
+        let shown = place.iter().map(|value| without_secrets(value.as_deref().unwrap_or_default()));
+        shown.collect::<Vec<_>>().join(" ")
     }
 
     /// A client for these connections.

@@ -254,6 +254,10 @@ impl Store for CloudStore {
         Ok(Some(Arc::new(Self { url, prefix, builder, client })))
     }
 
+    fn identity(&self) -> Option<String> {
+        Some(format!("{} {}", self.url, self.builder.place()))
+    }
+
     fn get<'a>(
         &'a self,
         key: &'a str,

@@ -158,6 +158,12 @@ pub trait Store: fmt::Debug + Send + Sync {
         None
     }
 
+    /// What tells this store from all others wherever it is opened, without secrets, so that bytes of it can be kept under that name. `None` if they
+    /// cannot be, or need not be, as those of a folder.
+    fn identity(&self) -> Option<String> {
+        None
+    }
+
     /// Asks for the bytes of an object. `None` if it is absent.
     ///
     /// # Errors

@@ -172,6 +172,10 @@ impl Store for ZipStore {
         Ok(connected.map(|store| Arc::new(Self { store, ..self.clone() }) as Arc<dyn Store>))
     }
 
+    fn identity(&self) -> Option<String> {
+        Some(format!("{}/{}|zip:{}", self.store.identity()?, self.key, self.prefix))
+    }
+
     fn get<'a>(
         &'a self,
         key: &'a str,

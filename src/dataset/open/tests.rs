@@ -9,7 +9,7 @@ fn sessions() -> Sessions {
 fn consolidated_metadata_name_the_arrays_below_the_root() {
     let arrays = |files: Value| {
         let files = files.as_object().unwrap().clone().into_iter().collect();
-        Consolidated { files }.arrays()
+        Consolidated { files, version: Version::Immutable }.arrays()
     };
     let v2 = json!({
         ".zgroup": {}, ".zattrs": {}, "b/.zgroup": {}, "b/c/.zarray": {}, "b/c/.zattrs": {}, "a/.zarray": {},

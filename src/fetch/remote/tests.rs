@@ -136,8 +136,8 @@ fn bytes_behind_an_index_come_before_later_batches_and_those_that_are_near_each_
     let (sender, arrived) = mpsc::channel();
     let kept = NonZeroUsize::new(4).unwrap();
     let arrive = Arc::new(Arrived(sender));
-    let remote =
-        Remote::new(Arc::new(dataset), limits, kept, 1 << 20, false, arrive, Arc::default()).unwrap();
+    let settings = Settings { limits, kept_indexes: kept, most_bytes: 1 << 20, forbidden_is_missing: false };
+    let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
     for batch in 0..4 {
         remote.fetch(batch, (4 * batch..4 * batch + 4).map(wanted));
     }
@@ -168,16 +168,9 @@ fn an_index_whose_decoding_panics_is_an_error_for_all_that_wait_for_it() {
     let limits = Limits { threads: 1, requests: 4, bytes: 1 << 20, split_above_bytes: 1 << 20 };
     let (sender, arrived) = mpsc::channel();
     let kept = NonZeroUsize::MIN;
-    let remote = Remote::new(
-        Arc::new(dataset),
-        limits,
-        kept,
-        1 << 20,
-        false,
-        Arc::new(Arrived(sender)),
-        Arc::default(),
-    )
-    .unwrap();
+    let settings = Settings { limits, kept_indexes: kept, most_bytes: 1 << 20, forbidden_is_missing: false };
+    let arrive = Arc::new(Arrived(sender));
+    let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
     remote.fetch(0, (0..4).map(wanted));
     for _ in 0..4 {
         let (_, error) = arrived.recv_timeout(Duration::from_secs(30)).unwrap();

@@ -1,0 +1,31 @@
+//! Bytes that were fetched, for the thread that decodes them.
+
+use super::Blob;
+use super::request::Received;
+
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::sync::Arc;
+
+/// Bytes that were fetched, in place of the object that they are a part of. Chunks that were asked for together share them.
+pub struct FetchedBytes(pub Arc<Received>);
+
+impl Blob for FetchedBytes {
+    fn len(&self) -> u64 {
+        self.0.head.object_bytes
+    }
+
+    fn version(&self) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        self.0.head.version.hash(&mut hasher);
+        hasher.finish()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
+        self.0.read_at(offset, into)
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        Ok(())
+    }
+}
