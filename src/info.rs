@@ -92,6 +92,9 @@ pub fn arguments(text: &str) -> Result<Arguments> {
 pub fn describe(arguments: &Arguments) -> Result<Value> {
     let options = Options::check(arguments)?;
     codec::register();
+    // Patterns are looked up once.
+    let paths = Dataset::stores(&arguments.paths, &Access::new(arguments)?)?;
+    let arguments = &Arguments { paths, ..arguments.clone() };
     let named = !arguments.arrays.is_empty();
     let names = if named {
         arguments.arrays.clone()

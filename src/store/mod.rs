@@ -21,7 +21,7 @@ mod zip_directory;
 pub use access::{Access, StorageOptions, without_secrets};
 pub use cloud::CloudStore;
 pub use connections::Connections;
-pub use contract::{Body, Extent, Head, Listing, Store, Version, read_whole};
+pub use contract::{Body, Extent, Head, Listing, Store, Version, read_part, read_whole};
 pub use folder::Folder;
 pub use memory::MemoryStore;
 pub use session::{Session, Sessions};
