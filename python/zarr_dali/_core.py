@@ -211,6 +211,12 @@ class Objects:
         """Names of the folders below a key."""
         return self._ask({"list": key})[0]["names"]
 
+    def at(self, path: str) -> Objects:
+        """The store at another path or URL, with the same options and connections."""
+        asked = json.loads(self._arguments)
+        options = {"follow_links": asked["follow_links"], "soon": asked["soon"]}
+        return Objects(path, asked["storage_options"], **options, beside=self)
+
     def _ask(self, request: dict[str, Any]) -> Any:
         opened = self._here()  # not closed as long as this refers to it
         return _call(opened.library.zarr_dali_ask_store, opened.pointer, json.dumps(request).encode())

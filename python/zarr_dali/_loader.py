@@ -460,6 +460,7 @@ def _with_selection(
         offsets=arguments.get("offsets"),
         exclude=arguments.get("exclude"),
         follow_links=arguments.get("follow_links", True),
+        storage_options=arguments.get("storage_options"),
         **labels,
     )
     return others | {name: value for name, value in chosen.items() if name != "arrays"}

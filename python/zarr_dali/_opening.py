@@ -32,10 +32,6 @@ def open_store(
         ValueError: There is no such store, or an option cannot be used.
         ImportError: zarr-python 3 is missing.
     """
-    try:
-        from zarr_dali._store import Store
-    except ImportError as error:
-        raise ImportError(
-            'open_store needs zarr-python 3, and that Python 3.11 or newer: pip install "zarr>=3"'
-        ) from error
+    from zarr_dali._store import Store
+
     return Store(path, storage_options, follow_links=follow_links, soon=True)

@@ -8,14 +8,15 @@ from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
-import zarr.abc.store
-from zarr.abc.store import (
-    ByteRequest,
-    OffsetByteRequest,
-    RangeByteRequest,
-    SuffixByteRequest,
-)
-from zarr.core.buffer import Buffer, BufferPrototype
+try:
+    import zarr.abc.store
+    from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
+except ModuleNotFoundError as error:
+    raise ImportError(
+        "what is no folder of this machine is read by zarr-python 3, and that needs Python 3.11 or newer: "
+        'pip install "zarr>=3"'
+    ) from error
 
 from zarr_dali._core import Forbidden, Found, Objects, StorageOptions
 from zarr_dali._local import METADATA
@@ -56,8 +57,18 @@ class Store(zarr.abc.store.Store):
         Raises:
             ValueError: There is no such store, or an option cannot be used.
         """
+        self._adopt(Objects(path, storage_options, follow_links=follow_links, **more))
+
+    @classmethod
+    def over(cls, objects: Objects) -> Store:
+        """Of a store that the core has open."""
+        store = cls.__new__(cls)
+        store._adopt(objects)
+        return store
+
+    def _adopt(self, objects: Objects) -> None:
         super().__init__(read_only=True)
-        self.objects = Objects(path, storage_options, follow_links=follow_links, **more)
+        self.objects = objects
         self._nodes: set[str] = set()
         """Folders of which some metadata could be read while others were denied."""
 

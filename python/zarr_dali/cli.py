@@ -55,6 +55,7 @@ def main() -> None:
     default=True,
     help="Whether symbolic links may lead out of a STORE's folder.",
 )
+@click.option("--storage-options", metavar="JSON", help="Credentials and endpoints of stores at URLs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any) -> None:
     """Says what the arrays of a STORE are and how they would be read: on the GPU, on the CPU or not at all.

@@ -1,0 +1,419 @@
+"""What Python does with stores at URLs, through a store of zarr-python over the core: the same as with the folder."""
+
+import pickle
+import threading
+
+import numpy as np
+import pandas as pd
+import pytest
+import zarr
+from test_remote import CODECS, SHAPE, bucket, urls, values, write, zipped  # noqa: F401  bucket: a fixture
+from test_select import TIMES, write_fields
+
+import zarr_dali
+from range_server import serving
+from reading import CPU, read_all, run_python
+from zarr_dali._core import Objects
+
+xr = pytest.importorskip("xarray")
+
+SECRET = "s3cr3t"
+
+
+@pytest.fixture
+def fields(bucket):  # noqa: F811
+    """The store of the tests of `select`, as `bucket/data.zarr`."""
+    return write_fields(bucket / "bucket" / "data.zarr", TIMES)
+
+
+# --- the store -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_zarr_python_reads_the_bits_of_the_folder(bucket, rng, kind):  # noqa: F811
+    data = values(rng)
+    data[8:16] = -1
+    write(bucket / "bucket" / "data.zarr", data, kind)
+    zipped(bucket / "bucket" / "data.zarr", bucket / "bucket" / "data.zip")
+    with serving(bucket) as server:
+        stores = {**urls(server.url), "zip": (f"{server.url}/bucket/data.zip", {})}
+        stores["local"] = str(bucket / "bucket" / "data.zip"), None
+        for url, options in stores.values():
+            store = zarr_dali.open_store(url, options)
+            found = zarr.open_array(store, mode="r")
+            assert found.store.read_only and not found.store.supports_writes
+            np.testing.assert_array_equal(found[:], data)
+            np.testing.assert_array_equal(found[7:19, 3:5], data[7:19, 3:5])
+
+
+def test_parts_of_objects_are_those_that_zarr_python_asks_for(bucket):  # noqa: F811
+    from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
+
+    (bucket / "bucket" / "x").write_bytes(bytes(range(100)))
+    with serving(bucket) as server:
+        for kind, url in {name: url for name, (url, _) in urls(server.url).items()}.items():
+            store = zarr_dali.open_store(url.rpartition("/")[0], urls(server.url)[kind][1])
+
+            def read(part, store=store):
+                return store.read("x", part).content
+
+            assert read(None) == bytes(range(100))
+            assert read(RangeByteRequest(10, 20)) == bytes(range(10, 20))
+            assert read(RangeByteRequest(90, 120)) == bytes(range(90, 100))
+            assert read(OffsetByteRequest(95)) == bytes(range(95, 100))
+            assert read(SuffixByteRequest(7)) == bytes(range(93, 100))
+            assert read(SuffixByteRequest(200)) == bytes(range(100))
+            assert store.read("y") is None and store.read("y", SuffixByteRequest(7)) is None
+            with pytest.raises(ValueError, match="no range"):
+                read(RangeByteRequest(20, 20))
+            with pytest.raises(RuntimeError):
+                read(RangeByteRequest(200, 220))
+
+
+def test_groups_are_listed_where_the_store_can_list(bucket, rng):  # noqa: F811
+    group = zarr.create_group(bucket / "bucket" / "data.zarr")
+    for name in ("a", "b", "in/c", "in/d", "in/e"):
+        group.create_array(name, data=values(rng), chunks=(20, 24, 36))
+    with serving(bucket, page=2) as server:
+        for kind, (url, options) in urls(server.url).items():
+            opened = zarr.open_group(zarr_dali.open_store(url, options), mode="r")
+            if kind == "http":
+                with pytest.raises(ValueError, match="listing"):
+                    opened.members()
+                continue
+            assert sorted(opened) == ["a", "b", "in"]
+            assert sorted(opened["in"]) == ["c", "d", "e"]
+    zarr.consolidate_metadata(bucket / "bucket" / "data.zarr")
+    with serving(bucket) as server:
+        opened = zarr.open_group(zarr_dali.open_store(f"{server.url}/bucket/data.zarr"), mode="r")
+        assert sorted(opened["in"]) == ["c", "d", "e"]
+
+
+def test_xarray_opens_it(bucket, fields):  # noqa: F811
+    zarr.consolidate_metadata(fields)
+    expected = xr.open_zarr(fields, chunks=None).load()
+    with serving(bucket) as server:
+        for url, options in urls(server.url).values():
+            found = xr.open_zarr(zarr_dali.open_store(url, options), chunks=None)
+            xr.testing.assert_identical(found.load(), expected)
+
+
+def test_threads_and_pickled_copies_read_at_the_same_time(bucket, rng):  # noqa: F811
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "zstd")
+    with serving(bucket, latency_s=0.005) as server:
+        url, options = urls(server.url)["s3"]
+        store = zarr_dali.open_store(url, options)
+        copy = pickle.loads(pickle.dumps(store))
+        assert copy == store and hash(copy) == hash(store)
+        assert store != zarr_dali.open_store(url + "x", options)
+        arrays = [zarr.open_array(one, mode="r") for one in (store, copy)]
+        wrong = []
+
+        def read(array):
+            if not np.array_equal(array[:], data):
+                wrong.append(array)
+
+        threads = [threading.Thread(target=read, args=[arrays[i % 2]]) for i in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert not wrong
+
+
+def test_a_forked_child_opens_it_again(bucket, rng):  # noqa: F811
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "sharded")
+    np.save(bucket / "data.npy", data)
+    code = """
+        import os, sys, threading
+        import numpy as np
+        import zarr
+        import zarr_dali
+        url, expected = sys.argv[1], np.load(sys.argv[2])
+        array = zarr.open_array(zarr_dali.open_store(url), mode="r")
+        reads = lambda: np.array_equal(array[:], expected)
+        assert reads()
+        # One that is busy while the process is forked.
+        busy = threading.Thread(target=lambda: [reads() for _ in range(5)])
+        busy.start()
+        children = []
+        for _ in range(3):
+            child = os.fork()
+            if child == 0:
+                os._exit(0 if reads() and reads() else 1)
+            children.append(child)
+        print([os.waitpid(child, 0)[1] for child in children], reads())
+        busy.join()
+    """
+    with serving(bucket) as server:
+        done = run_python(code, f"{server.url}/bucket/data.zarr", bucket / "data.npy", timeout=60)
+    assert done.stdout.strip() == "[0, 0, 0] True", done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("fault", ["403", "405", "whole", "500"])
+def test_what_is_not_absent_is_an_error_and_never_a_fill_value(bucket, rng, fault):  # noqa: F811
+    write(bucket / "bucket" / "data.zarr", values(rng), "sharded")
+    with serving(bucket, kinds=[fault], every=1) as server:
+        url, options = urls(server.url)["http" if fault == "405" else "s3"]
+        array = zarr.open_array(zarr_dali.open_store(url, options), mode="r")
+        with pytest.raises(RuntimeError, match="data.zarr/c/0/0/0"):
+            array[:2]
+
+
+def test_an_absent_chunk_is_one_that_is_not_there(bucket, rng):  # noqa: F811
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "raw")
+    (bucket / "bucket" / "data.zarr" / "c/0/0/0").unlink()
+    for absent in (404, 403):
+        with serving(bucket, absent=absent) as server:
+            url, options = urls(server.url)["s3"]
+            array = zarr.open_array(zarr_dali.open_store(url, options), mode="r")
+            np.testing.assert_array_equal(array[2:4], data[2:4])
+            if absent == 404:
+                assert (array[:2, :12] == -1).all()
+            else:
+                with pytest.raises(RuntimeError, match="permission"):
+                    array[:2]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_without_the_permission_to_list_metadata_are_found(bucket, rng, zarr_format):  # noqa: F811
+    group = zarr.create_group(bucket / "bucket" / "data.zarr", zarr_format=zarr_format)
+    data = values(rng)
+    group.create_array("a", data=data, chunks=(20, 24, 36), attributes={"one": 1})
+    with serving(bucket, absent=403) as server:
+        url, options = urls(server.url)["s3"]
+        opened = zarr.open_group(zarr_dali.open_store(url, options), mode="r")
+        np.testing.assert_array_equal(opened["a"][:], data)
+        assert dict(opened["a"].attrs) == {"one": 1}
+        with pytest.raises(RuntimeError, match="permission"):
+            opened["b"]
+
+
+def test_secrets_are_shown_nowhere(bucket, rng):  # noqa: F811
+    write(bucket / "bucket" / "data.zarr", values(rng), "zstd")
+    with serving(bucket, key="RIGHT") as server:
+        url, options = urls(server.url)["s3"]
+        del options["anon"]
+        right = options | {"key": "RIGHT", "secret": SECRET, "headers": {"x-token": SECRET}}
+        store = zarr_dali.open_store(url, right)
+        array = zarr.open_array(store, mode="r")
+        texts = [repr(store), str(store), repr(store.objects), repr(array), repr(array.store_path), f"{array}"]
+        texts.append(repr(zarr_dali.info(url, storage_options=right)))
+        chosen = zarr_dali.select(url, storage_options=right, dim_0=slice(0, 3))
+        texts.append(repr(chosen))
+        assert SECRET in chosen["storage_options"]
+        for read in (
+            lambda options: zarr.open_array(zarr_dali.open_store(url, options), mode="r"),
+            lambda options: zarr_dali.select(url, storage_options=options, dim_0=0),
+            lambda options: zarr_dali.info(url, storage_options=options),
+            lambda options: zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options),
+        ):
+            with pytest.raises((RuntimeError, ValueError), match="bucket/data.zarr") as wrong:
+                read(right | {"key": "WRONG"})
+            with pytest.raises(ValueError, match="no option of S3") as unknown:
+                read(right | {"sekret": SECRET})
+            texts += [str(error) for caught in (wrong, unknown) for error in chain(caught.value)]
+    with pytest.raises(ValueError, match="has a query") as caught:
+        zarr_dali.open_store(f"https://user:{SECRET}@host/data.zarr?signature={SECRET}")
+    texts.append(str(caught.value))
+    with pytest.raises(ValueError) as caught:
+        zarr_dali.select(f"s3://user:{SECRET}@bucket/*.zarr?signature={SECRET}", arrays=["a"])
+    texts.append(str(caught.value))
+    for text in texts:
+        assert SECRET not in text
+
+
+def chain(error):
+    """An error and those that it came from."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def test_unknown_urls_and_missing_stores_are_refused(bucket):  # noqa: F811
+    with serving(bucket) as server:
+        for url in ("ftp://host/x.zarr", "hdfs://host/x.zarr"):
+            for use in (zarr_dali.select, lambda url: zarr_dali.rechunk(url, bucket / "copy.zarr")):
+                with pytest.raises(ValueError, match="of a kind that is not read"):
+                    use(url)
+        with pytest.raises(ValueError, match="nothing.zarr"):
+            zarr_dali.select(f"{server.url}/bucket/nothing.zarr", arrays=["a"], time=0)
+
+
+# --- select --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated):  # noqa: F811
+    folder = write_fields(bucket / "bucket" / "data.zarr", TIMES, zarr_format)
+    if consolidated:
+        zarr.consolidate_metadata(folder)
+    labels = {"time": slice("2010-02-01", "2010-02-03"), "latitude": slice(45, -45), "offsets": ["-6h", 0]}
+    asked = [({"arrays": ["t", "q"]}, {"time": labels["time"]}), ({"arrays": ["t"]}, labels)]
+    with serving(bucket) as server:
+        for url, options in urls(server.url).values():
+            for which, given in asked:
+                local = zarr_dali.select(folder, **which, **given)
+                remote = zarr_dali.select(url, storage_options=options, **which, **given)
+                assert {**remote, "path": local["path"]} == {**local, "storage_options": remote["storage_options"]}
+            # An array by itself, with the coordinates of its group.
+            local = zarr_dali.select(folder / "t", **labels)
+            remote = zarr_dali.select(f"{url}/t", storage_options=options, **labels)
+            assert (remote["roi_start"], remote["roi_end"]) == (local["roi_start"], local["roi_end"])
+        listed = [request for request in server.requests() if request["method"] == "LIST"]
+        assert not listed
+        chunks = [request["path"] for request in server.requests() if "/t/" in request["path"]]
+        assert not [path for path in chunks if path.rpartition("/")[2] not in ("zarr.json", ".zarray", ".zattrs")]
+
+
+def test_consolidated_metadata_are_what_the_reader_takes(bucket, fields):  # noqa: F811
+    """What came after them is not there for either."""
+    zarr.consolidate_metadata(fields)
+    array = zarr.open_array(fields / "time", mode="r+")
+    array.resize(len(TIMES) + 1)
+    with serving(bucket) as server:
+        url = f"{server.url}/bucket/data.zarr"
+        chosen = zarr_dali.select(url, arrays=["t"], time=slice(TIMES[3], None))
+        assert (chosen["roi_start"], chosen["roi_end"]) == ([3], [len(TIMES)])
+        requests = [request["path"] for request in server.requests() if request["path"].endswith("zarr.json")]
+        assert set(requests) == {"/bucket/data.zarr/zarr.json"}
+
+
+def test_what_is_selected_is_read(bucket, fields):  # noqa: F811
+    with serving(bucket) as server:
+        url, options = urls(server.url)["s3"]
+        day = pd.Timestamp("2010-02-04")
+        arguments = zarr_dali.select(url, arrays=["t"], time=slice(day, None), storage_options=options)
+        (samples,) = read_all(CPU, **arguments)
+        (expected,) = read_all(CPU, **zarr_dali.select(fields, arrays=["t"], time=slice(day, None)))
+        np.testing.assert_array_equal(samples, expected)
+        loader = pytest.importorskip("torch") and zarr_dali.Loader(
+            url, "t", 4, device="cpu", select={"time": slice(day, None)}, storage_options=options
+        )
+        found = np.concatenate([batch["t"].numpy() for batch in loader])
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_names_that_are_not_there_are_named(bucket, fields):  # noqa: F811
+    with serving(bucket) as server:
+        for url, options in urls(server.url).values():
+            with pytest.raises(ValueError, match="no array nothing in"):
+                zarr_dali.select(url, arrays=["nothing"], time=0, storage_options=options)
+            with pytest.raises(ValueError, match="say which arrays"):
+                zarr_dali.select(url, time=0, storage_options=options)
+
+
+def test_coordinates_that_may_not_be_read_are_an_error(bucket, fields):  # noqa: F811
+    """Positions are never taken in their place."""
+    (fields / "time" / "zarr.json").unlink()
+    with serving(bucket, absent=403) as server:
+        url, options = urls(server.url)["s3"]
+        with pytest.raises(ValueError, match="permission"):
+            zarr_dali.select(url, arrays=["t"], time=3, storage_options=options)
+
+
+# --- patterns ------------------------------------------------------------------------------------
+
+
+def months(bucket):  # noqa: F811
+    """Stores that follow one another in time, as runs/part-8 to part-10."""
+    for number, part in enumerate(np.split(np.arange(len(TIMES)), 3)):
+        write_fields(bucket / "bucket" / f"runs/part-{8 + number}.zarr", TIMES[part], values=part)
+    (bucket / "bucket" / "runs" / "readme").write_text("no store")
+
+
+def test_patterns_are_looked_up_where_the_store_can_list(bucket):  # noqa: F811
+    months(bucket)
+    local, _ = read_all_of(str(bucket / "bucket" / "runs" / "part-*.zarr"))
+    with serving(bucket, page=2) as server:
+        for kind, (url, options) in urls(server.url).items():
+            for pattern in ("runs/part-*.zarr", "r*/part-[0-9]*.zarr", "*/[!q]*"):
+                path = url.replace("data.zarr", pattern)
+                if kind == "http":
+                    for use in (read_all_of, lambda path, _: zarr_dali.info(path), lambda path, _: select(path)):
+                        with pytest.raises(ValueError, match="web servers have no listings; give a list"):
+                            use(path, {})
+                    continue
+                found, paths = read_all_of(path, options)
+                np.testing.assert_array_equal(found, local)
+                assert [name.rpartition("/")[2] for name in paths] == [f"part-{n}.zarr" for n in (8, 9, 10)]
+                chosen = select(path, options)
+                assert chosen["path"] == path and (chosen["roi_start"], chosen["roi_end"]) == ([20], [56])
+                assert zarr_dali.info(path, ["t"], storage_options=options).arrays[0].stores == 3
+            if kind != "http":
+                with pytest.raises(ValueError, match="no folder matches"):
+                    read_all_of(url.replace("data.zarr", "runs/*/x"), options)
+
+
+def select(path, options=None):
+    return zarr_dali.select(path, arrays=["t"], time=slice(TIMES[20], TIMES[55]), storage_options=options)
+
+
+def read_all_of(path, options=None):
+    """Samples of `t`, and the stores that they come from."""
+    import json
+
+    from zarr_dali._core import expand
+
+    more = {} if options is None else {"storage_options": json.dumps(options)}
+    (samples,) = read_all(CPU, path, arrays=["t"], **more)
+    return np.stack(samples), expand([str(path)], options)
+
+
+def test_a_store_with_a_bracket_in_its_name_is_no_pattern(bucket, rng):  # noqa: F811
+    data = values(rng)
+    write(bucket / "bucket" / "data[1].zarr", data, "zstd")
+    with serving(bucket, listing=403) as server:
+        url, options = urls(server.url)["s3"]
+        report = zarr_dali.info(url.replace("data", "data[1]"), storage_options=options)
+        assert report.arrays[0].shape == SHAPE
+
+
+@pytest.mark.parametrize("kind", ["s3", "gs", "az"])
+def test_a_listing_that_is_forbidden_is_named(bucket, kind):  # noqa: F811
+    months(bucket)
+    with serving(bucket, listing=403) as server:
+        url, options = urls(server.url)[kind]
+        path = url.replace("data.zarr", "runs/*.zarr")
+        for use in (read_all_of, select):
+            with pytest.raises(ValueError, match="is a pattern.*cannot be listed.*403.*give a list of the stores") as error:
+                use(path, options)
+            assert path in str(error.value) and url.replace("data.zarr", "runs") in str(error.value)
+
+
+# --- info ----------------------------------------------------------------------------------------
+
+
+def test_info_of_the_command_line_takes_options(bucket, rng):  # noqa: F811
+    import json
+
+    from click.testing import CliRunner
+
+    from zarr_dali.cli import main
+
+    write(bucket / "bucket" / "data.zarr", values(rng), "zstd")
+    with serving(bucket) as server:
+        url, options = urls(server.url)["s3"]
+        arguments = ["info", url, "--json", "--device", "cpu", "--storage-options", json.dumps(options)]
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 0, done.output
+        assert json.loads(done.output)["arrays"][0]["shape"] == list(SHAPE)
+        arguments[-1] = f'{{"secret": {SECRET}'
+        done = CliRunner().invoke(main, arguments)
+        assert done.exit_code == 1 and "storage_options" in done.output and SECRET not in done.output
+
+
+def test_an_object_has_a_version(bucket):  # noqa: F811
+    file = bucket / "bucket" / "x"
+    file.write_bytes(b"one")
+    with serving(bucket) as server:
+        objects = Objects(f"{server.url}/bucket")
+        head = objects.head("x")
+        assert head.bytes == 3 and objects.get("x").head == head
+        assert objects.get("x", suffix=1).content == b"e" and objects.head("y") is None
+        file.write_bytes(b"two")
+        assert objects.head("x") != head
