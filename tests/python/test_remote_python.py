@@ -1,5 +1,6 @@
 """What Python does with stores at URLs, through a store of zarr-python over the core: the same as with the folder."""
 
+import json
 import pickle
 import threading
 
@@ -13,7 +14,9 @@ from test_select import TIMES, write_fields
 import zarr_dali
 from range_server import serving
 from reading import CPU, read_all, run_python
-from zarr_dali._core import Objects
+from zarr_dali._core import Objects, expand
+from zarr_dali._local import METADATA
+from zarr_dali.cli import main
 
 xr = pytest.importorskip("xarray")
 
@@ -192,22 +195,21 @@ def test_without_the_permission_to_list_metadata_are_found(bucket, rng, zarr_for
             opened["b"]
 
 
-def test_secrets_are_shown_nowhere(bucket, rng):  # noqa: F811
-    write(bucket / "bucket" / "data.zarr", values(rng), "zstd")
+def test_secrets_are_shown_nowhere(bucket, fields):  # noqa: F811
     with serving(bucket, key="RIGHT") as server:
         url, options = urls(server.url)["s3"]
         del options["anon"]
         right = options | {"key": "RIGHT", "secret": SECRET, "headers": {"x-token": SECRET}}
         store = zarr_dali.open_store(url, right)
-        array = zarr.open_array(store, mode="r")
+        array = zarr.open_array(store, path="t", mode="r")
         texts = [repr(store), str(store), repr(store.objects), repr(array), repr(array.store_path), f"{array}"]
         texts.append(repr(zarr_dali.info(url, storage_options=right)))
-        chosen = zarr_dali.select(url, storage_options=right, dim_0=slice(0, 3))
+        chosen = zarr_dali.select(url, arrays=["t"], storage_options=right, time=TIMES[3])
         texts.append(repr(chosen))
         assert SECRET in chosen["storage_options"]
         for read in (
-            lambda options: zarr.open_array(zarr_dali.open_store(url, options), mode="r"),
-            lambda options: zarr_dali.select(url, storage_options=options, dim_0=0),
+            lambda options: zarr.open_group(zarr_dali.open_store(url, options), mode="r"),
+            lambda options: zarr_dali.select(url, arrays=["t"], storage_options=options, time=0),
             lambda options: zarr_dali.info(url, storage_options=options),
             lambda options: zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options),
         ):
@@ -267,7 +269,7 @@ def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated
         listed = [request for request in server.requests() if request["method"] == "LIST"]
         assert not listed
         chunks = [request["path"] for request in server.requests() if "/t/" in request["path"]]
-        assert not [path for path in chunks if path.rpartition("/")[2] not in ("zarr.json", ".zarray", ".zattrs")]
+        assert {path.rpartition("/")[2] for path in chunks} <= {*METADATA}
 
 
 def test_consolidated_metadata_are_what_the_reader_takes(bucket, fields):  # noqa: F811
@@ -291,10 +293,10 @@ def test_what_is_selected_is_read(bucket, fields):  # noqa: F811
         (samples,) = read_all(CPU, **arguments)
         (expected,) = read_all(CPU, **zarr_dali.select(fields, arrays=["t"], time=slice(day, None)))
         np.testing.assert_array_equal(samples, expected)
-        loader = pytest.importorskip("torch") and zarr_dali.Loader(
-            url, "t", 4, device="cpu", select={"time": slice(day, None)}, storage_options=options
-        )
-        found = np.concatenate([batch["t"].numpy() for batch in loader])
+        pytest.importorskip("torch")
+        select = {"time": slice(day, None)}
+        with zarr_dali.Loader(url, "t", 4, device="cpu", select=select, storage_options=options) as loader:
+            found = np.concatenate([batch["t"].numpy() for batch in loader])
         np.testing.assert_array_equal(found, expected)
 
 
@@ -355,10 +357,6 @@ def select(path, options=None):
 
 def read_all_of(path, options=None):
     """Samples of `t`, and the stores that they come from."""
-    import json
-
-    from zarr_dali._core import expand
-
     more = {} if options is None else {"storage_options": json.dumps(options)}
     (samples,) = read_all(CPU, path, arrays=["t"], **more)
     return np.stack(samples), expand([str(path)], options)
@@ -389,11 +387,7 @@ def test_a_listing_that_is_forbidden_is_named(bucket, kind):  # noqa: F811
 
 
 def test_info_of_the_command_line_takes_options(bucket, rng):  # noqa: F811
-    import json
-
     from click.testing import CliRunner
-
-    from zarr_dali.cli import main
 
     write(bucket / "bucket" / "data.zarr", values(rng), "zstd")
     with serving(bucket) as server:
@@ -405,6 +399,175 @@ def test_info_of_the_command_line_takes_options(bucket, rng):  # noqa: F811
         arguments[-1] = f'{{"secret": {SECRET}'
         done = CliRunner().invoke(main, arguments)
         assert done.exit_code == 1 and "storage_options" in done.output and SECRET not in done.output
+
+
+# --- rechunk -------------------------------------------------------------------------------------
+
+ARGUMENTS = {"chunks": {"dim_0": 4}, "shards": {"dim_0": 8}, "memory": "200kB", "workers": 2}
+
+
+def tree(folder):
+    """All files of a copy but its record, which names the source."""
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file()]
+    return {
+        str(file.relative_to(folder)): file.read_bytes() for file in files if file.name != ".zarr-dali-copy"
+    }
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):  # noqa: F811
+    data = values(rng)
+    data[8:16] = -1
+    folder = bucket / "bucket" / "data.zarr"
+    write(folder, data, kind)
+    zipped(folder, bucket / "bucket" / "data.zip")
+    zarr_dali.rechunk(folder, bucket / "local.zarr", **ARGUMENTS)
+    expected = tree(bucket / "local.zarr")
+    with serving(bucket) as server:
+        sources = urls(server.url)
+        sources["zip"] = str(bucket / "bucket" / "data.zip"), None
+        for name, (url, options) in sources.items():
+            copy = bucket / f"{name}.zarr"
+            done = zarr_dali.rechunk(url, copy, storage_options=options, verify=True, **ARGUMENTS)
+            assert tree(copy) == expected and done.checksums
+            again = zarr_dali.rechunk(url, copy, storage_options=options, resume=True, **ARGUMENTS)
+            assert again.complete
+    np.testing.assert_array_equal(zarr.open_array(bucket / "s3.zarr", mode="r")[:], data)
+
+
+def test_a_group_is_copied_by_its_consolidated_metadata(bucket, fields):  # noqa: F811
+    zarr.consolidate_metadata(fields)
+    arguments = {"chunks": {"time": 5}, "variables": ["t"], "stats": True}
+    local = zarr_dali.rechunk(fields, bucket / "local.zarr", **arguments)
+    with serving(bucket) as server:
+        copied = zarr_dali.rechunk(f"{server.url}/bucket/data.zarr", bucket / "copy.zarr", **arguments)
+    assert tree(bucket / "copy.zarr") == tree(bucket / "local.zarr")
+    assert copied.statistics == local.statistics
+
+
+class Stopped(Exception):
+    """Raised where a test stops a copy."""
+
+
+def stop_after(calls):
+    """A tick that ends a copy after some regions."""
+    left = iter(range(calls))
+
+    def tick(what, done, total):
+        if what == "copying" and next(left, None) is None:
+            raise Stopped
+
+    return tick
+
+
+@pytest.mark.parametrize("kind", ["raw", "sharded"])
+@pytest.mark.parametrize("tags", [True, False])
+def test_a_stopped_copy_is_resumed_and_copies_again_what_has_changed(bucket, rng, kind, tags):  # noqa: F811
+    import os
+
+    data = values(rng)
+    folder, copy = bucket / "bucket" / "data.zarr", bucket / "copy.zarr"
+    write(folder, data, kind)
+    changed, gone = ("c/0/0/0", "c/1/0/0") if kind == "sharded" else ("c/0/0/0", "c/1/1/0")
+    with serving(bucket, tags=tags) as server:
+        url, options = urls(server.url)["s3"]
+        arguments = ARGUMENTS | {"workers": 1, "storage_options": options}
+        with pytest.raises(Stopped):
+            zarr_dali.rechunk(url, copy, progress=stop_after(4), **arguments)
+        # Another object in the place of a chunk, with another time of modification, and one that went away.
+        other = zarr.open_array(folder, mode="r+")
+        other[0, 0, 0] = 7
+        os.utime(folder / changed, (1, 1))
+        (folder / gone).unlink()
+        expected = zarr.open_array(folder, mode="r")[:]
+        assert (expected == -1).any() and expected[0, 0, 0] == 7
+        done = zarr_dali.rechunk(url, copy, resume=True, verify=True, **arguments)
+        assert done.resumed_bytes > 0 and done.again_bytes > 0
+    np.testing.assert_array_equal(zarr.open_array(copy, mode="r")[:], expected)
+
+
+def test_a_source_that_changes_while_it_is_copied_gives_no_copy(bucket, rng):  # noqa: F811
+    folder, copy = bucket / "bucket" / "data.zarr", bucket / "copy.zarr"
+    write(folder, values(rng), "raw")
+    with serving(bucket) as server:
+        url, options = urls(server.url)["gs"]
+        changes = iter([0])
+
+        def change(what, done, total):
+            if done and next(changes, None) is not None:
+                zarr.open_array(folder, mode="r+")[0, 0, 0] = 7
+
+        arguments = ARGUMENTS | {"storage_options": options}
+        with pytest.raises(RuntimeError, match=f"{url}/c/0/0/0 has changed while the source was copied"):
+            zarr_dali.rechunk(url, copy, progress=change, **arguments)
+        assert not copy.exists()
+        zarr_dali.rechunk(url, copy, resume=True, **arguments)
+    assert zarr.open_array(copy, mode="r")[0, 0, 0] == 7
+
+
+@pytest.mark.parametrize("fault", ["403", "whole"])
+def test_a_copy_of_what_cannot_be_read_has_no_fill_values(bucket, rng, fault):  # noqa: F811
+    write(bucket / "bucket" / "data.zarr", values(rng), "sharded")
+    with serving(bucket, kinds=[fault], every=7) as server:
+        url, options = urls(server.url)["s3"]
+        with pytest.raises(RuntimeError, match="data.zarr/c/.*resume=True"):
+            zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options, **ARGUMENTS)
+    assert not (bucket / "copy.zarr").exists()
+
+
+def test_several_stores_are_no_source(bucket):  # noqa: F811
+    months(bucket)
+    with serving(bucket) as server:
+        url, options = urls(server.url)["s3"]
+        with pytest.raises(ValueError, match="matches 3 stores"):
+            zarr_dali.rechunk(url.replace("data.zarr", "runs/*"), bucket / "copy.zarr", storage_options=options)
+
+
+def test_the_command_line_copies(bucket, rng):  # noqa: F811
+    from click.testing import CliRunner
+
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "zstd")
+    with serving(bucket) as server:
+        url, options = urls(server.url)["s3"]
+        arguments = [url, str(bucket / "copy.zarr"), "--storage-options", json.dumps(options), "--verify"]
+        done = CliRunner().invoke(main, ["rechunk", *arguments])
+    assert done.exit_code == 0, done.output
+    np.testing.assert_array_equal(zarr.open_array(bucket / "copy.zarr", mode="r")[:], data)
+
+
+# --- bench ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["http", "s3", "zip"])
+def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):  # noqa: F811
+    from click.testing import CliRunner
+
+    from zarr_dali._bench import ceilings
+
+    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
+    zarr.consolidate_metadata(fields)
+    zipped(fields, bucket / "data.zip")
+    with serving(bucket) as server:
+        stores = {**urls(server.url), "zip": (str(bucket / "data.zip"), {})}
+        url, options = stores[kind]
+        kept, options = bucket / "result.json", options | {"headers": {"x-token": SECRET}} if options else {}
+        arguments = [url, "--arrays", "t", "--storage-options", json.dumps(options), "--json", str(kept)]
+        quick = ["--rounds", "1", "--seconds", "0.01", "--device", "cpu"]
+        done = CliRunner().invoke(main, ["bench", *arguments, *quick])
+    assert done.exit_code == 0, done.output
+    result = json.loads(kept.read_text())
+    assert SECRET not in kept.read_text() + done.output
+    assert result["store"] == url and result["cold"] is None
+    assert [note for note in result["notes"] if note.startswith("Cold was not measured")]
+    assert not [note for note in result["notes"] if note.startswith("Values were not compared")]
+    loaders = result["loaders"]
+    for name in ("zarr-dali", "zarr-python"):
+        assert loaders[name]["median_gb_per_s"] > 0, loaders
+    assert "folders only" in loaders["tensorstore"]["problem"]
+    (ceiling,) = result["ceilings"]
+    assert ceiling["key"] == "store" and ceiling["gb_per_s"] > 0, ceiling
+    assert "Warm" not in result["verdict"] and result["work"]["stored_bytes"] > 0
 
 
 def test_an_object_has_a_version(bucket):  # noqa: F811
