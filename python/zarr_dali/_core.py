@@ -131,7 +131,8 @@ class _Opened:
     """A store that the core has open for this process."""
 
     def __init__(self, arguments: bytes, beside: _Opened | None) -> None:
-        self.process, self.pointer, self.library = os.getpid(), None, _library()
+        self.process, self.pointer = os.getpid(), None
+        self.library = _library()
         shared = beside.pointer if beside is not None and beside.process == self.process else None
         about, _, self.pointer = _call(self.library.zarr_dali_open_store, arguments, shared)
         self.is_folder, self.lists = about["folder"], about["lists"]

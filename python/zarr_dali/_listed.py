@@ -1,17 +1,22 @@
-"""Stores as xarray reads them for the coordinates of some arrays: with the metadata that the reader takes, and of a
-group only what belongs to these arrays, so that nothing has to be listed."""
+"""Stores as xarray reads them for the coordinates of some arrays.
+
+Metadata are those that the reader takes, and a group has only what belongs to these arrays, so that nothing
+has to be listed.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import zarr
-from zarr.abc.store import ByteRequest
 
 from zarr_dali._core import Found, Head, Objects
 from zarr_dali._store import Store
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest
 
 
 def is_array(objects: Objects) -> bool:
@@ -57,9 +62,11 @@ class Listed(Store):
         return super().read(key, byte_range)
 
     def _consolidated(self) -> dict[str, bytes]:
-        """Metadata files by their keys, as the core takes them from those of the root (src/dataset/open.rs)."""
+        """Metadata files by their keys, as the core finds them in the root (src/dataset/open.rs)."""
         if (root := super().read("zarr.json")) is not None:
-            nodes = (_parsed(self, "zarr.json", root).get("consolidated_metadata") or {}).get("metadata") or {}
+            nodes = (_parsed(self, "zarr.json", root).get("consolidated_metadata") or {}).get(
+                "metadata"
+            ) or {}
             files = {f"{name}/zarr.json": json.dumps(node).encode() for name, node in nodes.items()}
             return files and {"zarr.json": root.content} | files
         if (root := super().read(".zmetadata")) is None:

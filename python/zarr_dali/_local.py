@@ -1,6 +1,6 @@
-"""Looks at folders before zarr-python and xarray read them: these open whatever stands in the place of a file,
-and wait for ever where it is a named pipe. What the core itself reads is looked at there (src/store), as are all
-other stores, which Python reads through the core (`zarr_dali._store`).
+"""Looks at folders before zarr-python and xarray read them: these open whatever stands in the place of a
+file, and wait for ever where it is a named pipe. What the core itself reads is looked at there (src/store),
+as are all other stores, which Python reads through the core.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ def open_store(
 
     Args:
         path: A folder, a zip file or a URL.
-        storage_options: Credentials and endpoints, as for the reader. Never shown, but pickled with the store.
+        storage_options: Credentials and endpoints, as for the reader. They are pickled with the store.
         follow_links: Whether symbolic links may lead out of a folder.
 
     Raises:

@@ -134,7 +134,9 @@ class _Coordinates:
         names, parts, opened = stores(path, options), [], None
         for name in names:
             opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
-            parts.append(_of_folder(name, arrays, follow_links) if opened.is_folder else _of_store(opened, arrays))
+            parts.append(
+                _of_folder(name, arrays, follow_links) if opened.is_folder else _of_store(opened, arrays)
+            )
         whole = parts[0]
         if len(parts) == 1:
             return whole

@@ -6,12 +6,11 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 try:
     import zarr.abc.store
-    from zarr.abc.store import ByteRequest, OffsetByteRequest, RangeByteRequest, SuffixByteRequest
-    from zarr.core.buffer import Buffer, BufferPrototype
+    from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 except ModuleNotFoundError as error:
     raise ImportError(
         "what is no folder of this machine is read by zarr-python 3, and that needs Python 3.11 or newer: "
@@ -20,6 +19,10 @@ except ModuleNotFoundError as error:
 
 from zarr_dali._core import Forbidden, Found, Objects, StorageOptions
 from zarr_dali._local import METADATA
+
+if TYPE_CHECKING:
+    from zarr.abc.store import ByteRequest
+    from zarr.core.buffer import Buffer, BufferPrototype
 
 T = TypeVar("T")
 

@@ -30,9 +30,9 @@ LOG = "/requests-so-far"
 class Faults:
     """Which requests for chunks fail, and how.
 
-    Kinds are "403", "405", "500", "503", "reset" (the connection ends without an answer), "short" (it ends in the
-    middle), "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for
-    requests of a part.
+    Kinds are "403", "405", "500", "503", "reset" (the connection ends without an answer), "short" (it ends
+    in the middle), "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two
+    are for requests of a part.
     """
 
     kinds: Sequence[str] = ()
@@ -126,8 +126,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return None
-        if self.settings.key and f"Credential={self.settings.key}/" not in self.headers.get("Authorization", ""):
-            return self._send(403, b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>")
+        if self.settings.key and f"Credential={self.settings.key}/" not in self.headers.get(
+            "Authorization", ""
+        ):
+            return self._send(
+                403, b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+            )
         if fault in ("403", "405", "500", "503"):
             return self._send(int(fault), b"<Error><Code>AccessDenied</Code></Error>")
         file = Path(self.settings.root) / path.strip("/")
@@ -194,7 +198,10 @@ class _Handler(BaseHTTPRequestHandler):
                     f"<ETag>x</ETag><Size>{size}</Size></Contents>"
                 )
         if azure:
-            text = f"<EnumerationResults><Blobs>{''.join(parts)}</Blobs><NextMarker>{more}</NextMarker></EnumerationResults>"
+            text = (
+                f"<EnumerationResults><Blobs>{''.join(parts)}</Blobs><NextMarker>{more}</NextMarker>"
+                "</EnumerationResults>"
+            )
         else:
             token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
             text = (

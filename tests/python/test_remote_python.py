@@ -1,4 +1,4 @@
-"""What Python does with stores at URLs, through a store of zarr-python over the core: the same as with the folder."""
+"""What Python does with stores at URLs, through a store of zarr-python over the core: as with the folder."""
 
 import json
 import pickle
@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import zarr
-from test_remote import CODECS, SHAPE, bucket, urls, values, write, zipped  # noqa: F401  bucket: a fixture
-from test_select import TIMES, write_fields
 
 import zarr_dali
 from range_server import serving
 from reading import CPU, read_all, run_python
+from test_remote import CODECS, SHAPE, urls, values, write, zipped
+from test_select import TIMES, write_fields
 from zarr_dali._core import Objects, expand
 from zarr_dali._local import METADATA
 from zarr_dali.cli import main
@@ -24,7 +24,13 @@ SECRET = "s3cr3t"
 
 
 @pytest.fixture
-def fields(bucket):  # noqa: F811
+def bucket(tmp_path):
+    (tmp_path / "bucket").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def fields(bucket):
     """The store of the tests of `select`, as `bucket/data.zarr`."""
     return write_fields(bucket / "bucket" / "data.zarr", TIMES)
 
@@ -33,7 +39,7 @@ def fields(bucket):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", CODECS)
-def test_zarr_python_reads_the_bits_of_the_folder(bucket, rng, kind):  # noqa: F811
+def test_zarr_python_reads_the_bits_of_the_folder(bucket, rng, kind):
     data = values(rng)
     data[8:16] = -1
     write(bucket / "bucket" / "data.zarr", data, kind)
@@ -41,6 +47,7 @@ def test_zarr_python_reads_the_bits_of_the_folder(bucket, rng, kind):  # noqa: F
     with serving(bucket) as server:
         stores = {**urls(server.url), "zip": (f"{server.url}/bucket/data.zip", {})}
         stores["local"] = str(bucket / "bucket" / "data.zip"), None
+        stores["folder"] = bucket / "bucket" / "data.zarr", None
         for url, options in stores.values():
             store = zarr_dali.open_store(url, options)
             found = zarr.open_array(store, mode="r")
@@ -49,7 +56,7 @@ def test_zarr_python_reads_the_bits_of_the_folder(bucket, rng, kind):  # noqa: F
             np.testing.assert_array_equal(found[7:19, 3:5], data[7:19, 3:5])
 
 
-def test_parts_of_objects_are_those_that_zarr_python_asks_for(bucket):  # noqa: F811
+def test_parts_of_objects_are_those_that_zarr_python_asks_for(bucket):
     from zarr.abc.store import OffsetByteRequest, RangeByteRequest, SuffixByteRequest
 
     (bucket / "bucket" / "x").write_bytes(bytes(range(100)))
@@ -73,7 +80,7 @@ def test_parts_of_objects_are_those_that_zarr_python_asks_for(bucket):  # noqa: 
                 read(RangeByteRequest(200, 220))
 
 
-def test_groups_are_listed_where_the_store_can_list(bucket, rng):  # noqa: F811
+def test_groups_are_listed_where_the_store_can_list(bucket, rng):
     group = zarr.create_group(bucket / "bucket" / "data.zarr")
     for name in ("a", "b", "in/c", "in/d", "in/e"):
         group.create_array(name, data=values(rng), chunks=(20, 24, 36))
@@ -92,7 +99,7 @@ def test_groups_are_listed_where_the_store_can_list(bucket, rng):  # noqa: F811
         assert sorted(opened["in"]) == ["c", "d", "e"]
 
 
-def test_xarray_opens_it(bucket, fields):  # noqa: F811
+def test_xarray_opens_it(bucket, fields):
     zarr.consolidate_metadata(fields)
     expected = xr.open_zarr(fields, chunks=None).load()
     with serving(bucket) as server:
@@ -101,7 +108,7 @@ def test_xarray_opens_it(bucket, fields):  # noqa: F811
             xr.testing.assert_identical(found.load(), expected)
 
 
-def test_threads_and_pickled_copies_read_at_the_same_time(bucket, rng):  # noqa: F811
+def test_threads_and_pickled_copies_read_at_the_same_time(bucket, rng):
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "zstd")
     with serving(bucket, latency_s=0.005) as server:
@@ -125,7 +132,7 @@ def test_threads_and_pickled_copies_read_at_the_same_time(bucket, rng):  # noqa:
         assert not wrong
 
 
-def test_a_forked_child_opens_it_again(bucket, rng):  # noqa: F811
+def test_a_forked_child_opens_it_again(bucket, rng):
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "sharded")
     np.save(bucket / "data.npy", data)
@@ -156,16 +163,16 @@ def test_a_forked_child_opens_it_again(bucket, rng):  # noqa: F811
 
 
 @pytest.mark.parametrize("fault", ["403", "405", "whole", "500"])
-def test_what_is_not_absent_is_an_error_and_never_a_fill_value(bucket, rng, fault):  # noqa: F811
+def test_what_is_not_absent_is_an_error_and_never_a_fill_value(bucket, rng, fault):
     write(bucket / "bucket" / "data.zarr", values(rng), "sharded")
     with serving(bucket, kinds=[fault], every=1) as server:
         url, options = urls(server.url)["http" if fault == "405" else "s3"]
         array = zarr.open_array(zarr_dali.open_store(url, options), mode="r")
-        with pytest.raises(RuntimeError, match="data.zarr/c/0/0/0"):
+        with pytest.raises(RuntimeError, match=r"data\.zarr/c/0/0/0"):
             array[:2]
 
 
-def test_an_absent_chunk_is_one_that_is_not_there(bucket, rng):  # noqa: F811
+def test_an_absent_chunk_is_one_that_is_not_there(bucket, rng):
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "raw")
     (bucket / "bucket" / "data.zarr" / "c/0/0/0").unlink()
@@ -182,7 +189,7 @@ def test_an_absent_chunk_is_one_that_is_not_there(bucket, rng):  # noqa: F811
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_without_the_permission_to_list_metadata_are_found(bucket, rng, zarr_format):  # noqa: F811
+def test_without_the_permission_to_list_metadata_are_found(bucket, rng, zarr_format):
     group = zarr.create_group(bucket / "bucket" / "data.zarr", zarr_format=zarr_format)
     data = values(rng)
     group.create_array("a", data=data, chunks=(20, 24, 36), attributes={"one": 1})
@@ -195,14 +202,21 @@ def test_without_the_permission_to_list_metadata_are_found(bucket, rng, zarr_for
             opened["b"]
 
 
-def test_secrets_are_shown_nowhere(bucket, fields):  # noqa: F811
+def test_secrets_are_shown_nowhere(bucket, fields):
     with serving(bucket, key="RIGHT") as server:
         url, options = urls(server.url)["s3"]
         del options["anon"]
         right = options | {"key": "RIGHT", "secret": SECRET, "headers": {"x-token": SECRET}}
         store = zarr_dali.open_store(url, right)
         array = zarr.open_array(store, path="t", mode="r")
-        texts = [repr(store), str(store), repr(store.objects), repr(array), repr(array.store_path), f"{array}"]
+        texts = [
+            repr(store),
+            str(store),
+            repr(store.objects),
+            repr(array),
+            repr(array.store_path),
+            f"{array}",
+        ]
         texts.append(repr(zarr_dali.info(url, storage_options=right)))
         chosen = zarr_dali.select(url, arrays=["t"], storage_options=right, time=TIMES[3])
         texts.append(repr(chosen))
@@ -213,7 +227,7 @@ def test_secrets_are_shown_nowhere(bucket, fields):  # noqa: F811
             lambda options: zarr_dali.info(url, storage_options=options),
             lambda options: zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options),
         ):
-            with pytest.raises((RuntimeError, ValueError), match="bucket/data.zarr") as wrong:
+            with pytest.raises((RuntimeError, ValueError), match=r"bucket/data\.zarr") as wrong:
                 read(right | {"key": "WRONG"})
             with pytest.raises(ValueError, match="no option of S3") as unknown:
                 read(right | {"sekret": SECRET})
@@ -235,13 +249,13 @@ def chain(error):
         error = error.__cause__ or error.__context__
 
 
-def test_unknown_urls_and_missing_stores_are_refused(bucket):  # noqa: F811
+def test_unknown_urls_and_missing_stores_are_refused(bucket):
     with serving(bucket) as server:
         for url in ("ftp://host/x.zarr", "hdfs://host/x.zarr"):
             for use in (zarr_dali.select, lambda url: zarr_dali.rechunk(url, bucket / "copy.zarr")):
                 with pytest.raises(ValueError, match="of a kind that is not read"):
                     use(url)
-        with pytest.raises(ValueError, match="nothing.zarr"):
+        with pytest.raises(ValueError, match=r"nothing\.zarr"):
             zarr_dali.select(f"{server.url}/bucket/nothing.zarr", arrays=["a"], time=0)
 
 
@@ -250,7 +264,7 @@ def test_unknown_urls_and_missing_stores_are_refused(bucket):  # noqa: F811
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("consolidated", [True, False])
-def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated):  # noqa: F811
+def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated):
     folder = write_fields(bucket / "bucket" / "data.zarr", TIMES, zarr_format)
     if consolidated:
         zarr.consolidate_metadata(folder)
@@ -261,7 +275,10 @@ def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated
             for which, given in asked:
                 local = zarr_dali.select(folder, **which, **given)
                 remote = zarr_dali.select(url, storage_options=options, **which, **given)
-                assert {**remote, "path": local["path"]} == {**local, "storage_options": remote["storage_options"]}
+                assert {**remote, "path": local["path"]} == {
+                    **local,
+                    "storage_options": remote["storage_options"],
+                }
             # An array by itself, with the coordinates of its group.
             local = zarr_dali.select(folder / "t", **labels)
             remote = zarr_dali.select(f"{url}/t", storage_options=options, **labels)
@@ -272,7 +289,7 @@ def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated
         assert {path.rpartition("/")[2] for path in chunks} <= {*METADATA}
 
 
-def test_consolidated_metadata_are_what_the_reader_takes(bucket, fields):  # noqa: F811
+def test_consolidated_metadata_are_what_the_reader_takes(bucket, fields):
     """What came after them is not there for either."""
     zarr.consolidate_metadata(fields)
     array = zarr.open_array(fields / "time", mode="r+")
@@ -285,7 +302,7 @@ def test_consolidated_metadata_are_what_the_reader_takes(bucket, fields):  # noq
         assert set(requests) == {"/bucket/data.zarr/zarr.json"}
 
 
-def test_what_is_selected_is_read(bucket, fields):  # noqa: F811
+def test_what_is_selected_is_read(bucket, fields):
     with serving(bucket) as server:
         url, options = urls(server.url)["s3"]
         day = pd.Timestamp("2010-02-04")
@@ -300,7 +317,7 @@ def test_what_is_selected_is_read(bucket, fields):  # noqa: F811
         np.testing.assert_array_equal(found, expected)
 
 
-def test_names_that_are_not_there_are_named(bucket, fields):  # noqa: F811
+def test_names_that_are_not_there_are_named(bucket, fields):
     with serving(bucket) as server:
         for url, options in urls(server.url).values():
             with pytest.raises(ValueError, match="no array nothing in"):
@@ -309,7 +326,7 @@ def test_names_that_are_not_there_are_named(bucket, fields):  # noqa: F811
                 zarr_dali.select(url, time=0, storage_options=options)
 
 
-def test_coordinates_that_may_not_be_read_are_an_error(bucket, fields):  # noqa: F811
+def test_coordinates_that_may_not_be_read_are_an_error(bucket, fields):
     """Positions are never taken in their place."""
     (fields / "time" / "zarr.json").unlink()
     with serving(bucket, absent=403) as server:
@@ -321,14 +338,14 @@ def test_coordinates_that_may_not_be_read_are_an_error(bucket, fields):  # noqa:
 # --- patterns ------------------------------------------------------------------------------------
 
 
-def months(bucket):  # noqa: F811
+def months(bucket):
     """Stores that follow one another in time, as runs/part-8 to part-10."""
     for number, part in enumerate(np.split(np.arange(len(TIMES)), 3)):
         write_fields(bucket / "bucket" / f"runs/part-{8 + number}.zarr", TIMES[part], values=part)
     (bucket / "bucket" / "runs" / "readme").write_text("no store")
 
 
-def test_patterns_are_looked_up_where_the_store_can_list(bucket):  # noqa: F811
+def test_patterns_are_looked_up_where_the_store_can_list(bucket):
     months(bucket)
     local, _ = read_all_of(str(bucket / "bucket" / "runs" / "part-*.zarr"))
     with serving(bucket, page=2) as server:
@@ -336,7 +353,11 @@ def test_patterns_are_looked_up_where_the_store_can_list(bucket):  # noqa: F811
             for pattern in ("runs/part-*.zarr", "r*/part-[0-9]*.zarr", "*/[!q]*"):
                 path = url.replace("data.zarr", pattern)
                 if kind == "http":
-                    for use in (read_all_of, lambda path, _: zarr_dali.info(path), lambda path, _: select(path)):
+                    for use in (
+                        read_all_of,
+                        lambda path, _: zarr_dali.info(path),
+                        lambda path, _: select(path),
+                    ):
                         with pytest.raises(ValueError, match="web servers have no listings; give a list"):
                             use(path, {})
                     continue
@@ -362,7 +383,7 @@ def read_all_of(path, options=None):
     return np.stack(samples), expand([str(path)], options)
 
 
-def test_a_store_with_a_bracket_in_its_name_is_no_pattern(bucket, rng):  # noqa: F811
+def test_a_store_with_a_bracket_in_its_name_is_no_pattern(bucket, rng):
     data = values(rng)
     write(bucket / "bucket" / "data[1].zarr", data, "zstd")
     with serving(bucket, listing=403) as server:
@@ -372,13 +393,15 @@ def test_a_store_with_a_bracket_in_its_name_is_no_pattern(bucket, rng):  # noqa:
 
 
 @pytest.mark.parametrize("kind", ["s3", "gs", "az"])
-def test_a_listing_that_is_forbidden_is_named(bucket, kind):  # noqa: F811
+def test_a_listing_that_is_forbidden_is_named(bucket, kind):
     months(bucket)
     with serving(bucket, listing=403) as server:
         url, options = urls(server.url)[kind]
         path = url.replace("data.zarr", "runs/*.zarr")
         for use in (read_all_of, select):
-            with pytest.raises(ValueError, match="is a pattern.*cannot be listed.*403.*give a list of the stores") as error:
+            with pytest.raises(
+                ValueError, match=r"is a pattern.*cannot be listed.*403.*give a list of the stores"
+            ) as error:
                 use(path, options)
             assert path in str(error.value) and url.replace("data.zarr", "runs") in str(error.value)
 
@@ -386,7 +409,7 @@ def test_a_listing_that_is_forbidden_is_named(bucket, kind):  # noqa: F811
 # --- info ----------------------------------------------------------------------------------------
 
 
-def test_info_of_the_command_line_takes_options(bucket, rng):  # noqa: F811
+def test_info_of_the_command_line_takes_options(bucket, rng):
     from click.testing import CliRunner
 
     write(bucket / "bucket" / "data.zarr", values(rng), "zstd")
@@ -415,7 +438,7 @@ def tree(folder):
 
 
 @pytest.mark.parametrize("kind", CODECS)
-def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):  # noqa: F811
+def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):
     data = values(rng)
     data[8:16] = -1
     folder = bucket / "bucket" / "data.zarr"
@@ -429,13 +452,16 @@ def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):  # noqa: F
         for name, (url, options) in sources.items():
             copy = bucket / f"{name}.zarr"
             done = zarr_dali.rechunk(url, copy, storage_options=options, verify=True, **ARGUMENTS)
-            assert tree(copy) == expected and done.checksums
+            found = tree(copy)
+            assert found.keys() == expected.keys() and done.checksums
+            # A gzip file has the time in it.
+            assert kind == "gzip" or found == expected
             again = zarr_dali.rechunk(url, copy, storage_options=options, resume=True, **ARGUMENTS)
             assert again.complete
     np.testing.assert_array_equal(zarr.open_array(bucket / "s3.zarr", mode="r")[:], data)
 
 
-def test_a_group_is_copied_by_its_consolidated_metadata(bucket, fields):  # noqa: F811
+def test_a_group_is_copied_by_its_consolidated_metadata(bucket, fields):
     zarr.consolidate_metadata(fields)
     arguments = {"chunks": {"time": 5}, "variables": ["t"], "stats": True}
     local = zarr_dali.rechunk(fields, bucket / "local.zarr", **arguments)
@@ -462,7 +488,7 @@ def stop_after(calls):
 
 @pytest.mark.parametrize("kind", ["raw", "sharded"])
 @pytest.mark.parametrize("tags", [True, False])
-def test_a_stopped_copy_is_resumed_and_copies_again_what_has_changed(bucket, rng, kind, tags):  # noqa: F811
+def test_a_stopped_copy_is_resumed_and_copies_again_what_has_changed(bucket, rng, kind, tags):
     import os
 
     data = values(rng)
@@ -486,7 +512,7 @@ def test_a_stopped_copy_is_resumed_and_copies_again_what_has_changed(bucket, rng
     np.testing.assert_array_equal(zarr.open_array(copy, mode="r")[:], expected)
 
 
-def test_a_source_that_changes_while_it_is_copied_gives_no_copy(bucket, rng):  # noqa: F811
+def test_a_source_that_changes_while_it_is_copied_gives_no_copy(bucket, rng):
     folder, copy = bucket / "bucket" / "data.zarr", bucket / "copy.zarr"
     write(folder, values(rng), "raw")
     with serving(bucket) as server:
@@ -506,24 +532,26 @@ def test_a_source_that_changes_while_it_is_copied_gives_no_copy(bucket, rng):  #
 
 
 @pytest.mark.parametrize("fault", ["403", "whole"])
-def test_a_copy_of_what_cannot_be_read_has_no_fill_values(bucket, rng, fault):  # noqa: F811
+def test_a_copy_of_what_cannot_be_read_has_no_fill_values(bucket, rng, fault):
     write(bucket / "bucket" / "data.zarr", values(rng), "sharded")
     with serving(bucket, kinds=[fault], every=7) as server:
         url, options = urls(server.url)["s3"]
-        with pytest.raises(RuntimeError, match="data.zarr/c/.*resume=True"):
+        with pytest.raises(RuntimeError, match=r"data\.zarr/c/.*resume=True"):
             zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options, **ARGUMENTS)
     assert not (bucket / "copy.zarr").exists()
 
 
-def test_several_stores_are_no_source(bucket):  # noqa: F811
+def test_several_stores_are_no_source(bucket):
     months(bucket)
     with serving(bucket) as server:
         url, options = urls(server.url)["s3"]
         with pytest.raises(ValueError, match="matches 3 stores"):
-            zarr_dali.rechunk(url.replace("data.zarr", "runs/*"), bucket / "copy.zarr", storage_options=options)
+            zarr_dali.rechunk(
+                url.replace("data.zarr", "runs/*"), bucket / "copy.zarr", storage_options=options
+            )
 
 
-def test_the_command_line_copies(bucket, rng):  # noqa: F811
+def test_the_command_line_copies(bucket, rng):
     from click.testing import CliRunner
 
     data = values(rng)
@@ -540,7 +568,7 @@ def test_the_command_line_copies(bucket, rng):  # noqa: F811
 
 
 @pytest.mark.parametrize("kind", ["http", "s3", "zip"])
-def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):  # noqa: F811
+def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
     from click.testing import CliRunner
 
     from zarr_dali._bench import ceilings
@@ -554,6 +582,9 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):  
         kept, options = bucket / "result.json", options | {"headers": {"x-token": SECRET}} if options else {}
         arguments = [url, "--arrays", "t", "--storage-options", json.dumps(options), "--json", str(kept)]
         quick = ["--rounds", "1", "--seconds", "0.01", "--device", "cpu"]
+        # Workers of a DataLoader are forked while stores are open.
+        for peer in ("zarr-python", "tensorstore", *(["dataloader"] if kind == "http" else [])):
+            quick += ["--peer", peer]
         done = CliRunner().invoke(main, ["bench", *arguments, *quick])
     assert done.exit_code == 0, done.output
     result = json.loads(kept.read_text())
@@ -562,15 +593,15 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):  
     assert [note for note in result["notes"] if note.startswith("Cold was not measured")]
     assert not [note for note in result["notes"] if note.startswith("Values were not compared")]
     loaders = result["loaders"]
-    for name in ("zarr-dali", "zarr-python"):
-        assert loaders[name]["median_gb_per_s"] > 0, loaders
-    assert "folders only" in loaders["tensorstore"]["problem"]
+    assert "folders only" in loaders.pop("tensorstore")["problem"]
+    assert len(loaders) == (3 if kind == "http" else 2)
+    assert all(row["median_gb_per_s"] > 0 for row in loaders.values()), loaders
     (ceiling,) = result["ceilings"]
     assert ceiling["key"] == "store" and ceiling["gb_per_s"] > 0, ceiling
     assert "Warm" not in result["verdict"] and result["work"]["stored_bytes"] > 0
 
 
-def test_an_object_has_a_version(bucket):  # noqa: F811
+def test_an_object_has_a_version(bucket):
     file = bucket / "bucket" / "x"
     file.write_bytes(b"one")
     with serving(bucket) as server:

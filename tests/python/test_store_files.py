@@ -634,7 +634,9 @@ def test_urls_that_are_not_read(tmp_path, url):
     for read in reads:
         with pytest.raises(ValueError, match=re.escape(url) + ".*is a URL of a kind that is not read"):
             read()
-    with pytest.raises(ValueError, match=re.escape(url) + " is a URL, and copies are written to folders only"):
+    with pytest.raises(
+        ValueError, match=re.escape(url) + " is a URL, and copies are written to folders only"
+    ):
         zarr_dali.rechunk(tmp_path, url)
 
 

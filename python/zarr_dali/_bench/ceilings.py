@@ -1,5 +1,5 @@
-"""What the machine allows: the copy to the GPU, the page cache, the disk, nvCOMP on the store's own chunks; of a
-store that is no folder what it gives to bare requests.
+"""What the machine allows: the copy to the GPU, the page cache, the disk, nvCOMP on the store's own chunks;
+of a store that is no folder what it gives to bare requests.
 
 Rates are in 10^9 bytes per second of what moves, which is encoded bytes except for nvCOMP; `verdict` turns
 them into delivered values. Each is the best of what was tried, because a ceiling is meant.

@@ -70,6 +70,8 @@ def run(options: Options) -> Result:
         rows=rows,
         peers=frozenset(name for name in rows if name not in made or made[name].peer),
     )
+    if options.cold and not work.is_folder:
+        result.notes.append("Cold was not measured: only files of a folder can be put out of the page cache.")
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -92,9 +94,7 @@ def run(options: Options) -> Result:
         timed = timing.time_all(made, rows, work, options.rounds, options.seconds, said)
         follow("timing", options.rounds * len(made), (name for _, name in timed))
         follow("ceilings", 4, _add_ceilings(result, options))
-        if options.cold and not work.is_folder:
-            result.notes.append("Cold was not measured: only files of a folder are put out of the page cache.")
-        elif options.cold:
+        if options.cold and work.is_folder:
             follow("cold", options.rounds, _add_cold(result, options, files))
     if options.png:
         report.chart(result).savefig(options.png, dpi=150)

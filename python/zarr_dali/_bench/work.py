@@ -187,7 +187,7 @@ class Work:
 
     @property
     def stored_bytes(self) -> int:
-        """Encoded bytes of the chunks that the steps lie in; of a store that is no folder as `info` estimates."""
+        """Encoded bytes of the chunks that the steps lie in, estimated by `info` where there are no files."""
         if self.is_folder:
             return sum(file.stat().st_size for _, file in self.chunk_files())
         return sum(report.stored_bytes * self.steps // report.shape[0] for report in self.reports)

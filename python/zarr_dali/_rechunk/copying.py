@@ -240,7 +240,7 @@ class _Array:
         self.proof = proof
         """Source and target once more, read by zarr-python alone, so that no decoder vouches for itself."""
         self.origin = origin
-        """Where the source is, which knows what was missing when it was read, but not by `source` if `by_zarrs`."""
+        """Knows what of the source was missing when it was read; not what `source` reads, if `by_zarrs`."""
         self.by_zarrs = by_zarrs
         self.folder = folder
         self.rule = rule
@@ -411,9 +411,7 @@ class _Job:
             else:
                 wanted = zarr.open_array(store=self.source.store, path=plan.name, mode="r")
             target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
-        return _Array(
-            plan, wanted, target, proof, self.source, by_zarrs, target_folder, rule, task.resume
-        )
+        return _Array(plan, wanted, target, proof, self.source, by_zarrs, target_folder, rule, task.resume)
 
     def copy(self, log: Journal) -> tuple[int, int]:
         """Copies what is not noted, or has changed since; bytes that were done before, and of these again."""

@@ -1,5 +1,6 @@
-"""The source as zarr-python reads it, and how its chunks are known again, so that no copy mixes old values with new
-ones."""
+"""The source as zarr-python reads it, and how its chunks are known again, so that no copy mixes old values
+with new ones.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Source:
     """Where a copy comes from. One object is for one copy: it remembers what was read."""
 
     is_folder = False
-    store: Noting | Pinned
+    store: LocalStore | Store
     """Through which zarr-python reads it."""
 
     def open(self) -> zarr.Group | zarr.Array:
