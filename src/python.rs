@@ -272,3 +272,81 @@ pub unsafe extern "C" fn zarr_dali_free_answer(answer: *mut Answer) {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::store::MemoryStore;
+
+    /// What an answer has: outcome, text, bytes and store. Gives it back.
+    fn take(answer: *mut Answer) -> (i32, String, Vec<u8>, *const OpenStore) {
+        // SAFETY: answers of this file, each given back once.
+        unsafe {
+            let Answer { outcome, text, bytes, length, store } = &*answer;
+            let text = CStr::from_ptr(*text).to_str().unwrap().to_string();
+            let read = (!bytes.is_null()).then(|| std::slice::from_raw_parts(*bytes, *length).to_vec());
+            let taken = (*outcome, text, read.unwrap_or_default(), *store);
+            zarr_dali_free_answer(answer);
+            taken
+        }
+    }
+
+    fn open(arguments: &Value, beside: *const OpenStore) -> (i32, String, Vec<u8>, *const OpenStore) {
+        let arguments = CString::new(arguments.to_string()).unwrap();
+        // SAFETY: the text is alive, and `beside` null or open.
+        take(unsafe { zarr_dali_open_store(arguments.as_ptr(), beside) })
+    }
+
+    #[test]
+    fn a_store_is_opened_asked_and_closed() {
+        let memory = MemoryStore::default();
+        memory.put("a/c/0", b"0123456789".to_vec());
+        MemoryStore::publish("python", Arc::new(memory));
+        let (outcome, about, _, first) = open(&json!({"path": "memory://python"}), std::ptr::null());
+        assert_eq!((outcome, about.as_str()), (Outcome::Found as i32, r#"{"folder":false,"lists":true}"#));
+        let (.., store) = open(&json!({"path": "memory://python", "soon": true}), first);
+        let ask = |request: Value| {
+            let request = CString::new(request.to_string()).unwrap();
+            // SAFETY: the store is open, and the text alive.
+            let (outcome, text, bytes, _) = take(unsafe { zarr_dali_ask_store(store, request.as_ptr()) });
+            (outcome, text, String::from_utf8(bytes).unwrap())
+        };
+        let (found, absent) = (Outcome::Found as i32, Outcome::Absent as i32);
+        let head = r#"{"bytes":10,"version":"etag 1"}"#;
+        for (part, bytes) in [
+            (json!({"get": "a/c/0"}), "0123456789"),
+            (json!({"get": "a/c/0", "range": [2, 4]}), "23"),
+            (json!({"get": "a/c/0", "range": [8, 14]}), "89"),
+            (json!({"get": "a/c/0", "suffix": 3}), "789"),
+            (json!({"head": "a/c/0"}), ""),
+        ] {
+            assert_eq!(ask(part), (found, head.into(), bytes.into()));
+        }
+        assert_eq!(ask(json!({"list": "a"})).1, r#"{"names":["c"]}"#);
+        assert_eq!(ask(json!({"get": "b"})).0, absent);
+        assert_eq!(ask(json!({"head": "b"})).0, absent);
+        let (outcome, text, _) = ask(json!({"get": "a/c/0", "range": [10, 14]}));
+        assert_eq!(outcome, Outcome::Failed as i32);
+        assert!(text.contains("memory://python/a/c/0") && text.contains("10..14"), "{text}");
+        // SAFETY: both are open.
+        unsafe {
+            zarr_dali_close_store(store);
+            zarr_dali_close_store(first);
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_opened_is_an_answer() {
+        for (arguments, text) in [
+            (json!({"path": "/nowhere"}), "does not exist"),
+            (json!({"path": "s3://bucket", "storage_options": "s3cr3t"}), "storage_options"),
+            (json!([]), "JSON"),
+        ] {
+            let (outcome, problem, _, store) = open(&arguments, std::ptr::null());
+            assert!(outcome == Outcome::Argument as i32 && store.is_null());
+            assert!(problem.contains(text) && !problem.contains("s3cr3t"), "{problem}");
+        }
+        let answer = take(answered("here", || panic!("what happened")));
+        assert!(answer.0 == Outcome::Failed as i32 && answer.1.contains("what happened"), "{answer:?}");
+    }
+}
