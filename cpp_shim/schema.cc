@@ -77,10 +77,10 @@ credentials. A zip file with a store is read, too: a local one, a URL that ends 
 A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
 its order along the first dimension, and windows cross from one to the next. A path with ``*``,
 ``?`` or ``[...]`` that does not exist as it stands is a pattern for all the folders that it
-matches, in the order of their names with numbers by value: ``era5/20??.zarr``. The stores may
-differ in format, chunks, codecs and fill values, but not in further dimensions, data types, and the
-attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
-``_Unsigned``.)code",
+matches, in the order of their names with numbers by value: ``era5/20??.zarr``; in a URL ``*`` and
+``[...]`` are, where the store can be listed. The stores may differ in format, chunks, codecs and
+fill values, but not in further dimensions, data types, and the attributes ``scale_factor``,
+``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and ``_Unsigned``.)code",
             DALI_STRING_VEC)
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",

@@ -1,4 +1,5 @@
-//! The only door between Rust and C++: what `cpp_shim/` may call, and nothing else. Beside it is one function for Python.
+//! The only door between Rust and C++: what `cpp_shim/` may call, and nothing else. Beside it are functions for Python; those that lend
+//! it stores are in [`crate::python`].
 //!
 //! # Contract
 //! - One [`Reader`] handle per operator. Its calls never overlap, but may come from different threads.

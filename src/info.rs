@@ -96,6 +96,9 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     codec::register();
     // A store is opened for each array.
     let _documents = KeptDocuments::new();
+    // Patterns are looked up once.
+    let paths = Dataset::stores(&arguments.paths, &Access::new(arguments)?)?;
+    let arguments = &Arguments { paths, ..arguments.clone() };
     let named = !arguments.arrays.is_empty();
     let names = if named {
         arguments.arrays.clone()

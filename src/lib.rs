@@ -16,7 +16,7 @@
 //! ```
 //!
 //! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
-//! [`error`] everything that can go wrong. [`info`] says beforehand what a reader would do with a store.
+//! [`error`] everything that can go wrong. [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
 //!
 //! Words: a *chunk* is one cell of the array's chunk grid and one store key. A *sharded chunk* holds *inner chunks*. A
 //! *read chunk* is what is decoded at once: the inner chunk if there is one, else the chunk. A *reader shard* is DALI's
@@ -36,6 +36,7 @@ pub mod json;
 pub mod memory;
 pub mod options;
 pub mod plan;
+pub mod python;
 pub mod reader;
 pub mod sampler;
 pub mod stats;

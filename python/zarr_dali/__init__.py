@@ -6,7 +6,7 @@ needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipe
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
 reader, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
-done, and `rechunk` copies a store into chunks that fit what is read.
+done, `rechunk` copies a store into chunks that fit what is read, and `open_store` lends stores to xarray.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.
@@ -16,6 +16,7 @@ from zarr_dali import _fork, _plugin, readers
 from zarr_dali._description import Advice, ArrayReport, Chosen, GpuMemory, Output, Reading
 from zarr_dali._info import Info, info
 from zarr_dali._loader import Loader
+from zarr_dali._opening import open_store
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
 from zarr_dali._rechunk import Rechunked, rechunk
@@ -35,6 +36,7 @@ __all__ = [
     "__version__",
     "info",
     "library_path",
+    "open_store",
     "readers",
     "rechunk",
     "select",

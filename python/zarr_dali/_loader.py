@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from zarr_dali import _plugin, _select
+from zarr_dali import _core, _plugin, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -460,6 +460,7 @@ def _with_selection(
         offsets=arguments.get("offsets"),
         exclude=arguments.get("exclude"),
         follow_links=arguments.get("follow_links", True),
+        storage_options=arguments.get("storage_options"),
         **labels,
     )
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
@@ -486,7 +487,7 @@ def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
         arguments["cache_dir"] = os.fspath(arguments["cache_dir"])
     options = arguments.get("storage_options")
     if isinstance(options, Mapping):
-        arguments["storage_options"] = json.dumps(dict(options))
+        arguments["storage_options"] = _core.as_json(options)
     return arguments
 
 

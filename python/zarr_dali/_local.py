@@ -1,12 +1,12 @@
-"""Looks at local stores before zarr-python and xarray read them: these open whatever stands in the place of a
-file, and wait for ever where it is a named pipe. What the core itself reads is looked at there (src/store).
+"""Looks at folders before zarr-python and xarray read them: these open whatever stands in the place of a
+file, and wait for ever where it is a named pipe. What the core itself reads is looked at there (src/store),
+as are all other stores, which Python reads through the core.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
@@ -23,21 +23,6 @@ _KINDS = (
     (stat.S_ISBLK, "a block device"),
     (stat.S_ISDIR, "a folder"),
 )
-
-
-def check_url(argument: str, path: str | os.PathLike[str]) -> None:
-    """Raises ValueError for what is no path, but a URL."""
-    scheme = re.match(r"(?:[A-Za-z][A-Za-z0-9+.-]*::)*[A-Za-z][A-Za-z0-9+.-]*://", os.fspath(path))
-    if scheme and not os.path.exists(path):
-        raise ValueError(
-            f'{argument}: "{_without_secrets(path)}" is a URL, which readers and info take and this does '
-            "not yet; copy the store to a local disk, or mount the object store as a folder"
-        )
-
-
-def _without_secrets(url: str | os.PathLike[str]) -> str:
-    """A URL without a user's name and password, and without its query, in which signatures are."""
-    return re.sub(r"://[^/@]*@", "://", os.fspath(url).split("?")[0])
 
 
 def check_file(root: Path, key: str, follow_links: bool, array: str = "") -> None:

@@ -95,6 +95,7 @@ def _list(context: click.Context, param: click.Parameter, value: str | None) -> 
     default=True,
     help="Whether symbolic links may lead out of SRC's folder.",
 )
+@click.option("--storage-options", metavar="JSON", help="Credentials and endpoints of a SRC at a URL.")
 @click.option("--resume", is_flag=True, help="Go on where an earlier run was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace DST when the copy is complete.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and why.")

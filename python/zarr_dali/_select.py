@@ -7,23 +7,23 @@ coordinates of dimensions are read.
 from __future__ import annotations
 
 import datetime
-import glob
 import numbers
 import os
 import posixpath
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zarr_dali import _local
+from zarr_dali import _core, _local
 
 if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
+
+    from zarr_dali._store import Store
 
 Paths = str | os.PathLike | Sequence[str | os.PathLike]
 
@@ -35,6 +35,7 @@ def select(
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
     follow_links: bool = True,
+    storage_options: Mapping[str, Any] | str | None = None,
     **labels: Any,
 ) -> dict[str, Any]:
     """Arguments of `fn.readers.zarr` for what the labels name, with the rules of xarray's `.sel`.
@@ -57,8 +58,8 @@ def select(
             selected by position.
 
     Returns:
-        `path`, and `arrays`, `roi_start`, `roi_end`, `offsets`, `exclude` and `follow_links` where they
-        apply.
+        `path`, and `arrays`, `roi_start`, `roi_end`, `offsets`, `exclude`, `follow_links` and
+        `storage_options` where they apply.
 
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected is not one ascending range
@@ -68,8 +69,10 @@ def select(
     _import_xarray()
     if arrays is not None:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
-    coordinates = _Coordinates.of(path, arrays, follow_links)
+    coordinates = _Coordinates.of(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": as_text(path)}
+    if storage_options is not None:
+        chosen["storage_options"] = _core.as_json(storage_options)
     if not follow_links:
         chosen["follow_links"] = False
     if arrays is not None:
@@ -121,13 +124,24 @@ class _Coordinates:
     """Dimensions of each array."""
 
     @classmethod
-    def of(cls, path: Paths, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:
-        parts = [_open(store, arrays, follow_links) for store in stores(path)]
+    def of(
+        cls,
+        path: Paths,
+        arrays: Sequence[str] | None,
+        follow_links: bool,
+        options: _core.StorageOptions = None,
+    ) -> _Coordinates:
+        names, parts, opened = stores(path, options), [], None
+        for name in names:
+            opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
+            parts.append(
+                _of_folder(name, arrays, follow_links) if opened.is_folder else _of_store(opened, arrays)
+            )
         whole = parts[0]
         if len(parts) == 1:
             return whole
         first, *others = whole.dimensions
-        for store, part in zip(stores(path)[1:], parts[1:]):
+        for store, part in zip(names[1:], parts[1:]):
             if part.dimensions != whole.dimensions:
                 raise ValueError(
                     f"path: the dimensions in {store} are {part.dimensions}, in the first store "
@@ -269,25 +283,57 @@ class _Coordinates:
         return np.flatnonzero(mask.values)
 
 
-def _open(store: str, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:
-    """Of one store."""
-    import xarray as xr
-
+def _of_folder(store: str, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:
+    """Of a store in a folder of this machine."""
     if arrays is None:
         if not _local.is_array(Path(store)):
             raise ValueError(f"arrays: say which arrays of the group {store} are meant (path names no array)")
         group, array = _group_of(store)
         names, inside = [array], ""
     else:
-        group, array, names = store, "", [posixpath.basename(name.strip("/")) for name in arrays]
-        folders = sorted({posixpath.dirname(name.strip("/")) for name in arrays})
-        if len(folders) != 1:
-            raise ValueError(f"arrays: they have to be in one group, but are in {folders or 'none'}")
-        (inside,) = folders
+        group, array = store, ""
+        names, inside = _names_and_group(arrays)
+    # Metadata of each array is as quickly read as consolidated metadata, and never out of date.
+    checked = _local.store(Path(group), follow_links, array)
+    return _of_group(checked, group, inside, names)
+
+
+def _of_store(objects: _core.Objects, arrays: Sequence[str] | None) -> _Coordinates:
+    """Of any other store, which is read through the core."""
+    from zarr_dali._listed import Listed, is_array
+
+    if arrays is None:
+        if not is_array(objects):
+            raise ValueError(
+                f"arrays: say which arrays of the group {objects.shown} are meant (path names no array)"
+            )
+        group, separator, array = objects.path.rstrip("/").rpartition("/")
+        if not separator or group.endswith(":/"):
+            raise ValueError(
+                f"path: the array {objects.shown} is in no group, in which its coordinates could be; give "
+                "indices in place of labels"
+            )
+        names, inside = [array], ""
+        objects = objects.at(group)
+    else:
+        names, inside = _names_and_group(arrays)
+    return _of_group(Listed(objects, inside, names, arrays is not None), objects.shown, inside, names)
+
+
+def _names_and_group(arrays: Sequence[str]) -> tuple[list[str], str]:
+    """Names of arrays in their group, and the path of that."""
+    folders = sorted({posixpath.dirname(name.strip("/")) for name in arrays})
+    if len(folders) != 1:
+        raise ValueError(f"arrays: they have to be in one group, but are in {folders or 'none'}")
+    return [posixpath.basename(name.strip("/")) for name in arrays], folders[0]
+
+
+def _of_group(store: Store | Any, group: str, inside: str, names: Sequence[str]) -> _Coordinates:
+    """Of arrays in a group of a store that xarray opens."""
+    import xarray as xr
+
     try:
-        # Metadata of each array is as quickly read as consolidated metadata, and never out of date.
-        checked = _local.store(Path(group), follow_links, array)
-        dataset = xr.open_zarr(checked, group=inside or None, consolidated=False, chunks=None)
+        dataset = xr.open_zarr(store, group=inside or None, consolidated=False, chunks=None)
     except Exception as error:
         where = posixpath.join(group, inside) if inside else group
         raise ValueError(
@@ -324,28 +370,10 @@ def _group_of(array: str) -> tuple[str, str]:
     return group, name
 
 
-def stores(path: Paths) -> list[str]:
-    """The stores that a reader's `path` means, with the rules of the core (src/dataset/paths.rs)."""
-    found: list[str] = []
-    for part in [path] if isinstance(path, (str, os.PathLike)) else path:
-        text = os.fspath(part)
-        _local.check_url("path", text)
-        if not re.search(r"[*?\[]", text) or os.path.exists(text):
-            found.append(text)
-            continue
-        matches = [match for match in glob.glob(text) if os.path.isdir(match)]
-        if not matches:
-            raise ValueError(f'path: no folder matches "{text}"; correct the pattern, or list the stores')
-        found += sorted(matches, key=_natural)
-    if not found:
-        raise ValueError("path: it is an empty list; give one store or more")
-    return found
-
-
-def _natural(text: str) -> tuple[list[tuple[int, int]], str]:
-    """A key that sorts texts as people do: numbers in them by their value."""
-    parts = re.findall(rb"[0-9]+|[^0-9]", text.encode("utf-8", "surrogateescape"), re.DOTALL)
-    return [(ord("0"), int(part)) if part.isdigit() else (part[0], 0) for part in parts], text
+def stores(path: Paths, options: _core.StorageOptions = None) -> list[str]:
+    """The stores that a reader's `path` means."""
+    parts = [path] if isinstance(path, (str, os.PathLike)) else path
+    return _core.expand([os.fspath(part) for part in parts], options)
 
 
 def _steps(offsets: Sequence[Any], name: str, index: pd.Index | None, start: int, end: int) -> list[int]:

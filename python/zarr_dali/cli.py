@@ -55,6 +55,7 @@ def main() -> None:
     default=True,
     help="Whether symbolic links may lead out of a STORE's folder.",
 )
+@click.option("--storage-options", metavar="JSON", help="Credentials and endpoints of stores at URLs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any) -> None:
     """Says what the arrays of a STORE are and how they would be read: on the GPU, on the CPU or not at all.
@@ -76,7 +77,7 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
 
 
 @main.command(context_settings={"show_default": True})
-@click.argument("store", type=click.Path(path_type=Path))
+@click.argument("store")
 @click.option(
     "--arrays",
     type=_List(str),
@@ -107,14 +108,16 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
     default=4_000_000_000,
     help="Only the first steps of each array, up to this many decoded bytes.",
 )
+@click.option("--storage-options", metavar="JSON", help="Credentials and endpoints of a STORE at a URL.")
 @click.option("--json", type=click.Path(dir_okay=False, path_type=Path), help="File for all results.")
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="File for a chart.")
 def bench(peer: tuple[str, ...], no_peers: bool, **options: Any) -> None:
     """Measures how fast a STORE is read, and says what limits.
 
     zarr-dali, with a warm and a cold page cache, beside the other loaders that are installed and beside what
-    the machine allows: the copy to the GPU, nvCOMP on the store's own chunks, page cache and disk. The first
-    batch of each loader is compared with what zarr-python reads.
+    the machine allows: the copy to the GPU, nvCOMP on the store's own chunks, page cache and disk. Of a STORE
+    at a URL or in a zip file, what bare requests get from it in place of page cache and disk. The first batch
+    of each loader is compared with what zarr-python reads.
     """
     from zarr_dali._bench import command, loaders, report  # heavy, and `--help` need not wait for it
 

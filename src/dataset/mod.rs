@@ -48,8 +48,8 @@ impl Dataset {
     /// Says what is at a path instead, which arrays there are, what about an array cannot be read, or which stores do
     /// not fit together.
     pub fn open(paths: &[String], names: &[String], access: &Access) -> Result<Self> {
-        let stores = paths::expand(paths)?;
         let sessions = Sessions::new(Session::WHILE_OPENING);
+        let stores = paths::expand(paths, access, &sessions)?;
         let mut axes = None;
         let mut parts: Vec<Vec<ArrayInfo>> = vec![];
         for store in &stores {
@@ -64,13 +64,21 @@ impl Dataset {
         Ok(Self { arrays: joined.map(|(parts, axes)| Joined::new(parts, axes)).collect::<Result<_>>()? })
     }
 
+    /// The stores that `paths` mean, with those that a pattern matches in its place.
+    ///
+    /// # Errors
+    /// A pattern without matches, or one where nothing can be listed.
+    pub fn stores(paths: &[String], access: &Access) -> Result<Vec<String>> {
+        paths::expand(paths, access, &Sessions::new(Session::WHILE_OPENING))
+    }
+
     /// Names of all arrays in the first of the stores that `paths` mean, sorted; one empty name if it is an array itself.
     ///
     /// # Errors
     /// Says what is at a path instead, or that there is no array.
     pub fn names(paths: &[String], access: &Access) -> Result<Vec<String>> {
-        let stores = paths::expand(paths)?;
         let sessions = Sessions::new(Session::WHILE_OPENING);
+        let stores = paths::expand(paths, access, &sessions)?;
         let names = stores.iter().map(|store| open::OpenStore::new(store, access, &sessions)?.names());
         Ok(names.collect::<Result<Vec<_>>>()?.swap_remove(0))
     }
@@ -81,8 +89,8 @@ impl Dataset {
     /// # Errors
     /// Paths at which there is no store.
     pub fn declared(paths: &[String], name: &str, access: &Access) -> Result<Declared> {
-        let stores = paths::expand(paths)?;
         let sessions = Sessions::new(Session::WHILE_OPENING);
+        let stores = paths::expand(paths, access, &sessions)?;
         Ok(open::OpenStore::new(&stores[0], access, &sessions)?.declared(name))
     }
 

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, Result};
 use crate::options::argument;
-use crate::store;
+use crate::store::{self, Access, Extent, Session, Sessions};
 
 use std::cmp::Ordering;
 use std::path::{Path, PathBuf};
@@ -11,21 +11,25 @@ use glob::{Pattern, PatternError};
 
 /// The stores, each as the user would name it: literal paths as given, matches of a pattern in natural order.
 ///
-/// A path that exists is never a pattern. In a pattern `*`, `?` and `[...]` stand for characters of one path component.
+/// A path that exists is never a pattern. In a pattern `*`, `?` and `[...]` stand for characters of one path component; in a URL `?` does not,
+/// which begins a query there.
 ///
 /// # Errors
 /// An empty list, a pattern without matches, a store that comes twice.
-pub fn expand(paths: &[String]) -> Result<Vec<String>> {
+pub fn expand(paths: &[String], access: &Access, sessions: &Sessions) -> Result<Vec<String>> {
     let mut stores = vec![];
     for path in paths {
         check_local(path)?;
-        if store::is_url(path) && path.contains('*') {
-            let problem = format!(
-                "\"{path}\" is a pattern, and only folders of this machine are looked through; list the stores"
-            );
-            return Err(argument("path", problem));
+        if store::is_url(path) {
+            let mut matches = match is_url_pattern(path) && !is_store(path, access, sessions) {
+                true => url_matches(path, access, sessions)?,
+                false => vec![path.clone()],
+            };
+            matches.sort_by(|a, b| natural(a, b));
+            stores.append(&mut matches);
+            continue;
         }
-        if !is_pattern(path) || store::is_url(path) || Path::new(path).exists() {
+        if !is_pattern(path) || Path::new(path).exists() {
             stores.push(path.clone());
             continue;
         }
@@ -129,6 +133,77 @@ fn entries(folder: &str, component: &str) -> std::io::Result<Vec<String>> {
     Ok(names.collect())
 }
 
+/// Whether a URL without a query is a pattern.
+fn is_url_pattern(url: &str) -> bool {
+    !url.contains('?') && url.contains(['*', '['])
+}
+
+/// Whether a URL in which there is a bracket is that of a store. One with `*` is never taken for it.
+fn is_store(url: &str, access: &Access, sessions: &Sessions) -> bool {
+    let has = |session: &Session| {
+        ["zarr.json", ".zgroup", ".zarray"]
+            .iter()
+            .any(|file| matches!(session.read_part(file, Extent::Prefix(1)), Ok(Some(_))))
+    };
+    let session = |url| sessions.with(&store::open(url, access).ok()?).ok();
+    !url.contains('*') && session(url).as_ref().is_some_and(has)
+}
+
+/// The stores that a pattern in a URL matches, in no order.
+fn url_matches(url: &str, access: &Access, sessions: &Sessions) -> Result<Vec<String>> {
+    let (shown, components) = (store::without_secrets(url), url.split('/').collect::<Vec<_>>());
+    // Scheme, nothing, and the bucket or host.
+    const ROOT: usize = 3;
+    let pattern = components.iter().position(|component| is_url_pattern(component));
+    let Some(first) = pattern.filter(|&first| first >= ROOT) else {
+        let problem = format!("\"{shown}\" has a pattern for its bucket or host; list the stores");
+        return Err(argument("path", problem));
+    };
+    let base = components[..first].join("/");
+    let opened = store::open(&base, access)?;
+    let refused = |why: String| {
+        let remedy = "give a list of the stores, or credentials that may list it";
+        let listed = store::without_secrets(&base);
+        argument(
+            "path",
+            format!("\"{shown}\" is a pattern, and \"{listed}\" cannot be listed: {why}; {remedy}"),
+        )
+    };
+    if !opened.lists() {
+        return Err(refused("web servers have no listings".into()));
+    }
+    let session = sessions.with(&opened).map_err(|error| refused(error.to_string()))?;
+    let found = keys_matching(&session, &components[first..]).map_err(|error| refused(error.to_string()))?;
+    if found.is_empty() {
+        let problem = format!("no folder matches \"{shown}\"; correct the pattern, or list the stores");
+        return Err(argument("path", problem));
+    }
+    Ok(found.iter().map(|key| format!("{base}/{key}")).collect())
+}
+
+/// The folders of a store that match a pattern with one component for each level.
+///
+/// # Errors
+/// Why a folder cannot be listed.
+fn keys_matching(session: &Session, components: &[&str]) -> std::io::Result<Vec<String>> {
+    let mut found = vec![String::new()];
+    for component in components.iter().filter(|component| !component.is_empty()) {
+        let pattern = compiled(component).map_err(std::io::Error::other)?;
+        let fits = |name: &String| match is_url_pattern(component) {
+            true => (!name.starts_with('.') || component.starts_with('.')) && pattern.matches(name),
+            false => name == component,
+        };
+        let listings = session.list_each(&found);
+        let mut below = vec![];
+        for (key, listing) in found.iter().zip(listings) {
+            let names = listing?.names.into_iter().filter(fits);
+            below.extend(names.map(|name| if key.is_empty() { name } else { format!("{key}/{name}") }));
+        }
+        found = below;
+    }
+    Ok(found)
+}
+
 /// A pattern for one component of a path. `**` means no more than `*` there, and a bracket that is not closed is a bracket.
 fn compiled(component: &str) -> std::result::Result<Pattern, PatternError> {
     let mut text = component.to_string();
@@ -171,6 +246,13 @@ fn digits<'a>(text: &mut &'a [u8]) -> &'a [u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::{MemoryStore, Store};
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    fn expand(paths: &[String]) -> Result<Vec<String>> {
+        super::expand(paths, &Access::to_folders(true), &Sessions::new(Duration::ZERO))
+    }
 
     #[test]
     fn names_are_sorted_as_people_do() {
@@ -220,18 +302,42 @@ mod tests {
 
     #[test]
     fn urls_are_taken_as_they_are_or_refused() {
-        let urls = ["s3://bucket/era5.zarr", "gs://b/x[1]?", "https://host/era5.zarr"].map(String::from);
+        let urls = ["s3://bucket/era5.zarr", "gs://b/x", "https://host/a/era5.zarr?q=*"].map(String::from);
         assert_eq!(expand(&urls).unwrap(), urls);
-        for url in ["s3://b/*.zarr", "zip::s3://b/z.zip", "file:///data/era5.zarr", "ftp://h/x", "hdfs://h/x"]
-        {
+        for (url, words) in [
+            ("https://b/*/a.zarr", "web servers have no listings; give a list of the stores"),
+            ("s3://b*/a.zarr", "list the stores"),
+            ("zip::s3://b/z.zip", "URL"),
+            ("file:///data/era5.zarr", "URL"),
+            ("ftp://h/x", "URL"),
+            ("hdfs://h/x", "URL"),
+        ] {
             let error = expand(&["x".into(), url.into()]).unwrap_err().to_string();
-            assert!(
-                error.contains(url) && (error.contains("URL") || error.contains("list the stores")),
-                "{error}"
-            );
+            assert!(error.contains(url) && error.contains(words), "{error}");
         }
         assert_eq!(expand(&["a://b".into()]).map_err(|_| ()), Err(()));
         assert!(expand(&["://b".into(), "9:/b".into(), "a b://c".into()]).is_ok());
+    }
+
+    #[test]
+    fn patterns_are_looked_up_in_listings() {
+        let memory = MemoryStore::default();
+        for key in
+            ["y10/a.zarr/zarr.json", "y9/a.zarr/c/0", "y9/b.zarr/c/0", ".y/a.zarr/x", "z/a.zarr/x", "y1"]
+        {
+            memory.put(key, b"x".to_vec());
+        }
+        let store: Arc<dyn Store> = Arc::new(memory);
+        let session = Session::new(&store, Duration::ZERO).unwrap();
+        for (components, expected) in [
+            (&["y*", "a.zarr"][..], &["y10/a.zarr", "y9/a.zarr"][..]),
+            (&["[!z]*", "", "*"], &["y10/a.zarr", "y9/a.zarr", "y9/b.zarr"]),
+            (&[".*", "a.zarr"], &[".y/a.zarr"]),
+            (&["y[0-9]", "[ab].zarr"], &["y9/a.zarr", "y9/b.zarr"]),
+            (&["y*", "c.zarr"], &[]),
+        ] {
+            assert_eq!(keys_matching(&session, components).unwrap(), expected, "{components:?}");
+        }
     }
 
     #[test]
@@ -242,15 +348,15 @@ mod tests {
             std::fs::create_dir_all(folder.path().join(name)).unwrap();
         }
         std::fs::write(folder.path().join("y9/c.zarr"), "a file").unwrap();
-        let expand = |paths: &[&str]| {
+        let expand_in = |paths: &[&str]| {
             expand(&paths.iter().map(|path| format!("{root}/{path}")).collect::<Vec<_>>())
                 .map(|found| found.iter().map(|path| path[root.len() + 1..].to_string()).collect::<Vec<_>>())
         };
-        assert_eq!(expand(&["y*/*.zarr"]).unwrap(), ["y9/a.zarr", "y10/a.zarr"]);
-        assert_eq!(expand(&["y10/a.zarr", "y?/*"]).unwrap(), ["y10/a.zarr", "y9/a.zarr"]);
-        assert_eq!(expand(&["z[1]", "nowhere"]).unwrap(), ["z[1]", "nowhere"]);
-        assert!(expand(&["x*"]).unwrap_err().to_string().contains("x*"));
-        assert!(expand(&["y9/a.zarr", "y*/a.zarr"]).unwrap_err().to_string().contains("same store"));
-        assert!(super::expand(&[]).unwrap_err().to_string().contains("empty"));
+        assert_eq!(expand_in(&["y*/*.zarr"]).unwrap(), ["y9/a.zarr", "y10/a.zarr"]);
+        assert_eq!(expand_in(&["y10/a.zarr", "y?/*"]).unwrap(), ["y10/a.zarr", "y9/a.zarr"]);
+        assert_eq!(expand_in(&["z[1]", "nowhere"]).unwrap(), ["z[1]", "nowhere"]);
+        assert!(expand_in(&["x*"]).unwrap_err().to_string().contains("x*"));
+        assert!(expand_in(&["y9/a.zarr", "y*/a.zarr"]).unwrap_err().to_string().contains("same store"));
+        assert!(expand(&[]).unwrap_err().to_string().contains("empty"));
     }
 }

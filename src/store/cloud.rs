@@ -271,9 +271,13 @@ impl Store for CloudStore {
         async move { self.ask_head(&self.path(key)?).await }.boxed()
     }
 
+    fn lists(&self) -> bool {
+        self.builder.kind() != Kind::Http
+    }
+
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
         async move {
-            if self.builder.kind() == Kind::Http {
+            if !self.lists() {
                 return Err(io::ErrorKind::Unsupported.into());
             }
             let path = self.path(key)?;

@@ -181,6 +181,11 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// What the store says.
     fn head<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Option<Head>>>;
 
+    /// Whether what lies below a key can be listed.
+    fn lists(&self) -> bool {
+        true
+    }
+
     /// What lies below a key.
     ///
     /// # Errors
@@ -216,6 +221,18 @@ pub async fn read_body(body: Body, most_bytes: u64) -> io::Result<(Vec<u8>, Vers
     crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
     let head = body.read_to(&mut read).await?;
     Ok((read, head.version))
+}
+
+/// The bytes of a part of an object, and what it is. `None` if it is absent.
+///
+/// # Errors
+/// What the store says, and parts for which there is no memory.
+pub async fn read_part(store: &dyn Store, key: &str, extent: Extent) -> io::Result<Option<(Vec<u8>, Head)>> {
+    let Some(body) = store.get(key, extent, None).await? else { return Ok(None) };
+    let mut read = vec![];
+    crate::memory::reserve(&mut read, body.range.end - body.range.start).map_err(io::Error::other)?;
+    let head = body.read_to(&mut read).await?;
+    Ok(Some((read, head)))
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ mod zip_directory;
 pub use access::{Access, StorageOptions, without_secrets};
 pub use cloud::CloudStore;
 pub use connections::Connections;
-pub use contract::{Body, Extent, Head, Listing, Store, Version, read_whole};
+pub use contract::{Body, Extent, Head, Listing, Store, Version, read_part, read_whole};
 pub use documents::KeptDocuments;
 pub use folder::Folder;
 pub use icechunk::{IcechunkStore, pinned};

@@ -1,16 +1,17 @@
-//! Requests of a thread that waits for their answers, such as the one that opens a store.
+//! Requests of threads that wait for their answers, such as the one that opens a store.
 
 use super::connections::Connections;
-use super::contract::{Head, Listing, Store, Version, read_whole};
+use super::contract::{Extent, Head, Listing, Store, Version, read_part, read_whole};
 
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use once_cell::unsync::OnceCell;
+use futures::StreamExt;
+use once_cell::sync::OnceCell;
 use tokio::runtime::{self, Runtime};
 
-/// Sessions of one thread, which share connections.
+/// Sessions that share connections. Threads that wait for answers at the same time take turns in polling the requests of all of them.
 pub struct Sessions {
     connections: Connections,
     runtime: OnceCell<Arc<Runtime>>,
@@ -66,6 +67,14 @@ impl Session {
         self.wait(read_whole(&*self.store, key, most_bytes))
     }
 
+    /// The bytes of a part of an object, and what it is. `None` if it is absent.
+    ///
+    /// # Errors
+    /// What the store says.
+    pub fn read_part(&self, key: &str, extent: Extent) -> io::Result<Option<(Vec<u8>, Head)>> {
+        self.wait(read_part(&*self.store, key, extent))
+    }
+
     /// Length and version of an object. `None` if it is absent.
     ///
     /// # Errors
@@ -80,6 +89,13 @@ impl Session {
     /// What the store says.
     pub fn list(&self, key: &str) -> io::Result<Listing> {
         self.wait(self.store.list(key))
+    }
+
+    /// What lies below several keys, in their order.
+    pub fn list_each(&self, keys: &[String]) -> Vec<io::Result<Listing>> {
+        const AT_ONCE: usize = 32;
+        let listings = futures::stream::iter(keys).map(|key| self.store.list(key));
+        self.wait(listings.buffered(AT_ONCE).collect())
     }
 
     fn wait<T>(&self, request: impl Future<Output = T>) -> T {

@@ -255,7 +255,7 @@ def _path(path, **options):
 
 for _name, _url in {
     "without-bucket": "s3:///store.zarr",
-    "pattern": "gs://bucket/*/store.zarr",
+    "pattern": "https://example.org/*/store.zarr",
     "signed": "https://example.org/store.zarr?signature=1",
     "ftp": "ftp://example.org/store.zarr",
     "file-of-another-host": "file://host/store.zarr",

@@ -1,7 +1,8 @@
-"""A web server over a folder with what clients of object stores ask for: ranges, suffixes, tags, `If-Match`.
+"""A web server over a folder with what clients of object stores ask for: ranges, suffixes, tags, `If-Match`,
+listings.
 
 S3, Google Cloud Storage and Azure answer a plain GET in the same way, so that it stands in for them where
-requests need not be signed and nothing is listed. It is a process of its own, because a pipeline that is
+requests need not be signed. It is a process of its own, because a pipeline that is
 being built holds Python's lock while it waits.
 """
 
@@ -19,7 +20,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, unquote, urlsplit
+from xml.sax.saxutils import escape
 
 LOG = "/requests-so-far"
 
@@ -28,9 +30,9 @@ LOG = "/requests-so-far"
 class Faults:
     """Which requests for chunks fail, and how.
 
-    Kinds are "403", "405", "503", "reset" (the connection ends without an answer), "short" (it ends in the
-    middle), "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two are for
-    requests of a part.
+    Kinds are "403", "405", "500", "503", "reset" (the connection ends without an answer), "short" (it ends
+    in the middle), "whole" (200 in place of 206) and "etag" (another tag for the same bytes); the last two
+    are for requests of a part.
     """
 
     kinds: Sequence[str] = ()
@@ -51,6 +53,12 @@ class Settings:
     """Whether objects have entity tags, and not only times."""
     capacity: int = 0
     """More requests for chunks at once are answered 503, if it is not 0."""
+    listing: int = 200
+    """How a request for a listing is answered."""
+    page: int = 1000
+    """Entries of an answer to one."""
+    key: str = ""
+    """The access key that requests have to be signed with, if any."""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -96,6 +104,9 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if path == LOG:
             return self._send(200, json.dumps(self.log).encode())
+        query = dict(parse_qsl(urlsplit(self.path).query))
+        if "list-type" in query or query.get("comp") == "list":
+            return self._list(path, query)
         wanted = self.headers.get("Range")
         fault = self._fault(path, wanted)
         with self.lock:
@@ -115,7 +126,13 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             self.connection.close()
             return None
-        if fault in ("403", "405", "503"):
+        if self.settings.key and f"Credential={self.settings.key}/" not in self.headers.get(
+            "Authorization", ""
+        ):
+            return self._send(
+                403, b"<Error><Code>InvalidAccessKeyId</Code><Message>no such key</Message></Error>"
+            )
+        if fault in ("403", "405", "500", "503"):
             return self._send(int(fault), b"<Error><Code>AccessDenied</Code></Error>")
         file = Path(self.settings.root) / path.strip("/")
         if not file.is_file():
@@ -142,6 +159,56 @@ class _Handler(BaseHTTPRequestHandler):
         if status == 206:
             headers["Content-Range"] = f"bytes {start}-{end - 1}/{len(data)}"
         return self._send(status, data[start:end], headers, with_body, fault == "short")
+
+    def _list(self, bucket, query):
+        """What lies directly below a prefix, a page at a time, as S3 and GCS or as Azure say it."""
+        with self.lock:
+            self.log.append({"method": "LIST", "path": f"{bucket}/{query.get('prefix', '')}", "range": None})
+        if self.settings.listing != 200:
+            return self._send(self.settings.listing, b"<Error><Code>AccessDenied</Code></Error>")
+        prefix = query.get("prefix", "")
+        folder = Path(self.settings.root) / bucket.strip("/") / prefix
+        entries = sorted(folder.iterdir()) if folder.is_dir() else []
+        start = int(query.get("continuation-token") or query.get("marker") or 0)
+        end = start + self.settings.page
+        more = str(end) if end < len(entries) else ""
+        parts = []
+        azure = "comp" in query
+        for entry in entries[start:end]:
+            name = escape(prefix + entry.name)
+            if entry.is_dir():
+                name += "/"
+                parts.append(
+                    f"<BlobPrefix><Name>{name}</Name></BlobPrefix>"
+                    if azure
+                    else f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
+                )
+                continue
+            size, time_of = entry.stat().st_size, entry.stat().st_mtime
+            if azure:
+                parts.append(
+                    f"<Blob><Name>{name}</Name><Properties><Last-Modified>"
+                    f"{email.utils.formatdate(time_of, usegmt=True)}</Last-Modified>"
+                    f"<Content-Length>{size}</Content-Length><Content-Type>x</Content-Type>"
+                    "<Etag>x</Etag></Properties></Blob>"
+                )
+            else:
+                parts.append(
+                    f"<Contents><Key>{name}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
+                    f"<ETag>x</ETag><Size>{size}</Size></Contents>"
+                )
+        if azure:
+            text = (
+                f"<EnumerationResults><Blobs>{''.join(parts)}</Blobs><NextMarker>{more}</NextMarker>"
+                "</EnumerationResults>"
+            )
+        else:
+            token = f"<NextContinuationToken>{more}</NextContinuationToken>" if more else ""
+            text = (
+                f"<ListBucketResult><IsTruncated>{str(bool(more)).lower()}</IsTruncated>{token}"
+                f"{''.join(parts)}</ListBucketResult>"
+            )
+        return self._send(200, text.encode())
 
     def _send(self, status, body, headers=None, with_body=True, short=False):
         self.send_response(status)
@@ -178,9 +245,10 @@ class Server:
 
 
 @contextmanager
-def serving(root, latency_s=0.0, absent=404, tags=True, capacity=0, **faults):
+def serving(root, **chosen):
     """A server over a folder, with the fields of `Settings` and `Faults`."""
-    settings = Settings(str(root), latency_s, absent, tags, capacity, Faults(**faults))
+    faults = {name: chosen.pop(name) for name in ("kinds", "every", "rate", "seed") if name in chosen}
+    settings = Settings(str(root), **chosen, faults=Faults(**faults))
     process = subprocess.Popen(
         [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
     )

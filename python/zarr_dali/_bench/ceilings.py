@@ -1,4 +1,5 @@
-"""What the machine allows: the copy to the GPU, the page cache, the disk, nvCOMP on the store's own chunks.
+"""What the machine allows: the copy to the GPU, the page cache, the disk, nvCOMP on the store's own chunks;
+of a store that is no folder what it gives to bare requests.
 
 Rates are in 10^9 bytes per second of what moves, which is encoded bytes except for nvCOMP; `verdict` turns
 them into delivered values. Each is the best of what was tried, because a ceiling is meant.
@@ -6,6 +7,7 @@ them into delivered values. Each is the best of what was tried, because a ceilin
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -28,6 +30,10 @@ SECONDS = 0.5
 MOST_FILES = 20_000
 READ_BYTES = 4 << 20
 """Of one read call at most."""
+REQUESTS = 32
+"""To a store at once."""
+STORE_BYTES = 256 << 20
+"""Of chunks that are requested of a store."""
 THREAD_BYTES = 32 << 20
 """Memory that a thread reads into, in turn, so that it does not stay in the caches of the CPU."""
 
@@ -137,6 +143,27 @@ def disk(files: Files, rounds: int) -> tuple[float, str]:
     return rates[best], best + (f" ({others})" if others else "")
 
 
+def store(work: Work) -> tuple[float, str]:
+    """Chunks of a store, whole, with bare requests.
+
+    Raises:
+        ValueError: There are none.
+    """
+    chunks = sum(report.chunks_present or 0 for report in work.reports)
+    mean = max(1, sum(report.stored_bytes or 0 for report in work.reports) // max(1, chunks))
+    most = min(MOST_FILES, max(REQUESTS, STORE_BYTES // mean))
+    keys = [key for _, key in itertools.islice(work.chunk_keys(), most)]
+    with ThreadPoolExecutor(REQUESTS) as pool:
+
+        def fetch() -> int:
+            return sum(pool.map(lambda key: len(work.content(key) or b""), keys))
+
+        if not (count := fetch()):
+            raise ValueError("the store has no chunks in the steps that are read")
+        rate = _best_rate(fetch, count)
+    return rate, f"{REQUESTS} requests at once for whole chunks, by Python threads: at least that much"
+
+
 def measurements(
     work: Work, device: str, cold: bool, rounds: int
 ) -> Iterator[tuple[str, Callable[[], Ceiling]]]:
@@ -145,6 +172,9 @@ def measurements(
     if on_gpu:
         yield "the copy", lambda: attempt("copy", "copy to the GPU, pinned", copy_to_gpu)
         yield "nvCOMP", lambda: attempt("nvcomp", "nvCOMP, zstd", lambda: _nvcomp(work))
+    if not work.is_folder:
+        yield "the store", lambda: attempt("store", "the store, bare requests", lambda: store(work))
+        return
     yield "page cache", lambda: attempt("page_cache", "page cache", lambda: page_cache(Files(work), on_gpu))
     if cold:
         yield "disk", lambda: attempt("disk", "disk", lambda: disk(Files(work), rounds))
@@ -156,7 +186,7 @@ def _nvcomp(work: Work) -> tuple[float, str]:
     return nvcomp.zstd_rate(work)
 
 
-def _best_rate(run: Callable[[], None], count_bytes: int) -> float:
+def _best_rate(run: Callable[[], Any], count_bytes: int) -> float:
     """GB/s of the fastest of several runs, after one to warm up."""
     run()
     best = 0.0

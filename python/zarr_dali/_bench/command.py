@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +24,7 @@ CHECKED_BATCHES = 1
 class Options:
     """What is asked for, as `zarr-dali bench --help` says."""
 
-    store: Path
+    store: Path | str
     arrays: Sequence[str] = ()
     window: Sequence[int] | None = None
     batch_size: int = 8
@@ -39,6 +39,7 @@ class Options:
     limit_bytes: int | None = None
     json: Path | None = None
     png: Path | None = None
+    storage_options: str | None = field(default=None, repr=False)
 
 
 def run(options: Options) -> Result:
@@ -51,14 +52,14 @@ def run(options: Options) -> Result:
     device = _device(options.device)
     work = Work.of(
         options.store, options.arrays, batch_size=options.batch_size, window=options.window,
-        limit_bytes=options.limit_bytes,
+        limit_bytes=options.limit_bytes, storage_options=options.storage_options,
     )  # fmt: skip
     files = [file for _, file in work.chunk_files()]
     made, rows = _loaders(options, device)
     result = Result(
         work=work,
         device=device,
-        stored_bytes=sum(file.stat().st_size for file in files),
+        stored_bytes=work.stored_bytes,
         about={
             "date": datetime.date.today().isoformat(),
             "machine": machine.machine(),
@@ -69,6 +70,8 @@ def run(options: Options) -> Result:
         rows=rows,
         peers=frozenset(name for name in rows if name not in made or made[name].peer),
     )
+    if options.cold and not work.is_folder:
+        result.notes.append("Cold was not measured: only files of a folder can be put out of the page cache.")
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -91,7 +94,7 @@ def run(options: Options) -> Result:
         timed = timing.time_all(made, rows, work, options.rounds, options.seconds, said)
         follow("timing", options.rounds * len(made), (name for _, name in timed))
         follow("ceilings", 4, _add_ceilings(result, options))
-        if options.cold:
+        if options.cold and work.is_folder:
             follow("cold", options.rounds, _add_cold(result, options, files))
     if options.png:
         report.chart(result).savefig(options.png, dpi=150)

@@ -77,6 +77,8 @@ class ZarrDali:
         from nvidia.dali import pipeline_def
 
         options: dict[str, Any] = self.options | {"path": str(work.store), "device": self.device}
+        if work.storage_options:
+            options["storage_options"] = work.storage_options
         if work.names:
             options["arrays"] = list(work.names)
         if work.window is not None:
@@ -127,6 +129,8 @@ class _Ranges:
     in_process = True
     warm_up_s = 0.0
     gpu_only = False
+    folders_only = False
+    """Whether it cannot be given a store that is no folder."""
 
     def __init__(self, device: str) -> None:
         self.device = device
@@ -146,6 +150,8 @@ class _Ranges:
         return [[array[selection] for selection in selections] for array in self.opened]
 
     def open(self, work: Work) -> None:
+        if self.folders_only and not work.is_folder:
+            raise ValueError("it is measured with folders only")
         self.work, self.opened, self.next = work, self.arrays(work), 0
 
     def batch(self) -> list[Any]:
@@ -196,9 +202,7 @@ class ZarrPython(_Ranges):
         importlib.import_module("zarr")
 
     def arrays(self, work: Work) -> list[Any]:
-        import zarr
-
-        return [zarr.open_array(str(path), mode="r") for path in work.array_paths()]
+        return [work.open_array(number) for number in range(len(work.reports))]
 
 
 class ZarrPythonZarrs(_Ranges):
@@ -206,6 +210,7 @@ class ZarrPythonZarrs(_Ranges):
 
     key = "zarrs"
     name = "zarr-python + zarrs"
+    folders_only = True
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -224,6 +229,7 @@ class TensorStore(_Ranges):
     """tensorstore's drivers for zarr with default settings; all ranges of a batch at the same time."""
 
     key = name = "tensorstore"
+    folders_only = True
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -250,7 +256,7 @@ class TensorStore(_Ranges):
 class _GpuRanges(_Ranges):
     """A library whose arrays give CuPy arrays."""
 
-    gpu_only = True
+    gpu_only = folders_only = True
 
     def __init__(self, device: str) -> None:
         super().__init__(device)
@@ -329,9 +335,7 @@ class _Samples:
 
     def __getitem__(self, sample: int) -> list[np.ndarray]:
         if self.arrays is None:
-            import zarr
-
-            self.arrays = [zarr.open_array(str(path), mode="r") for path in self.work.array_paths()]
+            self.arrays = [self.work.open_array(number) for number in range(len(self.work.reports))]
         selection = self.work.selection(sample)
         values = [array[selection] for array in self.arrays]
         return [value[0] for value in values] if self.work.window is None else values

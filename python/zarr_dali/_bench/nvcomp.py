@@ -77,24 +77,24 @@ def is_zstd(report: ArrayReport) -> bool:
 
 def encoded_chunks(work: Work, arrays: list[int]) -> Iterator[tuple[bytes, int]]:
     """The encoded read chunks of some arrays, with their decoded sizes."""
-    for number, file in work.chunk_files():
-        if number not in arrays:
+    for number, key in work.chunk_keys():
+        if number not in arrays or (content := work.content(key)) is None:
             continue
         report = work.reports[number]
-        parts = [file.read_bytes()] if report.inner_chunk is None else inner_chunks(file, report)
+        parts = [content] if report.inner_chunk is None else inner_chunks(content, report)
         for part in parts:
             if not part.startswith(MAGIC):
-                raise ValueError(f"{file} holds something else than zstd frames")
+                raise ValueError(f"{work.shown}/{key} holds something else than zstd frames")
             yield part, report.read_chunk_bytes
 
 
-def inner_chunks(file: Path, report: ArrayReport) -> Iterator[bytes]:
+def inner_chunks(chunk: bytes, report: ArrayReport) -> Iterator[bytes]:
     """The encoded inner chunks of a sharded chunk that are there."""
     configuration = report.codecs[0]["configuration"]
     count = int(np.prod([-(-c // i) for c, i in zip(report.chunk, report.inner_chunk)]))
     names = [codec["name"] if isinstance(codec, dict) else codec for codec in configuration["index_codecs"]]
     index_bytes = 16 * count + 4 * ("crc32c" in names)
-    content = memoryview(file.read_bytes())
+    content = memoryview(chunk)
     at_start = configuration.get("index_location", "end") == "start"
     index = content[:index_bytes] if at_start else content[len(content) - index_bytes :]
     for offset, size in np.frombuffer(index[: 16 * count], "<u8").reshape(count, 2).tolist():

@@ -73,7 +73,9 @@ class Result:
         if rate is None:
             return f"zarr-dali could not be timed: {self.ours.problem}."
         cores = self.about["machine"]["cores"]
-        sentence = f"Warm, {verdict.warm(rate, self.ours, self.ceilings, self.gains, cores)}"
+        sentence = verdict.warm(rate, self.ours, self.ceilings, self.gains, cores)
+        # Of other stores than folders the page cache has nothing.
+        sentence = f"Warm, {sentence}" if self.work.is_folder else sentence[0].upper() + sentence[1:]
         cold = self.cold
         if cold is not None and cold.median is not None:
             words = verdict.cold(cold.median, rate, self.ceilings, self.gains, cold.with_opening)
@@ -88,7 +90,7 @@ class Result:
         return {
             "what": "decoded bytes delivered to the device per second, by loader",
             **self.about,
-            "store": str(self.work.store),
+            "store": self.work.shown,
             "arrays": [
                 {
                     "name": report.name,
@@ -141,7 +143,7 @@ def render(result: Result) -> RenderableType:
 
 def _title(result: Result) -> Text:
     work = result.work
-    arrays = ", ".join(work.names) or work.store.name
+    arrays = ", ".join(work.names) or Path(work.shown).name
     window = "one step" if work.window is None else "windows of " + "x".join(map(str, work.window))
     text = (
         f"{arrays}: {work.samples:,} samples ({window}) in batches of {work.batch_size} to the "
@@ -227,6 +229,6 @@ def chart(result: Result) -> Figure:
     axes.margins(x=0.12)
     axes.spines[["top", "right"]].set_visible(False)
     arrays = ", ".join(result.work.names)
-    axes.set_title(result.work.store.name + (f": {arrays}" if arrays else ""), loc="left", fontsize=10)
+    axes.set_title(Path(result.work.shown).name + (f": {arrays}" if arrays else ""), loc="left", fontsize=10)
     figure.supxlabel(result.verdict(), fontsize=8, wrap=True)
     return figure

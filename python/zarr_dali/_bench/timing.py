@@ -124,7 +124,7 @@ def verify(loader: Loader, work: Work, expected: Expected, batches: int) -> None
                 _check_batch(loader.name, work, expected, number, samples, values)
             seen += samples
         if batches == work.batches and set(seen) != set(range(work.samples)):
-            raise WrongValues(f"{loader.name} did not read each sample of {work.store} once: {seen}")
+            raise WrongValues(f"{loader.name} did not read each sample of {work.shown} once: {seen}")
     finally:
         loader.close()
         gc.collect()
@@ -140,7 +140,7 @@ def _check_batch(
         if not np.array_equal(_bytes(_as_read(wanted, value.dtype)), _bytes(value)):
             raise WrongValues(
                 f"{name} read other values than zarr-python in sample {sample} of "
-                f"{work.array_paths()[number]}"
+                f"{'/'.join((work.shown, *work.names[number:][:1]))}"
             )
 
 

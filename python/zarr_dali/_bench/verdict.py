@@ -22,13 +22,14 @@ WAITING = {
     "gather": "putting the samples together",
 }
 """What a batch waited for last, by the reader's own count."""
-CAUSE_OF = {"page_cache": "fetch", "disk": "fetch", "copy": "gpu", "nvcomp": "gpu"}
+CAUSE_OF = {"page_cache": "fetch", "disk": "fetch", "store": "fetch", "copy": "gpu", "nvcomp": "gpu"}
 """What is waited for where a ceiling is reached."""
 LIMITS = {
     "copy": "the copy to the GPU",
     "page_cache": "the copy from the page cache",
     "nvcomp": "nvCOMP",
     "disk": "the disk",
+    "store": "the store",
 }
 
 
@@ -74,7 +75,7 @@ def waiting_for(stats: dict[str, float]) -> tuple[str, float] | None:
 
 
 def warm(rate: float, row: Row, ceilings: Sequence[Ceiling], gains: Gains, cores: int) -> str:
-    """What limits from a warm page cache, without a full stop."""
+    """What limits from a warm page cache, or from a store that is no folder, without a full stop."""
     reached = _reached(rate, [ceiling for ceiling in ceilings if ceiling.key != "disk"], gains)
     waited = waiting_for(row.stats)
     if waited and len(reached) > 1:

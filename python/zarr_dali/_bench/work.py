@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 import zarr_dali
+from zarr_dali._core import Objects, StorageOptions, as_json, without_secrets
 from zarr_dali._description import ArrayReport
 
 Selection = tuple[slice, ...]
@@ -27,7 +29,8 @@ class Work:
     following, beginning anew behind the last one.
     """
 
-    store: Path
+    store: Path | str
+    """A folder, or the URL or path of another store."""
     names: tuple[str, ...]
     """Paths of the arrays in the store; empty if the store is an array."""
     reports: tuple[ArrayReport, ...]
@@ -37,13 +40,16 @@ class Work:
     """Extents of a sample along the leading dimensions; None: one step, without its dimension."""
     steps: int
     """Indices along the first dimension that samples lie in."""
+    storage_options: str = field(default="", repr=False)
+    """As the operator takes them."""
 
     @classmethod
     def of(
         cls,
-        store: Path,
+        store: Path | str,
         arrays: Sequence[str] = (),
         *,
+        storage_options: StorageOptions = None,
         batch_size: int,
         window: Sequence[int] | None = None,
         limit_bytes: int | None = None,
@@ -52,6 +58,7 @@ class Work:
 
         Args:
             store: A Zarr array, or a group.
+            storage_options: As for the reader.
             arrays: Arrays of the group; by default those that are as long as the largest along the first
                 dimension and have as many dimensions, which leaves out coordinates.
             batch_size: Samples of a batch, made smaller where there are not as many.
@@ -61,15 +68,22 @@ class Work:
         Raises:
             ValueError: The store, the arrays or the window do not fit, in words for the user.
         """
+        options = as_json(storage_options)
         found = zarr_dali.info(
-            store, list(arrays) or None, device="cpu", window=window, batch_size=batch_size
+            store,
+            list(arrays) or None,
+            device="cpu",
+            window=window,
+            batch_size=batch_size,
+            storage_options=options,
         )
         reports = found.arrays if arrays else _main_arrays(found.arrays)
         for report in reports:
             if problem := (report.reason if report.decode_path == "refused" else report.problem):
                 raise ValueError(f'array "{report.name}" cannot be read: {problem}')
         if not reports:
-            raise ValueError(f"{store} has no array that can be read; `zarr-dali info {store}` says why")
+            shown = without_secrets(str(store))
+            raise ValueError(f"{shown} has no array that can be read; `zarr-dali info {shown}` says why")
         first = reports[0]
         for report in reports:
             if report.shape[:1] != first.shape[:1]:
@@ -85,18 +99,34 @@ class Work:
         if limit_bytes is not None:
             steps = min(steps, max(int(limit_bytes // step_bytes), extent + batch_size - 1))
         whole = cls(
-            store=Path(store),
+            store=Path(store) if Objects(store, options).is_folder else str(store),
             names=tuple(report.name for report in reports if report.name),
             reports=tuple(reports),
             batch_size=batch_size,
             window=None if window is None else tuple(window),
             steps=steps,
+            storage_options=options,
         )
         return whole if batch_size <= whole.samples else whole.with_batch_size(whole.samples)
 
     def with_batch_size(self, batch_size: int) -> Work:
         """The same samples in other batches."""
-        return Work(self.store, self.names, self.reports, batch_size, self.window, self.steps)
+        return replace(self, batch_size=batch_size)
+
+    @property
+    def is_folder(self) -> bool:
+        """Whether the store is a folder of this machine, with a file for each chunk."""
+        return isinstance(self.store, Path)
+
+    @property
+    def shown(self) -> str:
+        """The store without secrets."""
+        return without_secrets(str(self.store))
+
+    @cached_property
+    def objects(self) -> Objects:
+        """The store as the core reads it."""
+        return Objects(self.store, self.storage_options)
 
     @cached_property
     def _strides(self) -> tuple[int, ...]:
@@ -155,20 +185,51 @@ class Work:
         places = [start // stride for start, stride in zip(starts, self._strides)]
         return int(np.ravel_multi_index(places, self._counts))
 
+    @property
+    def stored_bytes(self) -> int:
+        """Encoded bytes of the chunks that the steps lie in, estimated by `info` where there are no files."""
+        if self.is_folder:
+            return sum(file.stat().st_size for _, file in self.chunk_files())
+        return sum(report.stored_bytes * self.steps // report.shape[0] for report in self.reports)
+
     def array_paths(self) -> list[Path]:
-        """The folder of each array."""
-        return [self.store / name for name in self.names] or [self.store]
+        """The folder of each array of a store that is one."""
+        return [Path(self.store) / name for name in self.names] or [Path(self.store)]
+
+    def open_array(self, number: int) -> Any:
+        """An array as zarr-python opens it: by its path, or where it has none through the core."""
+        import zarr
+
+        if self.is_folder:
+            return zarr.open_array(str(self.array_paths()[number]), mode="r")
+        from zarr_dali._store import Store
+
+        return zarr.open_array(Store.over(self.objects), path="".join(self.names[number:][:1]), mode="r")
 
     def chunk_files(self) -> Iterator[tuple[int, Path]]:
         """The files of the chunks that the steps lie in, where there are any, with the array's number."""
-        for number, (report, folder) in enumerate(zip(self.reports, self.array_paths())):
-            keys = ChunkKeys.of(folder)
+        for number, key in self.chunk_keys() if self.is_folder else ():
+            file = Path(self.store) / key
+            if file.is_file():
+                yield number, file
+
+    def chunk_keys(self) -> Iterator[tuple[int, str]]:
+        """The keys of the chunks that the steps lie in, with the array's number; some may be missing."""
+        for number, report in enumerate(self.reports):
+            folder = "".join(f"{name}/" for name in self.names[number:][:1])
+            keys = ChunkKeys.of(lambda file, folder=folder: self.content(folder + file))
             grid = [-(-size // chunk) for size, chunk in zip(report.shape, report.chunk)]
             grid[0] = -(-self.steps // report.chunk[0])
             for place in np.ndindex(*grid):
-                file = folder / keys.key(place)
-                if file.is_file():
-                    yield number, file
+                yield number, folder + keys.key(place)
+
+    def content(self, key: str) -> bytes | None:
+        """What is at a key; None if it is absent."""
+        if not self.is_folder:
+            found = self.objects.get(key)
+            return None if found is None else found.content
+        file = Path(self.store) / key
+        return file.read_bytes() if file.is_file() else None
 
     def spans(self, samples: Sequence[int]) -> list[tuple[list[int], Selection]]:
         """Samples as ranges to read at once: the samples of each range, and where it lies.
@@ -193,14 +254,14 @@ class ChunkKeys:
     separator: str
 
     @classmethod
-    def of(cls, folder: Path) -> ChunkKeys:
-        """Reads the metadata of an array."""
+    def of(cls, read: Callable[[str], bytes | None]) -> ChunkKeys:
+        """Of an array with the metadata files that `read` gives."""
         import json
 
-        if (folder / ".zarray").is_file():
-            metadata = json.loads((folder / ".zarray").read_bytes())
+        if (text := read("zarr.json")) is None:
+            metadata = json.loads(read(".zarray") or b"{}")
             return cls("", metadata.get("dimension_separator", "."))
-        encoding = json.loads((folder / "zarr.json").read_bytes())["chunk_key_encoding"]
+        encoding = json.loads(text)["chunk_key_encoding"]
         name, options = encoding["name"], encoding.get("configuration") or {}
         if name == "v2":
             return cls("", options.get("separator", "."))

@@ -17,11 +17,12 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from zarr_dali import _local
+from zarr_dali import _core, _local
 
 if TYPE_CHECKING:
     from zarr_dali._rechunk.copying import Tick
     from zarr_dali._rechunk.plan import Plan
+    from zarr_dali._rechunk.source import Source
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
 _BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
@@ -65,6 +66,7 @@ def rechunk(
     memory: int | str = "2GB",
     workers: int | None = None,
     follow_links: bool = True,
+    storage_options: Mapping[str, Any] | str | None = None,
     resume: bool = False,
     overwrite: bool = False,
     dry_run: bool = False,
@@ -83,8 +85,8 @@ def rechunk(
     value are not written.
 
     Args:
-        src: A Zarr group or array in a local folder.
-        dst: Where the copy goes.
+        src: A Zarr group or array: a folder, a zip file or a URL, as the reader takes them.
+        dst: The folder where the copy goes.
         chunks: Extents of chunks by dimension name (`dim_0` and so on where dimensions have no names); -1 is
             all of a dimension. What is not named stays as it is.
         shards: Extents of sharded chunks, multiples of those of chunks; what is not named is as in the chunk.
@@ -107,6 +109,7 @@ def rechunk(
         workers: Regions that are copied at once; by default one for each core, up to 8.
         follow_links: False refuses a source with symbolic links that lead out of its folder, for stores from
             strangers.
+        storage_options: As for the reader: credentials and endpoints of stores at URLs.
         resume: Keep what an earlier run finished, besides what it copied from files of the source that have
             changed since. Of a copy that is complete already nothing is left to do.
         overwrite: Replace the store at `dst` when the copy is complete, in one step where the file system has
@@ -124,8 +127,9 @@ def rechunk(
     _import_zarr()
     from zarr_dali._rechunk import copying, plan, proposal
 
-    source, destination = _paths(src, dst)
-    _local.check_store(source, follow_links, chunks=not dry_run)
+    source, destination = _paths(src, dst, storage_options, follow_links)
+    if source.is_folder:
+        _local.check_store(source.path, follow_links, chunks=not dry_run)
     use = None
     if for_window is not None:
         window = (for_window,) if isinstance(for_window, int) else tuple(for_window)
@@ -169,7 +173,7 @@ def rechunk(
         tick=progress or (lambda what, done, total: None),
         keep=keep,
     )
-    done = copying.copy(made, task)
+    done = copying.copy(made, task, source)
     return Rechunked(
         plan=made,
         statistics=done.statistics,
@@ -192,32 +196,43 @@ def _import_zarr() -> None:
         )
 
 
-def _paths(src: str | os.PathLike[str], dst: str | os.PathLike[str]) -> tuple[Path, Path]:
-    """Both folders without symbolic links, which could hide that one lies in the other."""
-    _local.check_url("src", src)
-    _local.check_url("dst", dst)
-    source, destination = Path(src).resolve(), Path(dst).resolve()
-    if not source.is_dir():
-        raise ValueError(f"{src}: there is no such folder")
-    if source == destination or (destination.exists() and source.samefile(destination)):
-        raise ValueError(f"{dst} is the source itself, which is never written to; choose another folder")
+def _paths(
+    src: str | os.PathLike[str],
+    dst: str | os.PathLike[str],
+    options: _core.StorageOptions,
+    follow_links: bool,
+) -> tuple[Source, Path]:
+    """Folders without symbolic links, which could hide that one lies in the other."""
+    if "://" in os.fspath(dst) and not os.path.exists(dst):
+        shown = _core.without_secrets(os.fspath(dst))
+        raise ValueError(f"dst: {shown} is a URL, and copies are written to folders only; choose a folder")
     from zarr_dali._rechunk import copying
+    from zarr_dali._rechunk import source as sources
 
+    found = _core.expand([os.fspath(src)], options)
+    if len(found) > 1:
+        raise ValueError(f"src: {src} matches {len(found)} stores, such as {found[0]}; copy one at a time")
+    source, destination = sources.of(found[0], options, follow_links), Path(dst).resolve()
+    if not source.is_folder:
+        return source, destination
+    folder = source.path
+    if folder == destination or (destination.exists() and folder.samefile(destination)):
+        raise ValueError(f"{dst} is the source itself, which is never written to; choose another folder")
     working = copying.partial_of(destination)
-    if source.is_relative_to(working):
+    if folder.is_relative_to(working):
         raise ValueError(f"{src} lies where {dst} is to be written; choose another folder")
-    if source.is_relative_to(destination) or destination.is_relative_to(source):
+    if folder.is_relative_to(destination) or destination.is_relative_to(folder):
         raise ValueError(f"of {src} and {dst} one lies inside the other; choose another folder")
     return source, destination
 
 
-def _check_statistics(path: Path, source: Path, destination: Path) -> None:
+def _check_statistics(path: Path, source: Source, destination: Path) -> None:
     """What would fail only after all is copied."""
     from zarr_dali._rechunk import copying
 
     if not path.parent.is_dir():
         raise ValueError(f"stats: there is no folder {path.parent}")
-    if path.is_relative_to(source):
+    if source.is_folder and path.is_relative_to(source.path):
         raise ValueError(f"stats: {path} is inside the source, which is never written to")
     if any(path.is_relative_to(one) for one in (destination, copying.partial_of(destination))):
         raise ValueError(f"stats: {path} is inside the copy, which is replaced as a whole")

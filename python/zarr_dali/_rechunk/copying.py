@@ -30,11 +30,10 @@ from zarr_dali._rechunk.plan import (
     arrays_of,
     attributes_of,
     groups_of,
-    open_source,
     with_regions,
 )
 from zarr_dali._rechunk.regions import each_box, slices
-from zarr_dali._rechunk.source import Noting
+from zarr_dali._rechunk.source import Source
 
 PARTIAL = ".partial"
 """Ending of the working folder, which is there until the copy has its name."""
@@ -85,8 +84,8 @@ def partial_of(destination: Path) -> Path:
     return destination.with_name(destination.name + PARTIAL)
 
 
-def copy(plan: Plan, task: Task) -> Done:
-    """Writes the copy.
+def copy(plan: Plan, task: Task, source: Source) -> Done:
+    """Writes the copy of a source.
 
     Raises:
         ValueError: Another run is writing it, something is in the way, or what an earlier run left does not
@@ -104,16 +103,16 @@ def copy(plan: Plan, task: Task) -> Done:
             warnings.simplefilter("ignore")
             log = Journal(lock)
             publishing.recover(lock, log, destination)
-            done = _begin(plan, task, lock, log)
+            done = _begin(plan, task, source, lock, log)
             if done is None:
                 store = lock.folder / log.header["store"]
-                done = _run(plan, task, lock, log, store)
+                done = _run(plan, task, source, lock, log, store)
     finally:
         lock.release(store and store.name)
     return done
 
 
-def _begin(plan: Plan, task: Task, lock: Lock, log: Journal) -> Done | None:
+def _begin(plan: Plan, task: Task, source: Source, lock: Lock, log: Journal) -> Done | None:
     """Sees to what is in the way and begins or goes on; what was found where the copy is complete already.
 
     Raises:
@@ -126,7 +125,7 @@ def _begin(plan: Plan, task: Task, lock: Lock, log: Journal) -> Done | None:
         )
     taken = os.path.lexists(destination) and not (destination.is_dir() and not any(destination.iterdir()))
     if taken and not left and task.resume:
-        done = _complete(plan, task, destination)
+        done = _complete(plan, task, source, destination)
         if isinstance(done, Done):
             return done
         problem = f" and {done}"
@@ -156,7 +155,7 @@ def _begin(plan: Plan, task: Task, lock: Lock, log: Journal) -> Done | None:
     return None
 
 
-def _complete(plan: Plan, task: Task, destination: Path) -> Done | str:
+def _complete(plan: Plan, task: Task, source: Source, destination: Path) -> Done | str:
     """What was found by the run that wrote the destination; or why it is not the copy that is asked for."""
     record = publishing.record_in(destination / plan.arrays[0].name)
     if record is None:
@@ -165,7 +164,7 @@ def _complete(plan: Plan, task: Task, destination: Path) -> Done | str:
         return "is a copy with other arguments, or the source's metadata have changed since"
     if task.count and record["statistics"] != {"mask": task.mask}:
         return "was written without these statistics"
-    job = _Job(with_regions(plan, record["regions"]), task, destination)
+    job = _Job(with_regions(plan, record["regions"]), task, source, destination)
     if (problem := publishing.damage(destination, job.documents, record["files"])) is not None:
         return f"has been changed since it was written ({problem})"
     job.open()
@@ -181,8 +180,8 @@ def _complete(plan: Plan, task: Task, destination: Path) -> Done | str:
     return done
 
 
-def _run(plan: Plan, task: Task, lock: Lock, log: Journal, store: Path) -> Done:
-    job = _Job(with_regions(plan, log.header["regions"]), task, store)
+def _run(plan: Plan, task: Task, source: Source, lock: Lock, log: Journal, store: Path) -> Done:
+    job = _Job(with_regions(plan, log.header["regions"]), task, source, store)
     with explaining(f"{store}: the metadata", lock.folder):
         metadata.write(job.documents, store)
     job.open()
@@ -229,21 +228,19 @@ class _Array:
         source: zarr.Array,
         target: zarr.Array,
         proof: tuple[zarr.Array, zarr.Array],
-        store: Noting,
+        origin: Source,
         by_zarrs: bool,
-        source_folder: Path,
         folder: Path,
         rule: statistics.Rule | None,
         torn: bool,
     ) -> None:
         self.plan = plan
-        self.source_folder = source_folder
         self.source, self.target = source, target
         self.full = target.with_config({"write_empty_chunks": True})
         self.proof = proof
         """Source and target once more, read by zarr-python alone, so that no decoder vouches for itself."""
-        self.store = store
-        """What of the source is read through that knows what was missing: all but `source`, if `by_zarrs`."""
+        self.origin = origin
+        """Knows what of the source was missing when it was read; not what `source` reads, if `by_zarrs`."""
         self.by_zarrs = by_zarrs
         self.folder = folder
         self.rule = rule
@@ -266,12 +263,11 @@ class _Array:
     def copy(self, number: int) -> journal.Region:
         """Copies a region; returns what is to be noted about it."""
         region = self.region(number)
-        # Before it is read: what is written to the source from now on gives other stamps.
-        files = self.sources(region)
-        stamped = stamps.of(self.source_folder, files, settled=True)
+        keys = self.sources(region)
+        before = self.origin.before(keys)
         values = _native(np.asarray(self.source[self.in_source(region)]))
-        self._check_read(values, region, [file for file, there in zip(files, stamps.there(stamped)) if there])
-        self.store.missing.difference_update(map(self._key, files))
+        self._check_read(values, region, [key for key, there in zip(keys, stamps.there(before)) if there])
+        stamped = self.origin.after(keys, before)
         _trim()
         note = self.rule.moments(values).as_list() if self.rule else None
         for box in each_box(values.shape, self.plan.grid.write_box(self.plan.cut.region)):
@@ -286,38 +282,38 @@ class _Array:
     def look(self, number: int) -> journal.Region:
         """What would be noted about a region, as the files are now."""
         region = self.region(number)
-        stamped = stamps.of(self.source_folder, self.sources(region), settled=False)
-        return journal.Region(None, stamped, self._written(region))
+        return journal.Region(None, self.origin.now(self.sources(region)), self._written(region))
 
-    def sources(self, region: tuple[slice, ...]) -> list[Path]:
-        """Files of the source that a region is copied from, which may be missing."""
-        metadata = self.proof[0].metadata
+    def sources(self, region: tuple[slice, ...]) -> list[str]:
+        """Keys in the source's store that a region is copied from, which may be missing."""
         unit = self.plan.source_shard or self.plan.source_chunk
-        return [
-            self.source_folder / metadata.encode_chunk_key(coordinates)
-            for coordinates in _coordinates(self.in_source(region), unit)
-        ]
+        return [self._key(coordinates) for coordinates in _coordinates(self.in_source(region), unit)]
 
-    def _check_read(self, values: np.ndarray, region: tuple[slice, ...], files: list[Path]) -> None:
-        """Sees whether files were there when a region was read, as they had been before.
+    def _key(self, coordinates: tuple[int, ...]) -> str:
+        """Of a chunk in the source's store."""
+        key = self.proof[0].metadata.encode_chunk_key(coordinates)
+        return f"{self.plan.name}/{key}" if self.plan.name else key
+
+    def _check_read(self, values: np.ndarray, region: tuple[slice, ...], keys: list[str]) -> None:
+        """Sees whether chunks were there when a region was read, as they had been before.
 
         Args:
             values: Of the region.
             region: Its part of the copy.
-            files: Those of the source that were there when they were stamped.
+            keys: Those of the source that were there when they were stamped.
 
         Raises:
             RuntimeError: One was not.
         """
-        there = set(files)
+        there = set(keys)
         if self.by_zarrs:
             # The zarrs package does not say what was missing: what it found empty is read again.
-            metadata, place, unit = self.proof[0].metadata, self.in_source(region), self.plan.source_chunk
+            place, unit = self.in_source(region), self.plan.source_chunk
             fill = np.asarray(self.source.fill_value, values.dtype)
             file_unit = self.plan.source_shard or unit
             for at in _coordinates(place, unit):
-                key = metadata.encode_chunk_key(tuple(a * b // c for a, b, c in zip(at, unit, file_unit)))
-                if (file := self.source_folder / key) not in there:
+                key = self._key(tuple(a * b // c for a, b, c in zip(at, unit, file_unit)))
+                if key not in there:
                     continue
                 box = tuple(
                     slice(max(part.start, one * extent), min(part.stop, (one + 1) * extent))
@@ -330,15 +326,9 @@ class _Array:
                 if not (_compare(first, fill)[0] and _compare(found, fill)[0]):
                     continue
                 if np.asarray(self.proof[0][box]).tobytes() != found.tobytes():
-                    raise _went_away(file)
-        if self.store.missing:
-            for file in files:
-                if self._key(file) in self.store.missing:
-                    raise _went_away(file)
-
-    def _key(self, file: Path) -> str:
-        """Of a chunk file in the store."""
-        return file.relative_to(self.store.root).as_posix()
+                    raise _went_away(self.origin.place(key))
+        if (key := self.origin.missing(keys)) is not None:
+            raise _went_away(self.origin.place(key))
 
     def _written(self, region: tuple[slice, ...]) -> list[int]:
         """How many files a region has in the copy, and their bytes."""
@@ -389,15 +379,16 @@ class _Job:
     Args:
         plan: What is copied.
         task: What is asked for besides.
+        source: What it is copied from.
         folder: The copy.
     """
 
-    def __init__(self, plan: Plan, task: Task, folder: Path) -> None:
+    def __init__(self, plan: Plan, task: Task, source: Source, folder: Path) -> None:
         self.plan, self.task, self.folder = plan, task, folder
         self.arrays: list[_Array] = []
+        self.source = source.anew()
         with _pipeline(ZARR_PYTHON):
-            self.store = Noting(Path(plan.source))
-            root = open_source(Path(plan.source), self.store)
+            root = self.source.open()
             self._sources = arrays_of(root)
             self.documents = metadata.documents(plan, groups_of(root), self._sources)
 
@@ -407,23 +398,20 @@ class _Job:
 
     def _open(self, plan: ArrayPlan, wanted: zarr.Array) -> _Array:
         task, target_folder = self.task, self.folder / plan.name
-        source_folder = Path(self.plan.source, plan.name)
         rule = None
         if task.count and not plan.coordinate and statistics.counts(plan.dtype):
             rule = statistics.Rule.of(attributes_of(wanted), plan.dtype, task.mask)
         with _pipeline(ZARR_PYTHON):
             target = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
         proof = wanted, target
-        by_zarrs = _zarrs_takes(wanted, plan)
+        by_zarrs = self.source.is_folder and _zarrs_takes(wanted, plan)
         with _pipeline(ZARRS if by_zarrs else ZARR_PYTHON), _decoding(plan):
             if by_zarrs:  # which reads files itself, and takes no other store
-                wanted = zarr.open_array(str(source_folder), mode="r")
+                wanted = self.source.array(plan.name)
             else:
-                wanted = zarr.open_array(store=self.store, path=plan.name, mode="r")
+                wanted = zarr.open_array(store=self.source.store, path=plan.name, mode="r")
             target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
-        return _Array(
-            plan, wanted, target, proof, self.store, by_zarrs, source_folder, target_folder, rule, task.resume
-        )
+        return _Array(plan, wanted, target, proof, self.source, by_zarrs, target_folder, rule, task.resume)
 
     def copy(self, log: Journal) -> tuple[int, int]:
         """Copies what is not noted, or has changed since; bytes that were done before, and of these again."""
@@ -492,10 +480,10 @@ class _Job:
         for array in self.arrays:
             for number in range(array.plan.regions):
                 key = array.plan.name, number
-                files = array.sources(array.region(number))
                 before, after = log.done[key].stamps, now[key].stamps
                 if before != after:
-                    changed = stamps.first_change(files, before, after)
+                    chunk = stamps.first_change(array.sources(array.region(number)), before, after)
+                    changed = self.source.place(chunk)
                     raise RuntimeError(
                         f"{changed} has changed while the source was copied; the copy gets no name and stays "
                         f"in {lock.folder}: when nobody writes to the source any more, resume=True copies "
@@ -513,17 +501,18 @@ class _Job:
     def _check_source(self) -> None:
         """Raises RuntimeError where metadata of arrays are not those that were opened."""
         for array in self.arrays:
+            place = self.source.place(array.plan.name)
             try:
-                found = zarr.open_array(str(array.source_folder), mode="r").metadata
+                found = self.source.array(array.plan.name).metadata
             except (FileNotFoundError, ValueError) as error:
                 raise FinalError(
-                    f"{array.source_folder} went away while it was copied ({error}); bring it back and go on "
+                    f"{place} went away while it was copied ({error}); bring it back and go on "
                     "with resume=True"
                 ) from error
             texts = [journal.fingerprint(one.to_dict()) for one in (found, array.source.metadata)]
             if texts[0] != texts[1]:
                 raise FinalError(
-                    f"{array.source_folder}: the metadata have changed while the source was copied; begin "
+                    f"{place}: the metadata have changed while the source was copied; begin "
                     "anew with overwrite=True"
                 )
 
@@ -585,8 +574,8 @@ def _each(array: _Array, what: str, numbers: Iterable[int], folder: Path) -> Ite
             pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _went_away(file: Path) -> RuntimeError:
-    return RuntimeError(f"{file} went away while it was read; see to it that the source stays there")
+def _went_away(place: str) -> RuntimeError:
+    return RuntimeError(f"{place} went away while it was read; see to it that the source stays there")
 
 
 def _coordinates(place: tuple[slice, ...], unit: Iterable[int]) -> Iterator[tuple[int, ...]]:

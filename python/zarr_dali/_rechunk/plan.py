@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 import zarr
-from zarr.abc.store import Store
-from zarr.errors import NodeNotFoundError
 
 from zarr_dali._advice import size
 from zarr_dali._rechunk import codecs, journal, proposal
 from zarr_dali._rechunk.array_plan import STRING_BYTES, ArrayPlan
 from zarr_dali._rechunk.regions import Extents, Grid, cut, fitted
+from zarr_dali._rechunk.source import Source
 
 WHOLE_BYTES = 16_000_000
 """Coordinates up to this many bytes become one chunk."""
@@ -69,18 +68,6 @@ class Plan:
         return report.as_text(self.source, self.destination, self.arrays, self.memory)
 
 
-def open_source(path: Path, store: Store | None = None) -> zarr.Group | zarr.Array:
-    """The root of the store at a path, read through another one where it is given.
-
-    Raises:
-        ValueError: There is none.
-    """
-    try:
-        return zarr.open(store or str(path), mode="r")
-    except (FileNotFoundError, NodeNotFoundError) as error:
-        raise ValueError(f"{path}: there is no Zarr array or group") from error
-
-
 def arrays_of(root: zarr.Group | zarr.Array) -> dict[str, zarr.Array]:
     """All arrays of a store by path, sorted."""
     if isinstance(root, zarr.Array):
@@ -121,14 +108,14 @@ def _encoded_fill(fill: Any, kind: str) -> Any:
     return bool(fill) if kind == "b" else int(fill)
 
 
-def make(request: Request, source: Path, destination: Path) -> Plan:
+def make(request: Request, source: Source, destination: Path) -> Plan:
     """Reads the metadata of the source and decides everything.
 
     Raises:
         ValueError: The request does not fit the source.
     """
     try:
-        root = open_source(source)
+        root = source.open()
         arrays = arrays_of(root)
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         if str(source) in str(error):

@@ -1,4 +1,4 @@
-"""Knows the source's chunk files again, so that no copy mixes old values with new ones."""
+"""Knows files again by size and times."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zarr_dali import _local
 
 LETTERS = 8
 """Of a file's stamp."""
-_MISSING = "-" * LETTERS
+MISSING = "-" * LETTERS
 _SETTLED_NS, _SECOND_NS, _MOST_AHEAD_NS = 100_000_000, 1_000_000_000, 60_000_000_000
 """As in the core (src/store/local.rs): nobody is writing to a file that has had its stamp for so long; some
 file systems count whole seconds; and further ahead a stamp is no time of writing."""
@@ -48,13 +48,19 @@ def of(folder: Path, files: Sequence[Path], *, settled: bool) -> str:
 def there(stamped: str) -> list[bool]:
     """Of each of the files whether it was there."""
     ends = range(LETTERS, len(stamped) + LETTERS, LETTERS)
-    return [stamped[end - LETTERS : end] != _MISSING for end in ends]
+    return [stamped[end - LETTERS : end] != MISSING for end in ends]
 
 
-def first_change(files: Sequence[Path], before: str, after: str) -> Path:
-    """The first file whose stamp is another one."""
+def first_change(keys: Sequence[str], before: str, after: str) -> str:
+    """The first key whose stamp is another one."""
     ends = range(LETTERS, len(before) + LETTERS, LETTERS)
-    return next(file for file, end in zip(files, ends) if before[:end] != after[:end])
+    return next(key for key, end in zip(keys, ends) if before[:end] != after[:end])
+
+
+def letters(text: str) -> str:
+    """A stamp that stands for a text."""
+    digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
+    return base64.urlsafe_b64encode(digest).decode()
 
 
 def _unsettled(changed: int, now: int) -> int:
@@ -73,9 +79,7 @@ def _stamp(folder: Path, file: Path) -> tuple[str, int]:
     if found is None or not stat.S_ISREG(found.st_mode):
         _local.check_file(folder, str(file.relative_to(folder)), True)
     if found is None:
-        return _MISSING, 0
+        return MISSING, 0
     times = found.st_mtime_ns, found.st_ctime_ns
     # No inode: some file systems in user space give a file a new one from time to time.
-    text = repr((found.st_size, *times))
-    digest = hashlib.blake2b(text.encode(), digest_size=6).digest()
-    return base64.urlsafe_b64encode(digest).decode(), found.st_ctime_ns
+    return letters(repr((found.st_size, *times))), found.st_ctime_ns
