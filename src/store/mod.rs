@@ -11,6 +11,7 @@ mod contract;
 mod folder;
 mod local;
 mod memory;
+mod retries;
 mod session;
 mod stamp;
 mod traffic;

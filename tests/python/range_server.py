@@ -9,6 +9,7 @@ import email.utils
 import json
 import random
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -51,6 +52,8 @@ class Settings:
     """Whether objects have entity tags, and not only times."""
     capacity: int = 0
     """More requests for chunks at once are answered 503, if it is not 0."""
+    certificate: str = ""
+    """PEM file with the key and the certificates of a server over TLS."""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -178,9 +181,9 @@ class Server:
 
 
 @contextmanager
-def serving(root, latency_s=0.0, absent=404, tags=True, capacity=0, **faults):
+def serving(root, latency_s=0.0, absent=404, tags=True, capacity=0, certificate="", **faults):
     """A server over a folder, with the fields of `Settings` and `Faults`."""
-    settings = Settings(str(root), latency_s, absent, tags, capacity, Faults(**faults))
+    settings = Settings(str(root), latency_s, absent, tags, capacity, str(certificate), Faults(**faults))
     process = subprocess.Popen(
         [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
     )
@@ -203,7 +206,13 @@ def main():
         "lock": threading.Lock(),
     }
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), shared))
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    if settings.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.certificate)
+        # Else the thread that accepts connections would wait for those who do not like the certificate.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    scheme = "https" if settings.certificate else "http"
+    print(f"{scheme}://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 
 
