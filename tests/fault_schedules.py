@@ -338,6 +338,12 @@ def told(outcome):
     return f"- seed {outcome.seed}, {outcome.about}: {outcome.verdict}: {detail}"
 
 
+def revision():
+    command = ["git", "describe", "--always", "--dirty"]
+    told = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent)
+    return told.stdout.strip() or "unknown"
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--count", type=int, default=2000, help="schedules")
@@ -361,6 +367,7 @@ def main():
     began = time.monotonic()
     outcomes = run(seeds, min(arguments.jobs, len(seeds)), arguments.patience, tell)
     about = {
+        "revision": revision(),
         "seeds": " ".join(map(str, seeds)) if arguments.only else f"{seeds.start} to {seeds.stop - 1}",
         "machine": f"{os.cpu_count()} cores, {arguments.jobs} schedules at a time",
         "seconds": f"{time.monotonic() - began:.0f}",

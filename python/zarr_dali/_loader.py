@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from zarr_dali import _plugin, _select
+from zarr_dali import _plugin, _select, _storage_options
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -484,7 +484,7 @@ def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
     """The operator takes `storage_options` as JSON."""
     options = arguments.get("storage_options")
     if isinstance(options, Mapping):
-        arguments["storage_options"] = json.dumps(dict(options))
+        arguments["storage_options"] = _storage_options.as_json(options)
     return arguments
 
 

@@ -329,7 +329,8 @@ impl Config {
     }
 
     fn http(self, url: &str) -> Result<Of> {
-        let mut client = self.client.with_allow_http(true);
+        // A redirect from `https` to `http` would show to others what is asked for.
+        let mut client = self.client.with_allow_http(url.starts_with("http://"));
         for (name, value) in self.named {
             client = client.with_config(key::<ClientConfigKey>(&name, "HTTP")?, value);
         }

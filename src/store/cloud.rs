@@ -118,7 +118,13 @@ impl CloudStore {
             Extent::Range(range) => Some(GetRange::Bounded(range)),
             // Azure has no ranges from the end.
             Extent::Suffix(bytes) if self.builder.kind() == Kind::Azure => {
-                let Some(head) = self.ask_head(&path).await? else { return Ok(None) };
+                let Some(head) = self.ask_head(&path).await? else {
+                    // The answer to a HEAD has no body, which says whether the container is gone.
+                    return match Box::pin(self.answer(key, Extent::Prefix(1), None)).await? {
+                        None => Ok(None),
+                        Some(_) => Err(Obstacle::Changed.into()),
+                    };
+                };
                 if expected.is_none() {
                     // What is at the end is only there as long as the object has this length.
                     let range = head.object_bytes.saturating_sub(bytes)..head.object_bytes;

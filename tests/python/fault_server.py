@@ -90,6 +90,8 @@ class Schedule:
     absent: int = 404
     tags: str = "strong"
     """"strong", "weak" or "none"."""
+    elsewhere: str = "http://127.0.0.2:9"
+    """Where "redirect-away" leads; nobody listens there by default."""
 
 
 class _Served:
@@ -236,8 +238,7 @@ class _Answer:
         to = {
             "redirect": f"/{self.name}/{self.path}?redirected&{signed}",
             "redirect-loop": f"/{self.name}/{self.path}?again&{signed}",
-            # Nobody listens there.
-            "redirect-away": f"http://127.0.0.2:9/{self.path}?{signed}",
+            "redirect-away": f"{self.served.settings.elsewhere}/{self.path}?{signed}",
         }[fault]
         return await self.answer(status, {"Location": to}, b"")
 
@@ -258,7 +259,7 @@ class _Answer:
         start, end, total = 0, len(data), len(data)
         if fault in ("gzip", "transcoded"):
             if fault == "gzip":
-                return await self.answer(200, headers | {"Content-Encoding": "gzip"}, gzip.compress(data))
+                return await self.answer(200, headers | {"Content-Encoding": "gzip"}, gzip.compress(data, 1))
             stored = {"x-goog-stored-content-encoding": "gzip", "Transfer-Encoding": "chunked"}
             return await self.answer(200, headers | stored, data)
         if fault == "endless":
