@@ -78,6 +78,7 @@ def planted(tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "name, verdict, words",
     [
