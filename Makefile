@@ -74,6 +74,11 @@ test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and P
 	@cargo test --release --workspace
 	$(call python_tests,full or not full)
 
+.PHONY: azurite
+azurite: $(STAMPS)/requirements ## install Azurite, with which tests read from Azure; needs npm, and brings its own Node.js
+	@echo '==> Azurite in .venv/azurite'
+	@npm install --silent --no-fund --no-audit --prefix $(VENV)/azurite azurite@3.37 node@22
+
 .PHONY: check
 check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warnings are errors
 	@echo '==> rustfmt'

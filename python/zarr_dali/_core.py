@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import datetime
 import json
 import os
 import re
@@ -99,10 +100,16 @@ def _call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, bytes, in
 
 
 def as_json(options: StorageOptions) -> str:
-    """`storage_options` as the operator takes them."""
+    """`storage_options` as the operator takes them; durations, such as those of obstore's `retry_config`, in milliseconds."""
     if options is None:
         return ""
-    return Secret(options if isinstance(options, str) else json.dumps(dict(options)))
+    return Secret(options if isinstance(options, str) else json.dumps(dict(options), default=_plain))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, datetime.timedelta):
+        return f"{round(value.total_seconds() * 1000)}ms"
+    raise TypeError(f"storage_options hold a {type(value).__name__}, which is no value of JSON")
 
 
 def without_secrets(url: str) -> str:

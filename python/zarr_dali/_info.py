@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _plugin
+from zarr_dali import _advice, _core, _plugin
 from zarr_dali._description import Advice, ArrayReport, Reading
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ def _plain(name: str, value: Any) -> Any:
         value = value.tolist() if hasattr(value, "tolist") else value
         return list(value) if isinstance(value, (list, tuple)) else [value]
     if name == "storage_options" and not isinstance(value, str):
-        return json.dumps(dict(value))
+        return _core.as_json(value)
     if name == "cache_dir":
         return os.fspath(value)
     if name == "dtype":  # a name, or a type of DALI or NumPy, which has one

@@ -7,7 +7,7 @@ use super::tail::Tail;
 use crate::error::Obstacle;
 use crate::memory;
 use crate::stats::Counters;
-use crate::store::{Body, Extent, Head, Store, Traffic, Version};
+use crate::store::{Body, Extent, Head, Session, Store, Traffic, Version};
 
 use std::io;
 use std::ops::Range;
@@ -76,7 +76,8 @@ impl From<Obstacle> for Stopped {
     }
 }
 
-/// How often a part is asked for again whose connection broke. Answers that a store refuses are repeated by its client.
+/// How often a part is asked for again whose connection broke, of objects whose versions do not tell their bytes. Answers that a store refuses
+/// are repeated by its client, and so are the bodies of other objects: what fails then has failed for long.
 const MOST_REPEATS: u32 = 5;
 /// Before the first of them; doubles with each.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
@@ -239,13 +240,21 @@ impl Transfer<'_> {
         let (head, range) = (body.head.clone(), body.range.clone());
         let mut bytes = vec![];
         memory::reserve(&mut bytes, range.end - range.start).map_err(io::Error::other)?;
+        let most_repeats = if head.version.tells_bytes() { 1 } else { MOST_REPEATS };
+        let began = Instant::now();
         for repeats in 0.. {
             let had = bytes.len();
             let read = body.read_to(&mut bytes).await;
             self.common.counters.bytes_fetched.add((bytes.len() - had) as u64);
             match read {
                 Ok(_) => break,
-                Err(error) if repeats == MOST_REPEATS || is_overlong(&error) => return Err(error),
+                Err(error)
+                    if repeats == most_repeats
+                        || is_overlong(&error)
+                        || began.elapsed() > Session::WHILE_READING =>
+                {
+                    return Err(error);
+                }
                 Err(_) => {}
             }
             self.common.counters.requests_repeated.add(1);

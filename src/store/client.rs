@@ -3,6 +3,7 @@
 use super::access::{Options, without_secrets};
 use super::aws_profile;
 use super::connections::Connections;
+use super::retries::Retries;
 use super::traffic::Counting;
 use crate::error::Result;
 use crate::options::argument;
@@ -16,10 +17,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
-use object_store::{
-    BackoffConfig, Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore,
-    RetryConfig,
-};
+use object_store::{Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore};
 use reqwest::header::HeaderName;
 use serde_json::Value;
 
@@ -29,6 +27,7 @@ pub(super) struct Builder {
     /// Of what all requests of the client go to and how they are signed: clients of the same name are the same. Has secrets in it.
     pub name: String,
     of: Of,
+    retries: Retries,
 }
 
 #[derive(Clone)]
@@ -53,13 +52,14 @@ impl Builder {
             config.add_profile(|name| std::env::var(name).ok())?;
         }
         config.allow_http();
+        let retries = config.retries;
         let of = match kind {
             Kind::S3 => config.s3(host)?,
             Kind::Google => config.google(host)?,
             Kind::Azure => config.azure(host, scheme)?,
             Kind::Http => config.http(&format!("{scheme}://{host}"))?,
         };
-        Ok(Self { name, of })
+        Ok(Self { name, of, retries })
     }
 
     /// What the client is of.
@@ -96,13 +96,7 @@ impl Builder {
     /// # Errors
     /// Options that do not fit together.
     pub fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
-        // Each pause is drawn from 100 ms to three times the last one. With a factor of two, the default, pauses do not grow in the mean, and
-        // ten of them end within seconds.
-        let backoff =
-            BackoffConfig { base: 3.0, max_backoff: Duration::from_secs(5), ..BackoffConfig::default() };
-        let patience = connections.patience;
-        let max_retries = (patience.as_secs() as usize).max(10);
-        let retry = RetryConfig { backoff, max_retries, retry_timeout: patience };
+        let retry = self.retries.config(connections.patience);
         let counting = || Counting(connections.traffic.clone());
         Ok(match self.of.clone() {
             Of::S3(builder) => Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?),
@@ -157,6 +151,7 @@ struct Config {
     headers: HeaderMap,
     /// The name of a profile of the AWS tools.
     profile: Option<String>,
+    retries: Retries,
 }
 
 impl Config {
@@ -170,7 +165,14 @@ impl Config {
             .with_read_timeout(Self::READ_TIMEOUT)
             .with_connect_timeout(Duration::from_secs(10))
             .with_user_agent(HeaderValue::from_static(concat!("zarr-dali/", env!("CARGO_PKG_VERSION"))));
-        let mut config = Self { kind, named: vec![], client, headers: HeaderMap::new(), profile: None };
+        let mut config = Self {
+            kind,
+            named: vec![],
+            client,
+            headers: HeaderMap::new(),
+            profile: None,
+            retries: Retries::default(),
+        };
         config.add(options)?;
         config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
         Ok(config)
@@ -203,8 +205,11 @@ impl Config {
         for (name, value) in options {
             match (name.as_str(), value) {
                 (_, Value::Null) => {}
-                ("client_kwargs", Value::Object(more)) => self.add(more.into_iter().collect())?,
-                ("headers", Value::Object(headers)) => self.add_headers(&headers)?,
+                ("client_kwargs" | "client_options", Value::Object(more)) => {
+                    self.add(more.into_iter().collect())?
+                }
+                ("retry_config", Value::Object(retries)) => self.retries = Retries::new(&retries)?,
+                ("headers" | "default_headers", Value::Object(headers)) => self.add_headers(&headers)?,
                 ("token", token) if self.kind == Kind::Google && token != "anon" => self.add_token(token)?,
                 (name, Value::Object(_) | Value::Array(_)) => {
                     return refused(format!("has a \"{name}\" that is no text, number or truth value"));
@@ -343,7 +348,8 @@ impl Config {
     }
 
     fn http(self, url: &str) -> Result<Of> {
-        let mut client = self.client.with_allow_http(true);
+        // A redirect from `https` to `http` would show to others what is asked for.
+        let mut client = self.client.with_allow_http(url.starts_with("http://"));
         for (name, value) in self.named {
             client = client.with_config(key::<ClientConfigKey>(&name, "HTTP")?, value);
         }

@@ -6,6 +6,7 @@ use super::access::{Options, redact, without_secrets};
 use super::client::{Builder, Kind, kind_of};
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version};
+use super::traffic::{is_of_certificate, with_causes};
 use crate::error::{Error, Obstacle, Result};
 use crate::options::argument;
 
@@ -16,7 +17,7 @@ use std::sync::Arc;
 use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
-use object_store::{GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use object_store::{Attribute, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
 
 /// A store in a bucket or on a web server.
 pub struct CloudStore {
@@ -117,7 +118,13 @@ impl CloudStore {
             Extent::Range(range) => Some(GetRange::Bounded(range)),
             // Azure has no ranges from the end.
             Extent::Suffix(bytes) if self.builder.kind() == Kind::Azure => {
-                let Some(head) = self.ask_head(&path).await? else { return Ok(None) };
+                let Some(head) = self.ask_head(&path).await? else {
+                    // The answer to a HEAD has no body, which says whether the container is gone.
+                    return match Box::pin(self.answer(key, Extent::Prefix(1), None)).await? {
+                        None => Ok(None),
+                        Some(_) => Err(Obstacle::Changed.into()),
+                    };
+                };
                 if expected.is_none() {
                     // What is at the end is only there as long as the object has this length.
                     let range = head.object_bytes.saturating_sub(bytes)..head.object_bytes;
@@ -141,6 +148,10 @@ impl CloudStore {
             Err(object_store::Error::Precondition { .. }) => return Err(Obstacle::Changed.into()),
             Err(error) => return Err(self.failed(&error)),
         };
+        if let Some(encoding) = answer.attributes.get(&Attribute::ContentEncoding).filter(|it| compresses(it))
+        {
+            return Err(self.encoded(encoding));
+        }
         let head = head_of(&answer.meta);
         let fits = |expected: &Version| match expected {
             Version::NotSince { at_s } => answer.meta.last_modified.timestamp() <= *at_s,
@@ -168,15 +179,33 @@ impl CloudStore {
         }
     }
 
-    /// Whether an object is absent. `object_store` says so of a web server's 405, too, which a proxy may answer with.
+    /// Whether an object is absent. `object_store` says so of a web server's 405, too, which a proxy may answer with, and where the whole
+    /// bucket is gone.
     fn says_absent(&self, error: &object_store::Error) -> bool {
         let object_store::Error::NotFound { .. } = error else { return false };
-        self.builder.kind() != Kind::Http || !error.to_string().contains("405 Method Not Allowed")
+        let said = error.to_string();
+        match self.builder.kind() {
+            Kind::Http => !said.contains("405 Method Not Allowed"),
+            _ => !is_of_bucket(&said),
+        }
     }
 
     fn failed(&self, error: &object_store::Error) -> io::Error {
         failure(&self.url, error)
     }
+
+    /// Of an object that a web browser would decompress before it shows it.
+    fn encoded(&self, encoding: &str) -> io::Error {
+        let problem = format!("{}: the object is stored with Content-Encoding: {encoding}", self.url);
+        let remedy = "codecs of the array compress its chunks; store objects without it";
+        io::Error::new(io::ErrorKind::Unsupported, Obstacle::Request { problem, remedy })
+    }
+}
+
+/// Whether an object of this `Content-Encoding` has other bytes than its users mean. `aws-chunked` is left behind by uploads.
+fn compresses(encoding: &str) -> bool {
+    const NAMES: [&str; 7] = ["gzip", "x-gzip", "compress", "x-compress", "deflate", "br", "zstd"];
+    encoding.split(',').any(|name| NAMES.iter().any(|it| name.trim().eq_ignore_ascii_case(it)))
 }
 
 fn head_of(meta: &ObjectMeta) -> Head {
@@ -192,7 +221,7 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
     use object_store::Error as Of;
     // Servers answer with whole pages.
     const MOST_SHOWN: usize = 1000;
-    let said = error.to_string();
+    let said = with_causes(error);
     let mut text = redact(&without_answer(&said));
     if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
         text.truncate(end);
@@ -205,7 +234,7 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
         }
         Of::PermissionDenied { .. } => (
             io::ErrorKind::PermissionDenied,
-            "check the permission that the credentials give, the clock of this machine, and whether the object was archived",
+            "check the credentials and what they permit, the clock of this machine, and whether the object was archived",
         ),
         Of::Unauthenticated { .. } => (
             io::ErrorKind::PermissionDenied,
@@ -214,6 +243,18 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
         _ if matches!(error, Of::NotSupported { .. }) || text.contains("non-partial response") => (
             io::ErrorKind::Unsupported,
             "the server does not answer requests for a part of an object; use another server",
+        ),
+        Of::NotFound { .. } if is_of_bucket(&said) => (
+            io::ErrorKind::Other,
+            "the bucket or container is not there, or not any more; check its name, the endpoint and the account",
+        ),
+        _ if is_of_certificate(&said) => (
+            io::ErrorKind::PermissionDenied,
+            "check the name of the host, its certificate and the clock of this machine; if an authority of your own issued it, give storage_options={\"ca_bundle\": PATH}",
+        ),
+        _ if text.contains("Content-Length") => (
+            io::ErrorKind::Unsupported,
+            "the server, or a proxy before it, changes objects as it sends them, as Google Cloud Storage does with those that have Content-Encoding: gzip; store objects without it",
         ),
         _ => (
             io::ErrorKind::Other,
@@ -233,12 +274,16 @@ fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
 fn without_answer(said: &str) -> String {
     let Some((before, answer)) = said.split_once("<Error>") else { return said.into() };
     let parts = [element(answer, "Code"), element(answer, "Message")];
-    let parts: Vec<&str> = parts.into_iter().flatten().collect();
-    format!(
-        "{}{}",
-        before.trim_end_matches("<?xml version=\"1.0\" encoding=\"UTF-8\"?>").trim_end(),
-        parts.join(": ")
-    )
+    // Behind its first line a message of Azure's has what names the request.
+    let parts: Vec<&str> = parts.into_iter().flatten().filter_map(|part| part.lines().next()).collect();
+    let before = before.split("<?xml").next().unwrap_or_default();
+    let before = before.trim_end_matches(|c: char| c.is_whitespace() || c == '\u{feff}');
+    format!("{before} {}", parts.join(": "))
+}
+
+/// Whether a 404 is about the bucket, or container, and not about an object in it.
+fn is_of_bucket(said: &str) -> bool {
+    element(said, "Code").is_some_and(|code| code.contains("Bucket") || code.contains("Container"))
 }
 
 /// Whether a 403 can stand for an object that is absent: other codes than this are about objects that are there, such as archived ones.
@@ -306,10 +351,9 @@ mod tests {
     fn an_answer_of_a_store_is_shown_by_its_code_and_message_only() {
         let answer = "failed with status 400 Bad Request: <?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>ExpiredToken</Code><Message>The token has expired.</Message><Token-0>secret</Token-0></Error>";
         let shown = without_answer(answer);
-        assert!(
-            shown.ends_with("ExpiredToken: The token has expired.") && !shown.contains("secret"),
-            "{shown}"
-        );
+        assert_eq!(shown, "failed with status 400 Bad Request: ExpiredToken: The token has expired.");
+        let answer = "403: \u{feff}<?xml version=\"1.0\" standalone=\"yes\"?><Error><Code>No</Code><Message>No.\nRequestId: 1</Message></Error>";
+        assert_eq!(without_answer(answer), "403: No: No.");
         assert_eq!(without_answer("nothing of the kind"), "nothing of the kind");
     }
 
@@ -323,6 +367,28 @@ mod tests {
             ("403: <Error><Code>AccessDenied</Code><Message>no kms:Decrypt</Message></Error>", false),
         ] {
             assert_eq!(may_be_absent(said), absent, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_bucket_that_is_gone_is_not_an_absent_object() {
+        for (said, is) in [
+            ("404 Not Found: <Error><Code>NoSuchBucket</Code></Error>", true),
+            ("404 Not Found: <Error><Code>ContainerNotFound</Code></Error>", true),
+            ("404 Not Found: <Error><Code>NoSuchKey</Code><BucketName>b</BucketName></Error>", false),
+            ("404 Not Found: <Error><Code>BlobNotFound</Code></Error>", false),
+            ("404 Not Found: ", false),
+        ] {
+            assert_eq!(is_of_bucket(said), is, "{said}");
+        }
+    }
+
+    #[test]
+    fn a_content_encoding_that_compresses_is_told_from_others() {
+        for (encoding, is) in
+            [("gzip", true), ("aws-chunked, GZIP", true), ("zstd", true), ("aws-chunked", false), ("", false)]
+        {
+            assert_eq!(compresses(encoding), is, "{encoding}");
         }
     }
 

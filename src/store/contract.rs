@@ -202,10 +202,8 @@ pub async fn read_whole(
     key: &str,
     most_bytes: u64,
 ) -> io::Result<Option<(Vec<u8>, Version)>> {
-    match store.get(key, Extent::Whole, None).await? {
-        Some(body) => read_body(body, most_bytes).await.map(Some),
-        None => Ok(None),
-    }
+    let answer = read_answer(store, key, Extent::Whole, None, most_bytes).await?;
+    Ok(answer.map(|(bytes, _, head)| (bytes, head.version)))
 }
 
 /// All bytes of a small object that was asked for, and its version.
@@ -228,11 +226,41 @@ pub async fn read_body(body: Body, most_bytes: u64) -> io::Result<(Vec<u8>, Vers
 /// # Errors
 /// What the store says, and parts for which there is no memory.
 pub async fn read_part(store: &dyn Store, key: &str, extent: Extent) -> io::Result<Option<(Vec<u8>, Head)>> {
-    let Some(body) = store.get(key, extent, None).await? else { return Ok(None) };
-    let mut read = vec![];
-    crate::memory::reserve(&mut read, body.range.end - body.range.start).map_err(io::Error::other)?;
-    let head = body.read_to(&mut read).await?;
-    Ok(Some((read, head)))
+    let answer = read_answer(store, key, extent, None, u64::MAX).await?;
+    Ok(answer.map(|(bytes, _, head)| (bytes, head)))
+}
+
+/// The bytes of an answer, where they are in the object, and the object. `None` if it is absent.
+///
+/// # Errors
+/// As of [`read_whole`].
+pub(super) async fn read_answer(
+    store: &dyn Store,
+    key: &str,
+    extent: Extent,
+    expected: Option<&Version>,
+    most_bytes: u64,
+) -> io::Result<Option<(Vec<u8>, Range<u64>, Head)>> {
+    /// How often an answer is asked for again whose connection breaks. Clients resume those of objects whose versions tell their bytes.
+    const MOST_REPEATS: usize = 5;
+    for repeats in 0.. {
+        let Some(body) = store.get(key, extent.clone(), expected).await? else {
+            return if repeats == 0 { Ok(None) } else { Err(Obstacle::Changed.into()) };
+        };
+        let (range, bytes) = (body.range.clone(), body.range.end - body.range.start);
+        if bytes > most_bytes {
+            return Err(Obstacle::TooLarge { bytes, most_bytes }.into());
+        }
+        let is_last = repeats == MOST_REPEATS || body.head.version.tells_bytes();
+        let mut read = vec![];
+        crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
+        match body.read_to(&mut read).await {
+            Ok(head) => return Ok(Some((read, range, head))),
+            Err(error) if is_last => return Err(error),
+            Err(_) => {}
+        }
+    }
+    Ok(None)
 }
 
 #[cfg(test)]

@@ -17,6 +17,7 @@ mod reference_json;
 mod reference_parquet;
 mod reference_table;
 mod references;
+mod retries;
 mod session;
 mod stamp;
 mod targets;

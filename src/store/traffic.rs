@@ -7,7 +7,8 @@ use futures::FutureExt;
 use futures::future::BoxFuture;
 use object_store::ClientOptions;
 use object_store::client::{
-    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+    HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
+    ReqwestConnector,
 };
 
 /// Counts requests that failed for a reason that may pass.
@@ -50,6 +51,25 @@ impl HttpConnector for Counting {
     }
 }
 
+/// What an error says, and the causes that it does not tell, such as a certificate or a timeout.
+pub(super) fn with_causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        let said = error.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        cause = error.source();
+    }
+    text
+}
+
+/// Whether an error, with its causes, is about a server's certificate.
+pub(super) fn is_of_certificate(said: &str) -> bool {
+    said.contains("invalid peer certificate")
+}
+
 #[derive(Debug)]
 struct Counted {
     client: HttpClient,
@@ -71,7 +91,11 @@ impl HttpService for Counted {
             {
                 answer.headers_mut().remove("etag");
             }
-            answer
+            // Clients repeat requests for which there was no connection, but a certificate stays as it is.
+            answer.map_err(|error| match is_of_certificate(&with_causes(&error)) {
+                true => HttpError::new(HttpErrorKind::Unknown, error),
+                false => error,
+            })
         }
         .boxed()
     }

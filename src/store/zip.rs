@@ -4,10 +4,9 @@
 //! first time, because only the local header says where its bytes begin.
 
 use super::connections::Connections;
-use super::contract::{Body, Extent, Head, Listing, Store, Version};
+use super::contract::{Body, Extent, Head, Listing, Store, Version, read_answer};
 use super::zip_directory::{Directory, Entry, LOCAL_BYTES, TAIL_BYTES, find};
 use crate::error::Obstacle;
-use crate::memory;
 
 use std::fmt;
 use std::io;
@@ -63,10 +62,8 @@ impl ZipStore {
 
     async fn read_contents(&self) -> io::Result<Contents> {
         let absent = || io::Error::from(Obstacle::Zip { problem: "there is no such file" });
-        let tail = self.store.get(&self.key, Extent::Suffix(TAIL_BYTES), None).await;
-        let tail = tail.map_err(Obstacle::of_present)?.ok_or_else(absent)?;
-        let tail_range = tail.range.clone();
-        let (tail, head) = read(tail).await?;
+        let (tail, tail_range, head) =
+            self.read(Extent::Suffix(TAIL_BYTES), None).await?.ok_or_else(absent)?;
         let place = find(&tail, head.object_bytes).map_err(damaged)?;
         let bytes = place.range.end - place.range.start;
         if bytes > Self::MOST_DIRECTORY_BYTES {
@@ -76,10 +73,7 @@ impl ZipStore {
             let within = |at: u64| (at - tail_range.start) as usize;
             Directory::new(&tail[within(place.range.start)..within(place.range.end)], &place)
         } else {
-            let extent = Extent::Range(place.range.clone());
-            let body = self.store.get(&self.key, extent, Some(&head.version)).await;
-            let body = body.map_err(Obstacle::of_present)?;
-            Directory::new(&read(body.ok_or(Obstacle::Changed)?).await?.0, &place)
+            Directory::new(&self.read_place(place.range.clone(), &head.version).await?, &place)
         };
         Ok(Contents { version: head.version, directory: directory.map_err(damaged)? })
     }
@@ -108,7 +102,8 @@ impl ZipStore {
                 let place = start + range.start..start + range.end;
                 self.place(place, version).await?.stream
             }
-            None if range.end - range.start == entry.bytes => {
+            // Clients resume a body that breaks off within the header only if the version tells its bytes.
+            None if range.end - range.start == entry.bytes && version.tells_bytes() => {
                 // What was deleted before the next entry is not read.
                 let most = (LOCAL_BYTES + 2 * u64::from(u16::MAX)).saturating_add(entry.bytes);
                 let end = entry.room.end.min(entry.room.start.saturating_add(most));
@@ -117,7 +112,7 @@ impl ZipStore {
             }
             None => {
                 let end = entry.room.end.min(entry.room.start + entry.header_bytes());
-                let (header, _) = read(self.place(entry.room.start..end, version).await?).await?;
+                let header = self.read_place(entry.room.start..end, version).await?;
                 let start = entry.set_start(&header).map_err(damaged)?;
                 self.place(start + range.start..start + range.end, version).await?.stream
             }
@@ -130,14 +125,20 @@ impl ZipStore {
         let body = self.store.get(&self.key, Extent::Range(range), Some(version)).await;
         Ok(body.map_err(Obstacle::of_present)?.ok_or(Obstacle::Changed)?)
     }
-}
 
-/// All bytes of an answer.
-async fn read(body: Body) -> io::Result<(Vec<u8>, Head)> {
-    let mut bytes = vec![];
-    memory::reserve(&mut bytes, body.range.end - body.range.start).map_err(io::Error::other)?;
-    let head = body.read_to(&mut bytes).await?;
-    Ok((bytes, head))
+    /// The same, all of them.
+    async fn read_place(&self, range: Range<u64>, version: &Version) -> io::Result<Vec<u8>> {
+        let answer = self.read(Extent::Range(range), Some(version)).await?;
+        Ok(answer.ok_or(Obstacle::Changed)?.0)
+    }
+
+    async fn read(
+        &self,
+        extent: Extent,
+        version: Option<&Version>,
+    ) -> io::Result<Option<(Vec<u8>, Range<u64>, Head)>> {
+        read_answer(&*self.store, &self.key, extent, version, u64::MAX).await.map_err(Obstacle::of_present)
+    }
 }
 
 /// The bytes of an entry out of a body that begins with its local header.
@@ -215,12 +216,8 @@ mod tests {
     type Answer = Option<(Vec<u8>, Range<u64>, u64)>;
 
     fn get(store: &dyn Store, key: &str, extent: Extent) -> io::Result<Answer> {
-        block_on(async {
-            let Some(body) = store.get(key, extent, None).await? else { return Ok(None) };
-            let range = body.range.clone();
-            let (bytes, head) = read(body).await?;
-            Ok(Some((bytes, range, head.object_bytes)))
-        })
+        let answer = block_on(read_answer(store, key, extent, None, u64::MAX))?;
+        Ok(answer.map(|(bytes, range, head)| (bytes, range, head.object_bytes)))
     }
 
     #[test]

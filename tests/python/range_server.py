@@ -10,6 +10,7 @@ import email.utils
 import json
 import random
 import re
+import ssl
 import subprocess
 import sys
 import threading
@@ -59,6 +60,8 @@ class Settings:
     """Entries of an answer to one."""
     key: str = ""
     """The access key that requests have to be signed with, if any."""
+    certificate: str = ""
+    """PEM file with the key and the certificates of a server over TLS."""
     faults: Faults = field(default_factory=Faults)
 
 
@@ -248,6 +251,7 @@ class Server:
 def serving(root, **chosen):
     """A server over a folder, with the fields of `Settings` and `Faults`."""
     faults = {name: chosen.pop(name) for name in ("kinds", "every", "rate", "seed") if name in chosen}
+    chosen["certificate"] = str(chosen.get("certificate", ""))
     settings = Settings(str(root), **chosen, faults=Faults(**faults))
     process = subprocess.Popen(
         [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
@@ -271,7 +275,13 @@ def main():
         "lock": threading.Lock(),
     }
     server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), shared))
-    print(f"http://127.0.0.1:{server.server_port}", flush=True)
+    if settings.certificate:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(settings.certificate)
+        # Else the thread that accepts connections would wait for those who do not like the certificate.
+        server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
+    scheme = "https" if settings.certificate else "http"
+    print(f"{scheme}://127.0.0.1:{server.server_port}", flush=True)
     server.serve_forever()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import zipfile
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -9,6 +10,7 @@ import zarr
 from nvidia.dali import Pipeline, fn
 
 import zarr_dali
+from fault_server import Fault, Schedule, running
 from range_server import serving
 from reading import build
 
@@ -492,3 +494,68 @@ def test_the_gpu_reads_from_a_url(bucket, rng, backend):
         found = np.stack([np.array(sample) for sample in batch])
         del outputs, batch, pipe
         np.testing.assert_array_equal(found, data[:10].reshape(5, 2, 24, 36))
+
+
+def test_a_redirect_to_another_server_has_no_authorization(bucket, rng):
+    data = values(rng)
+    write(bucket / "bucket" / "data.zarr", data, "raw")
+    options = {"headers": {"authorization": "Bearer s3cr3t", "x-one": "1"}}
+    with serving(bucket) as server, running() as other:
+        schedule = Schedule(str(bucket), faults=[Fault("redirect-away")], elsewhere=server.url)
+        with other.schedule("redirects", schedule) as (url, came):
+            found, _ = read(f"{url}/bucket/data.zarr", storage_options=json.dumps(options))
+        requests = chunk_requests(server)
+    np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+    assert came["faults"]["redirect-away"] >= len(requests) > 20
+    assert not any("authorization" in request["headers"] for request in requests)
+
+
+def test_requests_are_repeated_as_the_options_say(bucket, rng):
+    """As often, and for as long; durations are texts, numbers of seconds, or Python's own."""
+    write(bucket / "bucket" / "data.zarr", values(rng), "raw")
+    with running() as server:
+        for number, (retries, asked) in enumerate(
+            [({"max_retries": 0}, 1), ({"max_retries": 2}, 3), ({"retry_timeout": "0s"}, 1)]
+        ):
+            schedule = Schedule(str(bucket), faults=[Fault("503", "any")])
+            with server.schedule(f"s{number}", schedule) as (url, came):
+                options = json.dumps({"retry_config": retries})
+                with pytest.raises((RuntimeError, ValueError), match="503"):
+                    read(f"{url}/bucket/data.zarr", storage_options=options)
+            assert came["requests"] == asked, retries
+        schedule = Schedule(str(bucket), faults=[Fault("503", "any")])
+        with server.schedule("loader", schedule) as (url, came):
+            options = {"retry_config": {"retry_timeout": timedelta(seconds=0)}}
+            with pytest.raises(ValueError, match="503"):
+                zarr_dali.info(f"{url}/bucket/data.zarr", storage_options=options)
+        assert came["requests"] == 1
+    with pytest.raises((RuntimeError, ValueError), match=r"retry_config with \"retries\""):
+        read("s3://bucket/data.zarr", storage_options='{"retry_config": {"retries": 3}}')
+
+
+def test_a_bucket_that_is_gone_is_no_missing_chunk(bucket, rng):
+    """Object stores answer 404 to both, and say which in the answer, apart from that to a HEAD."""
+    for kind in ("raw", "sharded"):
+        write(bucket / "bucket" / f"{kind}.zarr", values(rng), kind)
+    with running() as server:
+        for kind in ("raw", "sharded"):
+            for name in ("s3", "gs", "az"):
+                schedule = Schedule(str(bucket), faults=[Fault("no-bucket")])
+                with server.schedule(f"{kind}-{name}", schedule) as (url, _):
+                    path, options = urls(url)[name]
+                    path = path.replace("data.zarr", f"{kind}.zarr")
+                    with pytest.raises(RuntimeError, match="bucket or container is not there") as error:
+                        read(path, storage_options=json.dumps(options))
+                    assert path in str(error.value) and "NoSuchBucket" in str(error.value)
+
+
+@pytest.mark.parametrize("kind", ["gzip", "transcoded"])
+def test_objects_with_a_content_encoding_are_refused(bucket, rng, kind):
+    write(bucket / "bucket" / "data.zarr", values(rng), "raw")
+    with running() as server:
+        for where in ("chunk", "metadata"):
+            schedule = Schedule(str(bucket), faults=[Fault(kind, where)])
+            with server.schedule(where, schedule) as (url, _):
+                with pytest.raises((RuntimeError, ValueError), match="Content-Encoding: gzip") as error:
+                    read(f"{url}/bucket/data.zarr")
+                assert "store objects without it" in str(error.value)
