@@ -38,13 +38,16 @@ class Listed(Store):
         """`group`: the path of the group, `names`: of arrays in it."""
         self._adopt(objects)
         self._files = self._consolidated() if consolidated else {}
+        """Metadata that are known, by their keys."""
+        # The reader finds an array that is not among consolidated metadata as well.
+        known = bool(self._files)
+        there = [name for name in names if self._has(group, name)]
         self._group = group
         """The group that is listed."""
-        self._names = list(names)
-        beside = self._dimensions(group, names)
-        if self._files:
-            beside = [name for name in beside if any(key in self._files for key in _keys(group, name))]
-        self._names += [name for name in beside if name not in self._names]
+        self._names = list(there)
+        for name in self._dimensions(group, there):
+            if name not in self._names and self._has(group, name, known):
+                self._names.append(name)
 
     @property
     def supports_listing(self) -> bool:
@@ -74,24 +77,27 @@ class Listed(Store):
         files = _parsed(self, ".zmetadata", root).get("metadata") or {}
         return {key: json.dumps(content).encode() for key, content in files.items()}
 
+    def _has(self, group: str, name: str, known: bool = False) -> bool:
+        """Whether an array is there; with `known` only by the metadata that are."""
+        folder = f"{group}/{name}" if group else name
+        for key in (f"{folder}/zarr.json", f"{folder}/.zarray"):
+            if key in self._files:
+                return True
+            if not known and (found := super().read(key)) is not None:
+                self._files[key] = found.content
+                return True
+        return False
+
     def _dimensions(self, group: str, names: Sequence[str]) -> list[str]:
         """Names of the dimensions of some arrays."""
         found: dict[str, None] = {}
         for name in names:
-            try:
-                array = zarr.open_array(self, path=f"{group}/{name}" if group else name, mode="r")
-            except (FileNotFoundError, zarr.errors.NodeTypeValidationError):
-                continue  # which xarray sees as well
+            array = zarr.open_array(self, path=f"{group}/{name}" if group else name, mode="r")
             metadata = array.metadata
             its = metadata.dimension_names if metadata.zarr_format == 3 else None
             its = its or array.attrs.get("_ARRAY_DIMENSIONS") or ()
             found |= dict.fromkeys(one for one in its if isinstance(one, str))
         return list(found)
-
-
-def _keys(group: str, name: str) -> list[str]:
-    folder = f"{group}/{name}" if group else name
-    return [f"{folder}/{file}" for file in ("zarr.json", ".zarray")]
 
 
 def _parsed(store: Store, key: str, found: Found) -> dict[str, Any]:

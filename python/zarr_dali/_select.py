@@ -134,9 +134,13 @@ class _Coordinates:
         names, parts, opened = stores(path, options), [], None
         for name in names:
             opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
-            parts.append(
-                _of_folder(name, arrays, follow_links) if opened.is_folder else _of_store(opened, arrays)
-            )
+            if opened.is_folder:
+                parts.append(_of_folder(name, arrays, follow_links))
+                continue
+            try:
+                parts.append(_of_store(opened, arrays))
+            except RuntimeError as error:  # what the store answers
+                raise ValueError(f"path: {error}") from error
         whole = parts[0]
         if len(parts) == 1:
             return whole
@@ -317,7 +321,8 @@ def _of_store(objects: _core.Objects, arrays: Sequence[str] | None) -> _Coordina
         objects = objects.at(group)
     else:
         names, inside = _names_and_group(arrays)
-    return _of_group(Listed(objects, inside, names, arrays is not None), objects.shown, inside, names)
+    listed = Listed(objects, inside, names, consolidated=arrays is not None)
+    return _of_group(listed, objects.shown, inside, names)
 
 
 def _names_and_group(arrays: Sequence[str]) -> tuple[list[str], str]:

@@ -150,6 +150,12 @@ class Store(zarr.abc.store.Store):
     async def delete(self, key: str) -> None:
         self._refuse()
 
+    # Of zarr-python before 3.1.
+    supports_partial_writes = False
+
+    async def set_partial_values(self, key_start_values: Iterable[tuple[str, int, bytes]]) -> None:
+        self._refuse()
+
     def _refuse(self) -> NoReturn:
         raise ValueError(f"{self} is only read; write with another store of zarr-python")
 

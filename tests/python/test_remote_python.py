@@ -317,6 +317,22 @@ def test_what_is_selected_is_read(bucket, fields):
         np.testing.assert_array_equal(found, expected)
 
 
+@pytest.mark.filterwarnings("error")
+def test_dimensions_without_coordinates_are_selected_by_position(bucket, fields):
+    with serving(bucket) as server:
+        for url, options in urls(server.url).values():
+            chosen = zarr_dali.select(url, arrays=["bare"], step=slice(2, 5), storage_options=options)
+            assert (chosen["roi_start"], chosen["roi_end"]) == ([2], [5])
+
+
+def test_what_a_store_answers_is_an_error_of_the_arguments(bucket, fields):
+    with serving(bucket, absent=403) as server:
+        url, options = urls(server.url)["s3"]
+        for path, arrays in ((url, ["nothing"]), (f"{url}/nothing", None)):
+            with pytest.raises(ValueError, match="permission"):
+                zarr_dali.select(path, arrays=arrays, time=0, storage_options=options)
+
+
 def test_names_that_are_not_there_are_named(bucket, fields):
     with serving(bucket) as server:
         for url, options in urls(server.url).values():

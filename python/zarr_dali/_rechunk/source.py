@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import zarr
-from zarr.errors import NodeNotFoundError
 from zarr.storage import LocalStore
 
 from zarr_dali import _local
@@ -34,7 +33,7 @@ class Source:
         """
         try:
             return zarr.open(self.store, mode="r")
-        except (FileNotFoundError, NodeNotFoundError) as error:
+        except FileNotFoundError as error:
             raise ValueError(f"{self}: there is no Zarr array or group") from error
 
     def array(self, name: str) -> zarr.Array:
