@@ -105,6 +105,7 @@ fn version_text(version: &Version) -> String {
         Version::Modified { at_ns } => format!("modified {at_ns}"),
         Version::File(stamp) => format!("file {stamp:?}"),
         Version::Immutable => "immutable".into(),
+        Version::NotSince { at_s } => format!("not since {at_s}"),
     }
 }
 
