@@ -460,7 +460,7 @@ def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):
     folder = bucket / "bucket" / "data.zarr"
     write(folder, data, kind)
     zipped(folder, bucket / "bucket" / "data.zip")
-    zarr_dali.rechunk(folder, bucket / "local.zarr", **ARGUMENTS)
+    local = zarr_dali.rechunk(folder, bucket / "local.zarr", verify=True, **ARGUMENTS)
     expected = tree(bucket / "local.zarr")
     with serving(bucket) as server:
         sources = urls(server.url)
@@ -469,12 +469,12 @@ def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):
             copy = bucket / f"{name}.zarr"
             done = zarr_dali.rechunk(url, copy, storage_options=options, verify=True, **ARGUMENTS)
             found = tree(copy)
-            assert found.keys() == expected.keys() and done.checksums
-            # A gzip file has the time in it.
-            assert kind == "gzip" or found == expected
+            # The inner chunks of a sharded chunk are in the order in which they were encoded.
+            assert found.keys() == expected.keys() and done.checksums == local.checksums
+            assert found["zarr.json"] == expected["zarr.json"]
+            np.testing.assert_array_equal(zarr.open_array(copy, mode="r")[:], data)
             again = zarr_dali.rechunk(url, copy, storage_options=options, resume=True, **ARGUMENTS)
             assert again.complete
-    np.testing.assert_array_equal(zarr.open_array(bucket / "s3.zarr", mode="r")[:], data)
 
 
 def test_a_group_is_copied_by_its_consolidated_metadata(bucket, fields):
