@@ -10,12 +10,12 @@ use super::layout::{NoStore, layout, names};
 use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::sharding::Sharding;
 use super::{fields, json};
-use crate::error::{Context, Error, Result, Source};
+use crate::error::{Context, Error, Obstacle, Result, Source};
 use crate::store::{self, Access, Session, Sessions, Store};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -111,8 +111,12 @@ impl<'a> OpenStore<'a> {
             (Some(Node::Array(..)), names) => {
                 Err(Error::ArrayIsNotGroup { path: self.path.into(), asked: names.to_vec() })
             }
-            (_, []) => {
-                Err(Error::GroupWithoutArrays { path: self.path.into(), present: self.present_arrays() })
+            (node, []) => {
+                let denied = self.denied.take().filter(|_| node.is_none());
+                Err(denied.unwrap_or_else(|| Error::GroupWithoutArrays {
+                    path: self.path.into(),
+                    present: self.present_arrays(),
+                }))
             }
             (_, names) => names.iter().map(|name| self.named_array(name.trim_matches('/'))).collect(),
         }
@@ -171,7 +175,8 @@ impl<'a> OpenStore<'a> {
             return Ok(Some((value.clone(), MetadataFile::consolidated(key))));
         }
         let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied && self.store.folder().is_none() => {
+            // It may be absent in a store that may not be listed. Other refusals, such as of a signature, are of all there is.
+            Err(error) if matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. })) => {
                 self.denied.borrow_mut().get_or_insert_with(|| self.unreadable(&key)(error));
                 None
             }
