@@ -59,7 +59,8 @@ NO_PART = r"for a part of an object"
 DAMAGED = r"decod|damaged|not valid|JSON|expected value|bytes|zip|encoded"
 CAUSES = {
     **{kind: rf"\b{status}\b" for kind, (status, _) in fault_server.STATUS.items()},
-    "no-bucket": "NoSuchBucket",
+    # The answer to a HEAD has no body; then it is asked for in another way.
+    "no-bucket": "NoSuchBucket|changed while",
     **dict.fromkeys(
         fault_server.TRANSPORT, r"request or response body|error sending request|connection|timed out"
     ),
@@ -76,7 +77,8 @@ CAUSES = {
     "redirect-away": "error sending request|127.0.0.2",
     "gzip": "(?i)content-encoding|for a part of an object",
     "transcoded": f"(?i)content-encoding|content-length|{NO_PART}",
-    "endless": rf"at most|no more than|{NO_PART}",
+    # The answer to a HEAD is that length alone.
+    "endless": rf"at most|no more than|{NO_PART}|\b416\b",
     "no-length": "(?i)content-length",
     "page": rf"{DAMAGED}|{NO_PART}|Last-Modified Header missing",
     "no-http": "error sending request|invalid HTTP",

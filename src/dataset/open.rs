@@ -11,13 +11,13 @@ use super::fixed_scale_offset::{FixedScaleOffset, numpy_name};
 use super::layout::{NoStore, layout, names};
 use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::sharding::Sharding;
-use crate::error::{Context, Error, Result, Source};
+use crate::error::{Context, Error, Obstacle, Result, Source};
 use crate::json;
 use crate::store::{self, Access, Session, Sessions, Store, Version};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashSet};
-use std::io::{self, ErrorKind};
+use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
 
@@ -125,8 +125,12 @@ impl OpenStore {
             (Some(Node::Array(..)), names) => {
                 Err(Error::ArrayIsNotGroup { path: self.path.clone(), asked: names.to_vec() })
             }
-            (_, []) => {
-                Err(Error::GroupWithoutArrays { path: self.path.clone(), present: self.present_arrays() })
+            (node, []) => {
+                let denied = self.denied.take().filter(|_| node.is_none());
+                Err(denied.unwrap_or_else(|| Error::GroupWithoutArrays {
+                    path: self.path.clone(),
+                    present: self.present_arrays(),
+                }))
             }
             (_, names) => names.iter().map(|name| self.named_array(name.trim_matches('/'))).collect(),
         }
@@ -187,7 +191,8 @@ impl OpenStore {
             return Ok(Some((value.clone(), file)));
         }
         let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied && self.store.folder().is_none() => {
+            // It may be absent in a store that may not be listed. Other refusals, such as of a signature, are of all there is.
+            Err(error) if matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. })) => {
                 self.denied.borrow_mut().get_or_insert_with(|| self.unreadable(&key)(error));
                 None
             }

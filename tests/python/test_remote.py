@@ -559,3 +559,17 @@ def test_objects_with_a_content_encoding_are_refused(bucket, rng, kind):
                 with pytest.raises((RuntimeError, ValueError), match="Content-Encoding: gzip") as error:
                     read(f"{url}/bucket/data.zarr")
                 assert "store objects without it" in str(error.value)
+
+
+@pytest.mark.parametrize("kind, words", [("signature", "SignatureDoesNotMatch"), ("403", "AccessDenied")])
+def test_metadata_that_are_refused_later_are_named(bucket, rng, kind, words):
+    """Behind the first file of metadata a refusal is an error, and no sign that the next one is absent."""
+    write(bucket / "bucket" / "data.zarr", values(rng), "v2")
+    with running() as server:
+        for first in range(3):
+            schedule = Schedule(str(bucket), faults=[Fault(kind, "metadata", first=first)])
+            with server.schedule(f"first-{first}", schedule) as (url, _):
+                path, options = urls(url)["s3"]
+                with pytest.raises((RuntimeError, ValueError), match=words) as error:
+                    read(path, storage_options=json.dumps(options))
+                assert path in str(error.value)
