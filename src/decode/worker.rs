@@ -67,7 +67,6 @@ impl WorkerContext {
             return false;
         }
         self.decoder.chunk_source.prefetch();
-        chunk.set_cache_entry(None);
         let done = match &self.target {
             Target::Host => self.decoder.decode_and_assemble(&chunk, &mut state.scratch),
             Target::Gpu(context) => {
@@ -75,6 +74,10 @@ impl WorkerContext {
                 self.upload(&chunk, context, uploader, &mut state.scratch, state.decodes)
             }
         };
+        if done.is_ok() {
+            // The file is not needed any more.
+            chunk.set_cache_entry(None);
+        }
         done.unwrap_or_else(|error| {
             if let Err(error) = self.decoder.chunk_source.fetch_again(&chunk, error) {
                 chunk.fail(error);

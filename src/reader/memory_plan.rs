@@ -42,7 +42,6 @@ const SHARD_INDEX_SHARE: u64 = 8;
 const CHUNK_USE_SHARE: u64 = 8;
 /// Chunks of remote stores that are in flight, or have arrived and wait to be decoded, take at most 1/4 of the host budget, beyond it.
 const FETCHED_SHARE: u64 = 4;
-
 /// A quarter of those can wait to be written to the cache on the local disk.
 const DISK_QUEUE_SHARE: u64 = 4;
 

@@ -393,6 +393,28 @@ mod tests {
     }
 
     #[test]
+    fn an_identity_tells_endpoints_and_accounts_apart_and_not_credentials() {
+        let identity = |url: &str, options: Value| open(url, options).unwrap().identity().unwrap();
+        let s3 = |more: Value| {
+            let mut options = json!({"region": "r", "key": "k", "secret": "s3cr3t"});
+            options.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+            identity("s3://bucket/a", options)
+        };
+        let plain = s3(json!({}));
+        assert_eq!(plain, s3(json!({"key": "other", "secret": "0ther"})));
+        assert!(plain.contains("s3://bucket/a") && !plain.contains("s3cr3t"), "{plain}");
+        let one = s3(json!({"endpoint_url": "http://user:s3cr3t@one:9"}));
+        assert!(
+            one != plain && one != s3(json!({"endpoint_url": "http://two:9"})) && !one.contains("s3cr3t")
+        );
+        let google = |endpoint: &str| identity("gs://b/a", json!({"anon": true, "endpoint_url": endpoint}));
+        assert!(google("http://one:9") != google("http://two:9"));
+        let azure = |account: &str| identity("az://c/a", json!({"anon": true, "account_name": account}));
+        assert!(azure("one") != azure("two"));
+        assert!(identity("http://one/a", json!({})) != identity("http://two/a", json!({})));
+    }
+
+    #[test]
     fn urls_of_all_clouds_are_opened_without_a_request() {
         let azure = json!({"account_name": "a", "anon": true});
         for (url, options, prefix) in [

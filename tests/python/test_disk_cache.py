@@ -389,6 +389,21 @@ def test_the_loader_takes_a_path(root, rng):
             assert (stats["requests"] == 0) == (run == 1)
 
 
+def test_files_of_chunks_that_stay_decoded_are_closed(root, rng):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data)
+    with serving(root / "served") as server:
+        url = f"{server.url}/data.zarr"
+        read_once(url, **cache_of(root))
+        pipe = build(CPU, url, batch_size=1, cache_bytes=1 << 28, **cache_of(root))
+        found = np.stack([to_samples(pipe.run()[0])[0] for _ in range(80)])
+        assert_same_bits(found, np.concatenate([data, data]))
+        assert zarr_dali.stats(pipe)["disk_cache_hits"] == zarr_dali.stats(pipe)["chunks_decoded"] == 40
+        opened = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert not {str(path) for path in entries(root)} & set(opened)
+        del pipe
+
+
 def test_a_folder_that_is_removed_while_it_is_used_is_no_error(root, rng, capfd):
     data = values(rng)
     write(root / "served" / "data.zarr", data)

@@ -57,18 +57,23 @@ impl CacheFolder {
         Ok(Some(InUse { arrays: open }))
     }
 
-    /// Bytes of all entries. Removes files that were never completed; nobody writes.
+    /// Bytes of all entries. Removes files that were never completed, and the folders of arrays without entries; nobody writes.
     fn count(&self) -> io::Result<u64> {
         let mut used = 0u64;
         remove_incomplete(&self.folder)?;
-        for array in names(&self.folder, 32)? {
-            let array = self.subfolder(&self.folder, &array)?;
-            for name in names(&array, 2)? {
-                let folder = self.subfolder(&array, &name)?;
+        for array_name in names(&self.folder, 32)? {
+            let array = self.subfolder(&self.folder, &array_name)?;
+            let (before, folders) = (used, names(&array, 2)?);
+            for name in &folders {
+                let folder = self.subfolder(&array, name)?;
                 remove_incomplete(&folder)?;
                 for entry in names(&folder, 30)? {
                     used = used.saturating_add(counted_file(&folder, &entry));
                 }
+            }
+            if used == before {
+                folders.iter().for_each(|name| _ = fs::unlinkat(&array, name, AtFlags::REMOVEDIR));
+                let _ = fs::unlinkat(&self.folder, &array_name, AtFlags::REMOVEDIR);
             }
         }
         Ok(used)

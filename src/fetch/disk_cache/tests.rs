@@ -311,6 +311,10 @@ fn files_of_writers_that_were_killed_are_removed_by_who_is_alone() {
     drop(Instance::start(parent.path(), "one"));
     assert!(!left.exists());
     assert_eq!(noted(parent.path()), 4096);
+    // So are the folders of an array that has no entries.
+    fs::remove_file(parent.path().join("zarr-dali-1").join(&key.path)).unwrap();
+    drop(Instance::start(parent.path(), "other"));
+    assert!(!parent.path().join("zarr-dali-1").join(array("one").folder).exists());
 }
 
 /// Waits until `done`.
