@@ -218,6 +218,10 @@ impl Store for IcechunkStore {
         Ok(Some(Arc::new(Self { store, connections, elsewhere, ..self.clone() })))
     }
 
+    fn identity(&self) -> Option<String> {
+        Some(format!("{}|icechunk:@{}{}", self.store.identity()?, self.snapshot()?, self.prefix))
+    }
+
     fn snapshot(&self) -> Option<String> {
         self.shared.opened.get().map(|opened| opened.id.to_string())
     }

@@ -255,6 +255,15 @@ impl Store for ReferenceStore {
         Ok(Some(Arc::new(Self { store, targets, ..self.clone() })))
     }
 
+    /// What the document refers to may be elsewhere, wherever the document is.
+    fn identity(&self) -> Option<String> {
+        let place = match self.store.folder() {
+            Some(folder) => folder.path().canonicalize().ok()?.to_string_lossy().into_owned(),
+            None => self.store.identity()?,
+        };
+        Some(format!("reference::{place}/{}", self.key))
+    }
+
     fn get<'a>(
         &'a self,
         key: &'a str,
