@@ -604,7 +604,7 @@ LEFT_OUT = {
                 "name": "sharding_indexed",
                 "configuration": {
                     "chunk_shape": [2, 6],
-                    "codecs": ["bytes", {"name": "zstd", "configuration": {}}],
+                    "codecs": [{"name": "bytes"}, {"name": "zstd", "configuration": {}}],
                 },
             }
         ]
