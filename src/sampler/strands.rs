@@ -269,7 +269,7 @@ impl Strands {
 
 /// Neighbouring strands are walked in opposite directions.
 fn is_forward(strand: usize) -> bool {
-    strand % 2 == 0
+    strand.is_multiple_of(2)
 }
 
 #[cfg(test)]
