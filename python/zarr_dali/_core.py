@@ -100,7 +100,7 @@ def _call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, bytes, in
 
 
 def as_json(options: StorageOptions) -> str:
-    """`storage_options` as the operator takes them; durations, as in obstore's `retry_config`, in milliseconds."""
+    """`storage_options` as the operator takes them; durations, as in `retry_config`, in milliseconds."""
     if options is None:
         return ""
     return Secret(options if isinstance(options, str) else json.dumps(dict(options), default=_plain))
