@@ -710,7 +710,7 @@ fn faults_of_a_store_reach_the_consumer_with_the_chunk_they_are_about() {
 }
 
 #[test]
-fn metadata_that_may_not_be_read_are_absent_and_other_faults_are_errors() {
+fn metadata_that_are_forbidden_are_absent_and_other_faults_are_errors() {
     let open = |name: &str, faulty: &[(&'static str, Fault)]| {
         let fake = FakeStore { faulty: faulty.to_vec(), ..FakeStore::default() };
         let metadata = r#"{"zarr_format": 2, "shape": [6], "chunks": [2], "dtype": "<f4", "compressor": null,
@@ -722,9 +722,13 @@ fn metadata_that_may_not_be_read_are_absent_and_other_faults_are_errors() {
         opened.map(|dataset| dataset.arrays[0].shape.clone()).map_err(|error| error.to_string())
     };
     // Without the permission to list, some stores refuse what is not there.
-    assert_eq!(open("denied", &[("zarr.json", Fault::Denied), (".zmetadata", Fault::Denied)]), Ok(vec![6]));
-    let all = [("zarr.json", Fault::Denied), (".zarray", Fault::Denied)];
-    let text = open("all-denied", &all).unwrap_err();
+    let some = [("zarr.json", Fault::Forbidden), (".zmetadata", Fault::Forbidden)];
+    assert_eq!(open("forbidden", &some), Ok(vec![6]));
+    let all = [("zarr.json", Fault::Forbidden), (".zarray", Fault::Forbidden)];
+    let text = open("all-forbidden", &all).unwrap_err();
+    assert!(text.contains("403") && text.contains("zarr.json"), "{text}");
+    // Other refusals, such as of a signature, are of all that there is.
+    let text = open("denied", &[("zarr.json", Fault::Denied)]).unwrap_err();
     assert!(text.contains("permission denied") && text.contains("zarr.json"), "{text}");
     let text = open("unavailable", &[("zarr.json", Fault::Unavailable)]).unwrap_err();
     assert!(text.contains("503"), "{text}");

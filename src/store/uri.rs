@@ -13,14 +13,14 @@ use super::zip::ZipStore;
 use crate::error::{Error, Result};
 use crate::options::argument;
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 use std::sync::Arc;
 
 /// Whether this is the URL of a store. The path of a folder that exists is never taken for a URL.
 pub fn is_url(path: &str) -> bool {
-    let place = path.strip_prefix(REFERENCE).unwrap_or(path);
+    let (_, place) = split_reference(path);
     (is_cloud(place) && !Path::new(path).exists()) || MemoryStore::published(path).is_some()
 }
 
@@ -45,12 +45,45 @@ fn references_by_name(place: &str) -> Option<References> {
     }
 }
 
+/// Whether a path or URL is said to be of references, and the rest of it.
+fn split_reference(path: &str) -> (bool, &str) {
+    path.strip_prefix(REFERENCE).map_or((false, path), |place| (true, place))
+}
+
 /// What stands between the path or URL of a zip file and the path in it.
 const IN_ZIP: &str = "|zip:";
 
 /// A path or URL that may be of a zip file, and the path in it if one is given: `PLACE|zip:PATH`.
 fn split_zip(path: &str) -> (&str, Option<&str>) {
     path.split_once(IN_ZIP).map_or((path, None), |(place, inner)| (place, Some(inner)))
+}
+
+/// What a path or URL leads to, apart from an Icechunk repository, which is looked for in what it leads to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format<'a> {
+    /// Objects by key.
+    Objects,
+    /// A zip file, and the path in it.
+    Zip(&'a str),
+    References(References),
+}
+
+impl Format<'_> {
+    /// Whether this is one object, or one file, and not a folder of them.
+    fn is_object(self) -> bool {
+        matches!(self, Self::Zip(_) | Self::References(References::Json))
+    }
+
+    /// The store of this format in what another has at a key, which is empty for all of it.
+    fn open(self, store: Arc<dyn Store>, key: &str, origin: Origin, access: &Access) -> Arc<dyn Store> {
+        let targets = || Targets::new(access.clone(), origin);
+        match self {
+            Self::Objects => store,
+            Self::Zip(inner) => Arc::new(ZipStore::new(store, key, inner)),
+            Self::References(References::Json) => Arc::new(ReferenceStore::json(store, key, targets())),
+            Self::References(References::Parquet) => Arc::new(ReferenceStore::parquet(store, key, targets())),
+        }
+    }
 }
 
 /// Opens the store at a path of this machine, at a URL, or a published one at `memory://NAME`. A zip file is a store, too, and so are
@@ -63,103 +96,87 @@ pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
         Some((place, inner)) => (place, Some(inner)),
         None => (path, None),
     };
-    let store = open_place(place, access)?;
+    let store = match MemoryStore::published(place) {
+        Some(store) => store,
+        None if is_url(place) => open_url(place, access)?,
+        None => open_local(place, access)?,
+    };
     let is_repository = || store.folder().is_some_and(|folder| icechunk::is_repository(folder.path()));
-    match snapshot.or_else(|| is_repository().then_some("")) {
-        Some(snapshot) => {
-            let origin = match store.folder() {
-                Some(folder) => Origin::Folder(
-                    folder
-                        .path()
-                        .canonicalize()
-                        .map_err(|source| Error::Unreadable { path: place.into(), source })?,
-                ),
-                None => Origin::Url(place.trim_end_matches('/').into()),
-            };
-            Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
-        }
-        None => Ok(store),
-    }
+    let Some(snapshot) = snapshot.or_else(|| is_repository().then_some("")) else { return Ok(store) };
+    let unreadable = |source| Error::Unreadable { path: place.into(), source };
+    let origin = match store.folder() {
+        Some(folder) => Origin::Folder(folder.path().canonicalize().map_err(unreadable)?),
+        None => Origin::Url(place.trim_end_matches('/').into()),
+    };
+    Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
 }
 
-/// Opens what is at a path or URL, apart from repositories.
-fn open_place(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
-    if let Some(store) = MemoryStore::published(path) {
-        return Ok(store);
-    }
-    let (is_reference, path) = path.strip_prefix(REFERENCE).map_or((false, path), |place| (true, place));
+fn open_url(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
+    let (is_reference, path) = split_reference(path);
     let (place, inner) = split_zip(path);
-    if is_url(path) {
-        let store = Arc::new(CloudStore::new(place, access.storage_options.of(place))?);
-        let format = references_by_name(place).filter(|_| inner.is_none());
-        let by_prefix = if place.ends_with('/') { References::Parquet } else { References::Json };
-        if let Some(format) = format.or(is_reference.then_some(by_prefix)) {
-            let targets = Targets::new(access.clone(), Origin::of_url(place));
-            return Ok(references(format, store, "", targets));
-        }
-        let is_zip = inner.is_some() || place.trim_end_matches('/').to_ascii_lowercase().ends_with(".zip");
-        // The empty key is what the URL itself names.
-        return Ok(if is_zip {
-            Arc::new(ZipStore::new(store, "", inner.unwrap_or_default()))
-        } else {
-            store
-        });
-    }
+    let format = match (inner, references_by_name(place)) {
+        (Some(inner), _) => Format::Zip(inner),
+        (None, Some(format)) => Format::References(format),
+        (None, None) if is_reference && place.ends_with('/') => Format::References(References::Parquet),
+        (None, None) if is_reference => Format::References(References::Json),
+        (None, None) if place.trim_end_matches('/').to_ascii_lowercase().ends_with(".zip") => Format::Zip(""),
+        (None, None) => Format::Objects,
+    };
+    let store = Arc::new(CloudStore::new(place, access.storage_options.of(place))?);
+    // The empty key is what the URL itself names.
+    Ok(format.open(store, "", Origin::of_url(place), access))
+}
+
+fn open_local(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
+    let (is_reference, path) = split_reference(path);
+    let (place, inner) = split_zip(path);
     let unreadable = |source| Error::Unreadable { path: path.into(), source };
     let root = Path::new(place);
-    let folder = |root: &Path| Folder::new(root, access.follow_links).map_err(unreadable);
-    let of_references = |format| {
-        // Names are relative to where the document really is.
-        let document = root.canonicalize().map_err(unreadable)?;
-        let parent = document.parent().unwrap_or(&document);
-        let targets = Targets::new(access.clone(), Origin::Folder(parent.into()));
-        let (store, key) = match format {
-            References::Json => {
-                (parent, document.file_name().and_then(|name| name.to_str()).unwrap_or_default())
-            }
-            References::Parquet => (&*document, ""),
-        };
-        Ok(references(format, Arc::new(folder(store)?), key, targets))
-    };
-    match root.metadata() {
-        Ok(found)
-            if found.is_dir()
-                && inner.is_none()
-                && (is_reference || has_references(root).map_err(unreadable)?) =>
-        {
-            of_references(References::Parquet)
-        }
-        Ok(found)
-            if found.is_file()
-                && inner.is_none()
-                && (is_reference || begins_as_references(root).map_err(unreadable)?) =>
-        {
-            of_references(References::Json)
-        }
-        Ok(found) if found.is_dir() && inner.is_none() => Ok(Arc::new(folder(root)?)),
-        Ok(found) if found.is_file() && (inner.is_some() || begins_as_zip(root).map_err(unreadable)?) => {
-            // The file itself may be a link.
-            let file = root.canonicalize().map_err(unreadable)?;
-            let name = file.file_name().and_then(|name| name.to_str()).unwrap_or_default();
-            let store = Arc::new(folder(file.parent().unwrap_or(&file))?);
-            Ok(Arc::new(ZipStore::new(store, name, inner.unwrap_or_default())))
-        }
-        Ok(_) if inner.is_some() => {
+    let found = root.metadata().map_err(|error| match error.kind() {
+        ErrorKind::NotFound => Error::StoreNotFound { path: path.into() },
+        _ => unreadable(error),
+    })?;
+    let format = match inner {
+        Some(inner) if found.is_file() => Format::Zip(inner),
+        Some(_) => {
             let problem = format!("\"{path}\" names a path in a zip file, but \"{place}\" is no file");
-            Err(argument("path", problem))
+            return Err(argument("path", problem));
         }
-        Ok(_) => Err(Error::StoreIsFile { path: path.into() }),
-        Err(error) if error.kind() == ErrorKind::NotFound => Err(Error::StoreNotFound { path: path.into() }),
-        Err(error) => Err(unreadable(error)),
+        None if is_reference && found.is_file() => Format::References(References::Json),
+        None if is_reference && found.is_dir() => Format::References(References::Parquet),
+        None => match format_of(root, &found).map_err(unreadable)? {
+            Some(format) => format,
+            None => return Err(Error::StoreIsFile { path: path.into() }),
+        },
+    };
+    let folder = |root: &Path| Folder::new(root, access.follow_links).map_err(unreadable).map(Arc::new);
+    if format == Format::Objects {
+        return Ok(folder(root)?);
     }
+    // What lies in a document, and beside it, is relative to where it really is.
+    let document = root.canonicalize().map_err(unreadable)?;
+    let parent = document.parent().unwrap_or(&document);
+    let origin = Origin::Folder(parent.into());
+    if !format.is_object() {
+        return Ok(format.open(folder(&document)?, "", origin, access));
+    }
+    let name = document.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    Ok(format.open(folder(parent)?, name, origin, access))
 }
 
-/// The references in a document or below a key.
-fn references(format: References, store: Arc<dyn Store>, key: &str, targets: Targets) -> Arc<dyn Store> {
-    Arc::new(match format {
-        References::Json => ReferenceStore::json(store, key, targets),
-        References::Parquet => ReferenceStore::parquet(store, key, targets),
-    })
+/// What a file or a folder is, by what is in it. `None` for a file that is no store.
+fn format_of(path: &Path, found: &Metadata) -> io::Result<Option<Format<'static>>> {
+    if found.is_dir() {
+        let parquet = has_references(path)?.then_some(Format::References(References::Parquet));
+        return Ok(Some(parquet.unwrap_or(Format::Objects)));
+    }
+    if !found.is_file() {
+        return Ok(None);
+    }
+    if begins_as_references(path)? {
+        return Ok(Some(Format::References(References::Json)));
+    }
+    Ok(begins_as_zip(path)?.then_some(Format::Zip("")))
 }
 
 /// Whether a folder is one of parquet files with references: it has their metadata, and none of a Zarr store.
