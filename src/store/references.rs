@@ -3,12 +3,18 @@
 //! A JSON document is read once and kept, packed. Of parquet files those are read that are needed, and a bounded number of them is kept. What
 //! has no reference is missing; what a reference leads to has to be there.
 
+mod documents;
+mod json;
+mod parquet;
+mod table;
+
+pub use documents::KeptDocuments;
+
+use self::json::Table;
+use self::parquet::{Catalogue, Record, Row};
+use self::table::Reference;
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version, read_body, read_whole};
-use super::documents;
-use super::reference_json::Table;
-use super::reference_parquet::{Catalogue, Record, Row};
-use super::reference_table::Reference;
 use super::targets::Targets;
 use crate::error::Obstacle;
 
@@ -307,8 +313,8 @@ impl Store for ReferenceStore {
 mod tests {
     use super::super::access::Access;
     use super::super::memory::MemoryStore;
-    use super::super::reference_parquet::tests::parquet;
     use super::super::targets::Origin;
+    use super::parquet::tests::parquet;
     use super::*;
 
     use std::time::Duration;

@@ -3,9 +3,11 @@
 //! The central directory is read once, with one request or two; a whole entry costs one request then, and a part of one a further request the
 //! first time, because only the local header says where its bytes begin.
 
+mod directory;
+
+use self::directory::{Directory, Entry, LOCAL_BYTES, TAIL_BYTES, find};
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version, read_answer};
-use super::zip_directory::{Directory, Entry, LOCAL_BYTES, TAIL_BYTES, find};
 use crate::error::Obstacle;
 
 use std::fmt;
@@ -208,7 +210,7 @@ impl Store for ZipStore {
 #[cfg(test)]
 mod tests {
     use super::super::memory::MemoryStore;
-    use super::super::zip_directory::tests::{Made, zip};
+    use super::directory::tests::{Made, zip};
     use super::*;
     use futures::executor::block_on;
 

@@ -205,7 +205,7 @@ impl Default for Manifests {
 }
 
 impl Manifests {
-    /// Tables are kept up to so many bytes, and at least one. Manifests are needed again and again, and each costs a request and its decoding.
+    /// The most bytes of tables that are kept; one is kept whatever its size. Manifests are needed again and again, and each costs a request and its decoding.
     const KEPT_BYTES: u64 = 512 << 20;
     /// A manifest that is read takes one of these for each [`Self::PERMIT_BYTES`] bytes of its file, a large one all.
     const PERMITS: u32 = 32;

@@ -2,7 +2,7 @@
 //!
 //! Source: fsspec's `LazyReferenceMapper`, which kerchunk and VirtualiZarr write with. It knows arrays of Zarr format 2 only.
 
-use super::reference_table::{Packed, Packer, Reference, Texts};
+use super::table::{Packed, Packer, Reference, Texts};
 use crate::error::Error;
 use crate::json;
 

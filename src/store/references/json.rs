@@ -2,7 +2,7 @@
 //!
 //! Source: <https://fsspec.github.io/kerchunk/spec.html>, and fsspec's reader, which decides where the text leaves something open.
 
-use super::reference_table::{Packed, Packer, Reference, Span, Texts};
+use super::table::{Packed, Packer, Reference, Span, Texts};
 use crate::json;
 
 use std::cell::RefCell;

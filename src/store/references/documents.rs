@@ -1,8 +1,8 @@
 //! JSON documents of references that are in use. Stores of one document share what was read of it: `info` opens a store several times for
 //! each array, and a training and its validation read the same document.
 
-use super::contract::Version;
-use super::reference_json::Table;
+use super::super::contract::Version;
+use super::json::Table;
 
 use std::cell::RefCell;
 use std::collections::HashMap;
