@@ -21,6 +21,7 @@ class Info:
     """What `info` found. `str()` of it is the report that `zarr-dali info` prints."""
 
     path: tuple[str, ...]
+    """Without queries of URLs, which may be signatures."""
     device: str
     arguments: dict[str, Any]
     """The reader's arguments that were given."""
@@ -92,7 +93,7 @@ def info(
     reports = tuple(ArrayReport.of(array) for array in answer["arrays"])
     together, problem = Reading.of(answer["together"])
     return Info(
-        path=tuple(asked["path"]),
+        path=tuple(_core.without_secrets(one) for one in asked["path"]),
         device=device,
         # Without what may be secret.
         arguments={name: value for name, value in given.items() if name != "storage_options"},

@@ -76,22 +76,23 @@ impl Consolidated {
 impl OpenStore {
     pub fn new(path: &str, access: &Access, sessions: &Sessions) -> Result<Self> {
         let store = store::open(path, access)?;
-        let unreadable = |source| Error::Unreadable { path: store::without_secrets(path), source };
+        let path = store::without_secrets(path);
+        let unreadable = |source| Error::Unreadable { path: path.clone(), source };
         let session = sessions.with(&store).map_err(unreadable)?;
         let mut store =
-            Self { path: path.into(), store, session, denied: RefCell::default(), consolidated: None };
+            Self { path: path.clone(), store, session, denied: RefCell::default(), consolidated: None };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;
         }
         if let Some(snapshot) = store.store.snapshot() {
-            store.path = store::pinned(path, &snapshot);
+            store.path = store::pinned(&path, &snapshot);
         }
         for file in ["zarr.json", ".zarray", ".zgroup"] {
             if store.has("", file)? {
                 return Ok(store);
             }
         }
-        Err(store.denied.take().unwrap_or_else(|| Error::NotZarr { path: path.into() }))
+        Err(store.denied.take().unwrap_or_else(|| Error::NotZarr { path }))
     }
 
     /// The consolidated metadata of the root: in its `zarr.json` (format 3), or in `.zmetadata` (format 2).

@@ -4,7 +4,7 @@ use super::access::{Options, without_secrets};
 use super::aws_profile;
 use super::connections::Connections;
 use super::retries::Retries;
-use super::traffic::Counting;
+use super::traffic::Connector;
 use crate::error::Result;
 use crate::options::argument;
 
@@ -28,6 +28,8 @@ pub(super) struct Builder {
     pub name: String,
     of: Of,
     retries: Retries,
+    /// What goes with every request behind the path of its URL. May be a secret.
+    query: Arc<str>,
 }
 
 #[derive(Clone)]
@@ -39,14 +41,14 @@ enum Of {
 }
 
 impl Builder {
-    /// A client at a URL with this scheme and host, which is a bucket of the clouds. Sends no request.
+    /// A client at a URL with this scheme and host, which is a bucket of the clouds; `query` goes with every request. Sends no request.
     ///
     /// # Errors
     /// Names the option, or the part of the URL, that cannot be used.
-    pub fn new(kind: Kind, scheme: &str, host: &str, options: Options) -> Result<Self> {
+    pub fn new(kind: Kind, scheme: &str, host: &str, query: &str, options: Options) -> Result<Self> {
         use_ring();
         let options_text = Value::from_iter(options.clone());
-        let name = format!("{scheme}://{host} {options_text}");
+        let name = format!("{scheme}://{host}?{query} {options_text}");
         let mut config = Config::new(kind, options)?;
         if kind == Kind::S3 {
             config.add_profile(|name| std::env::var(name).ok())?;
@@ -59,7 +61,7 @@ impl Builder {
             Kind::Azure => config.azure(host, scheme)?,
             Kind::Http => config.http(&format!("{scheme}://{host}"))?,
         };
-        Ok(Self { name, of, retries })
+        Ok(Self { name, of, retries, query: query.into() })
     }
 
     /// What the client is of.
@@ -97,7 +99,7 @@ impl Builder {
     /// Options that do not fit together.
     pub fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = self.retries.config(connections.patience);
-        let counting = || Counting(connections.traffic.clone());
+        let counting = || Connector { traffic: connections.traffic.clone(), query: self.query.clone() };
         Ok(match self.of.clone() {
             Of::S3(builder) => Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?),
             Of::Google(builder) => {

@@ -51,15 +51,25 @@ impl CloudStore {
         let Some((kind, scheme, rest)) = kind_of(url) else {
             return Err(Error::StoreNotFound { path: shown });
         };
+        // Web servers take signatures in the query, which goes with every request then and is never shown.
+        let (rest, query) = match rest.split_once('?') {
+            Some(parts) if kind == Kind::Http => parts,
+            _ => (rest, ""),
+        };
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         if host.is_empty() {
             let what = if kind == Kind::Http { "host" } else { "bucket" };
             return Err(argument("path", format!("\"{shown}\" names no {what}")));
         }
-        // With neither, the URL can be shown wherever the store is named.
         if path.contains(['?', '#']) || host.contains(['?', '#']) {
             let problem = format!(
-                "\"{shown}\" has a query, which would be for one object only; give the store's URL without it, and what signs requests in storage_options"
+                "\"{shown}\" has a query or a fragment, which only URLs of web servers have; give the store's URL without it, and what signs requests in storage_options"
+            );
+            return Err(argument("path", problem));
+        }
+        if !query.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let problem = format!(
+                "\"{shown}\" has a query with characters that no URL has; write them as %20 and the like"
             );
             return Err(argument("path", problem));
         }
@@ -73,7 +83,7 @@ impl CloudStore {
             Path::parse(path.trim_end_matches('/'))
                 .map_err(|error| argument("path", format!("\"{shown}\" cannot be a key ({error})")))
         };
-        let builder = Builder::new(kind, scheme, host, options)?;
+        let builder = Builder::new(kind, scheme, host, query, options)?;
         let prefix = match kind {
             Kind::Http => Path::from_url_path(path.trim_end_matches('/'))
                 .map_err(|error| argument("path", format!("\"{shown}\" cannot be a URL ({error})")))?,
@@ -477,7 +487,8 @@ mod tests {
         for (url, options, text) in [
             ("s3:///x", json!({}), "names no bucket"),
             ("https:///x", json!({}), "names no host"),
-            ("https://h/x?sig=s3cr3t", json!({}), "has a query"),
+            ("https://h/x?sig=s3cr3t ", json!({}), "no URL has"),
+            ("https://h/x#s3cr3t", json!({}), "has a query or a fragment"),
             ("az://c/x?sv=1&sig=s3cr3t", json!({"account_name": "a"}), "has a query"),
             ("HTTPS://u:s3cr3t@h/x", json!({}), "has a user"),
             ("abfss://c@account/x", json!({}), "names no account"),

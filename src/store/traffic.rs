@@ -1,5 +1,6 @@
 //! What clients see of their requests that those who make them do not: what failed and was sent again.
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -41,13 +42,23 @@ impl Traffic {
 }
 
 /// Makes clients whose requests are counted.
-#[derive(Debug)]
-pub(super) struct Counting(pub Arc<Traffic>);
+pub(super) struct Connector {
+    pub traffic: Arc<Traffic>,
+    /// What every request has behind the path of its URL, such as a signature. Empty if nothing.
+    pub query: Arc<str>,
+}
 
-impl HttpConnector for Counting {
+impl fmt::Debug for Connector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Connector").field("traffic", &self.traffic).finish_non_exhaustive()
+    }
+}
+
+impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        Ok(HttpClient::new(Counted { client, traffic: self.0.clone() }))
+        let (traffic, query) = (self.traffic.clone(), self.query.clone());
+        Ok(HttpClient::new(Counted { client, traffic, query }))
     }
 }
 
@@ -70,19 +81,31 @@ pub(super) fn is_of_certificate(said: &str) -> bool {
     said.contains("invalid peer certificate")
 }
 
-#[derive(Debug)]
 struct Counted {
     client: HttpClient,
     traffic: Arc<Traffic>,
+    query: Arc<str>,
+}
+
+impl fmt::Debug for Counted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // The query may be a secret.
+        f.debug_struct("Counted").field("client", &self.client).finish_non_exhaustive()
+    }
 }
 
 impl HttpService for Counted {
-    fn call<'a, 'b>(&'a self, request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
+    fn call<'a, 'b>(&'a self, mut request: HttpRequest) -> BoxFuture<'b, Result<HttpResponse, HttpError>>
     where
         'a: 'b,
         Self: 'b,
     {
         async move {
+            if !self.query.is_empty() {
+                let url = format!("{}?{}", request.uri(), self.query);
+                *request.uri_mut() =
+                    url.parse().map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
+            }
             let mut answer = self.client.execute(request).await;
             self.traffic.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
             // Weak tags do not tell the bytes, and the client would put bodies together by them.

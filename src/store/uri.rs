@@ -106,14 +106,20 @@ pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     let unreadable = |source| Error::Unreadable { path: place.into(), source };
     let origin = match store.folder() {
         Some(folder) => Origin::Folder(folder.path().canonicalize().map_err(unreadable)?),
-        None => Origin::Url(place.trim_end_matches('/').into()),
+        None => Origin::Url(without_query(place).trim_end_matches('/').into()),
     };
     Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
 }
 
+/// A URL without its query, which says nothing of what is there.
+fn without_query(url: &str) -> &str {
+    url.split('?').next().unwrap_or(url)
+}
+
 fn open_url(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     let (is_reference, path) = split_reference(path);
-    let (place, inner) = split_zip(path);
+    let (url, inner) = split_zip(path);
+    let place = without_query(url);
     let format = match (inner, references_by_name(place)) {
         (Some(inner), _) => Format::Zip(inner),
         (None, Some(format)) => Format::References(format),
@@ -122,7 +128,7 @@ fn open_url(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
         (None, None) if place.trim_end_matches('/').to_ascii_lowercase().ends_with(".zip") => Format::Zip(""),
         (None, None) => Format::Objects,
     };
-    let store = Arc::new(CloudStore::new(place, access.storage_options.of(place))?);
+    let store = Arc::new(CloudStore::new(url, access.storage_options.of(url))?);
     // The empty key is what the URL itself names.
     Ok(format.open(store, "", Origin::of_url(place), access))
 }

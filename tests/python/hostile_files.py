@@ -256,7 +256,7 @@ def _path(path, **options):
 for _name, _url in {
     "without-bucket": "s3:///store.zarr",
     "pattern": "https://example.org/*/store.zarr",
-    "signed": "https://example.org/store.zarr?signature=1",
+    "signed": "s3://bucket/store.zarr?signature=1",
     "ftp": "ftp://example.org/store.zarr",
     "file-of-another-host": "file://host/store.zarr",
     "memory": "memory://store.zarr",

@@ -58,6 +58,8 @@ class Settings:
     """How a request for a listing is answered."""
     page: int = 1000
     """Entries of an answer to one."""
+    query: str = ""
+    """What the URLs of all requests have to end with, if anything: others are answered 403."""
     key: str = ""
     """The access key that requests have to be signed with, if any."""
     certificate: str = ""
@@ -107,6 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(urlsplit(self.path).path)
         if path == LOG:
             return self._send(200, json.dumps(self.log).encode())
+        if not urlsplit(self.path).query.endswith(self.settings.query):
+            return self._send(403, b"<Error><Code>AccessDenied</Code></Error>")
         query = dict(parse_qsl(urlsplit(self.path).query))
         if "list-type" in query or query.get("comp") == "list":
             return self._list(path, query)
