@@ -162,7 +162,9 @@ def test_a_forked_child_opens_it_again(bucket, rng):
     assert done.stdout.strip() == "[0, 0, 0] True", done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("fault", ["403", "405", "whole", "500"])
+@pytest.mark.parametrize(
+    "fault", ["403", "whole", *(pytest.param(fault, marks=pytest.mark.full) for fault in ("405", "500"))]
+)
 def test_what_is_not_absent_is_an_error_and_never_a_fill_value(bucket, rng, fault):
     write(bucket / "bucket" / "data.zarr", values(rng), "sharded")
     with serving(bucket, kinds=[fault], every=1) as server:
@@ -262,7 +264,7 @@ def test_unknown_urls_and_missing_stores_are_refused(bucket):
 # --- select --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("zarr_format", [pytest.param(2, marks=pytest.mark.full), 3])
 @pytest.mark.parametrize("consolidated", [True, False])
 def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated):
     folder = write_fields(bucket / "bucket" / "data.zarr", TIMES, zarr_format)
@@ -361,6 +363,7 @@ def months(bucket):
     (bucket / "bucket" / "runs" / "readme").write_text("no store")
 
 
+@pytest.mark.full
 def test_patterns_are_looked_up_where_the_store_can_list(bucket):
     months(bucket)
     local, _ = read_all_of(str(bucket / "bucket" / "runs" / "part-*.zarr"))
@@ -453,7 +456,9 @@ def tree(folder):
     }
 
 
-@pytest.mark.parametrize("kind", CODECS)
+@pytest.mark.parametrize(
+    "kind", ["sharded", *(pytest.param(kind, marks=pytest.mark.full) for kind in CODECS if kind != "sharded")]
+)
 def test_a_copy_has_the_bits_of_one_of_the_folder(bucket, rng, kind):
     data = values(rng)
     data[8:16] = -1
@@ -583,7 +588,9 @@ def test_the_command_line_copies(bucket, rng):
 # --- bench ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["http", "s3", "zip"])
+@pytest.mark.parametrize(
+    "kind", ["http", *(pytest.param(kind, marks=pytest.mark.full) for kind in ("s3", "zip"))]
+)
 def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
     from click.testing import CliRunner
 
