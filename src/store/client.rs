@@ -409,7 +409,7 @@ mod tests {
         ] {
             let url = format!("{scheme}://host");
             let (kind, scheme, host) = kind_of(&url).unwrap();
-            let refused = Builder::new(kind, scheme, host, serde_json::from_value(options).unwrap());
+            let refused = Builder::new(kind, scheme, host, "", serde_json::from_value(options).unwrap());
             let error = refused.err().expect(&url).to_string();
             assert!(error.contains(text) && !error.contains("s3cr3t"), "{url}: {error}");
         }
