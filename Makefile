@@ -71,7 +71,7 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 .PHONY: test-all
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
 	@echo '==> Rust tests'
-	@cargo test --release --workspace
+	@PROPTEST_CASES=400 cargo test --release --workspace
 	$(call python_tests,full or not full)
 
 .PHONY: azurite

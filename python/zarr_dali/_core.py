@@ -168,7 +168,7 @@ class Objects:
         """Opens it, which asks for nothing yet.
 
         Args:
-            path: A folder, a zip file or a URL, as for the reader, but no pattern.
+            path: As for the reader, but one store and no pattern.
             storage_options: As for the reader.
             follow_links: As for the reader.
             soon: Whether requests that fail are repeated for seconds only, and not for minutes.

@@ -24,7 +24,7 @@ def open_store(
     It lists groups and arrays where the store can be listed, but not chunks.
 
     Args:
-        path: A folder, a zip file or a URL.
+        path: As for the reader, but one store and no pattern.
         storage_options: Credentials and endpoints, as for the reader. They are pickled with the store.
         follow_links: Whether symbolic links may lead out of a folder.
 

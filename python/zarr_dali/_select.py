@@ -10,7 +10,8 @@ import datetime
 import numbers
 import os
 import posixpath
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ def select(
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
     follow_links: bool = True,
-    storage_options: Mapping[str, Any] | str | None = None,
+    storage_options: _core.StorageOptions = None,
     **labels: Any,
 ) -> dict[str, Any]:
     """Arguments of `fn.readers.zarr` for what the labels name, with the rules of xarray's `.sel`.
@@ -53,6 +54,7 @@ def select(
             DataArray over the first dimension, or as many values as it has indices.
         follow_links: As for the reader: False refuses symbolic links that lead out of the store's folder, and
             of an array by itself also those in its group that lead out of the group.
+        storage_options: Credentials and endpoints of stores at URLs, as for the reader.
         labels: For a dimension a label, a slice of labels (both ends belong to it) or a list. A dimension
             keeps its place with a single label: its extent is 1 then. A dimension without a coordinate is
             selected by position.
@@ -148,15 +150,15 @@ class _Coordinates:
         for store, part in zip(names[1:], parts[1:]):
             if part.dimensions != whole.dimensions:
                 raise ValueError(
-                    f"path: the dimensions in {store} are {part.dimensions}, in the first store "
-                    f"{whole.dimensions}; only stores of the same kind can be joined"
+                    f"path: the dimensions in {_core.without_secrets(store)} are {part.dimensions}, in the "
+                    f"first store {whole.dimensions}; only stores of the same kind can be joined"
                 )
             for name in others:
                 mine, its = whole.indexes.get(name), part.indexes.get(name)
                 if (mine is None) != (its is None) or (mine is not None and not mine.equals(its)):
                     raise ValueError(
-                        f"path: the coordinate {name} in {store} differs from that in the first store; only "
-                        "stores on the same grid can be joined"
+                        f"path: the coordinate {name} in {_core.without_secrets(store)} differs from "
+                        "that in the first store; only stores on the same grid can be joined"
                     )
         sizes = whole.sizes | {first: sum(part.sizes[first] for part in parts)}
         indexes = {name: whole.indexes[name] for name in others if name in whole.indexes}
@@ -311,8 +313,8 @@ def _of_store(objects: _core.Objects, arrays: Sequence[str] | None) -> _Coordina
             raise ValueError(
                 f"arrays: say which arrays of the group {objects.shown} are meant (path names no array)"
             )
-        group, separator, array = objects.path.rstrip("/").rpartition("/")
-        if not separator or group.endswith(":/"):
+        group, array = _group_of_url(objects.path)
+        if not array:
             raise ValueError(
                 f"path: the array {objects.shown} is in no group, in which its coordinates could be; give "
                 "indices in place of labels"
@@ -323,6 +325,26 @@ def _of_store(objects: _core.Objects, arrays: Sequence[str] | None) -> _Coordina
         names, inside = _names_and_group(arrays)
     listed = Listed(objects, inside, names, consolidated=arrays is not None)
     return _of_group(listed, objects.shown, inside, names)
+
+
+def _group_of_url(path: str) -> tuple[str, str]:
+    """The group that an array is in, as the reader's `path` names it, and the array's name there.
+
+    The name is empty if the array is in no group: at the root of a bucket, a zip file or a repository.
+    """
+    inside = re.fullmatch(r"(.*\|\w+:(?:@[^/]*/?)?)(.*)", path)
+    if inside:  # a zip file or an Icechunk repository, and the path in it
+        before, path, query = inside[1], inside[2], ""
+    else:
+        before, (path, mark, query) = "", path.partition("?")
+        query = mark + query
+        is_object = path.lower().rstrip("/").endswith((".zip", ".json", ".parq", ".parquet"))
+        if is_object or "://" not in path:
+            return path + query, ""
+    group, separator, array = path.rstrip("/").rpartition("/")
+    if not before and (not separator or group.endswith(":/")):
+        array = ""
+    return before + group + query, array
 
 
 def _names_and_group(arrays: Sequence[str]) -> tuple[list[str], str]:

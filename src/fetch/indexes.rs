@@ -44,7 +44,7 @@ pub(super) fn known_index(
     at: &Context,
 ) -> Result<Arc<KnownIndex>> {
     let decode = || decode_index(sharding, bytes, head.object_bytes, at);
-    // What is in an index is the store's, and those who wait for it would wait for ever.
+    // The bytes of an index are the store's: a panic over them must not leave the read chunks waiting for their index.
     let decoded = catch_unwind(AssertUnwindSafe(decode));
     let index = decoded.unwrap_or_else(|payload| Err(Error::panic("decoding a shard index", &*payload)))?;
     Ok(Arc::new(KnownIndex { index, version: head.version }))

@@ -111,7 +111,7 @@ pub fn open(path: &str, access: &Access) -> Result<Arc<dyn Store>> {
     Ok(Arc::new(IcechunkStore::new(store, snapshot, access.clone(), origin)?))
 }
 
-/// A URL without its query, which says nothing of what is there.
+/// A URL without its query: the format of what is at the URL is told by the path alone.
 fn without_query(url: &str) -> &str {
     url.split('?').next().unwrap_or(url)
 }

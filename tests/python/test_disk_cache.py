@@ -115,7 +115,7 @@ def test_later_epochs_and_runs_request_no_chunk_that_is_there(root, rng, backend
         asked = chunk_paths(server, before)
         assert len(asked) == len(set(asked)) == absent
         assert stats["disk_cache_misses"] == absent and stats["requests"] == absent
-        assert stats["disk_cache_bytes_read"] >= 2 * stats["disk_cache_bytes_written"] == 0
+        assert stats["disk_cache_bytes_read"] > 0 and stats["disk_cache_bytes_written"] == 0
         assert stats["bytes_fetched"] == 0 and stats["disk_cache_discarded"] == 0
 
 
@@ -208,13 +208,16 @@ def test_damaged_entries_are_fetched_again(root, rng, backend, kind, damage):
             else:
                 content = contents[number - 1]
             path.write_bytes(content)
-        # Inner chunks whose index was requested are not looked for: their damage is found one run later.
-        for _ in range(2 if kind == "sharded" else 1):
-            (found,), stats = read(backend, url, **cache_of(root))
-            assert_same_bits(found, data)
-            assert stats["bytes_fetched"] > 0 and stats["disk_cache_discarded"] > 0
+        (found,), stats = read(backend, url, **cache_of(root))
+        assert_same_bits(found, data)
+        assert stats["bytes_fetched"] > 0 and stats["disk_cache_discarded"] > 0
         # Damage in the padding of a header is damage, too.
         assert kind == "sharded" or stats["disk_cache_discarded"] >= len(paths)
+        if kind == "sharded":
+            # Inner chunks whose index was requested are not looked for. Their damage is found when the index
+            # comes out of the cache: in the same run by a reader that is ahead by an epoch, else in the next.
+            (found,), _ = read(backend, url, **cache_of(root))
+            assert_same_bits(found, data)
         before = len(server.requests())
         (found,), stats = read(backend, url, **cache_of(root))
         assert_same_bits(found, data)

@@ -142,9 +142,7 @@ def test_the_query_of_a_web_servers_url_signs_every_request_and_is_not_shown(buc
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "zstd")
     if kind == "zip":
-        with zipfile.ZipFile(bucket / "bucket" / "data.zip", "w") as archive:
-            for file in sorted((bucket / "bucket" / "data.zarr").rglob("*")):
-                archive.write(file, file.relative_to(bucket / "bucket" / "data.zarr"))
+        zipped(bucket / "bucket" / "data.zarr", bucket / "bucket" / "data.zip")
     name = "data.zip" if kind == "zip" else "data.zarr"
     with serving(bucket, query="sv=1&sig=s3cr3t%2B") as server:
         url = f"{server.url}/bucket/{name}"
@@ -537,7 +535,7 @@ def test_a_redirect_to_another_server_has_no_authorization(bucket, rng):
 
 
 def test_requests_are_repeated_as_the_options_say(bucket, rng):
-    """As often, and for as long; durations are texts, numbers of seconds, or Python's own."""
+    """As often, and for as long; durations are texts or Python's own."""
     write(bucket / "bucket" / "data.zarr", values(rng), "raw")
     with running() as server:
         for number, (retries, asked) in enumerate(

@@ -2,7 +2,7 @@
 
 import json
 import pickle
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pandas as pd
@@ -90,6 +90,8 @@ def test_groups_are_listed_where_the_store_can_list(bucket, rng):
             if kind == "http":
                 with pytest.raises(ValueError, match="listing"):
                     opened.members()
+                with pytest.raises(ValueError, match=r"cannot be listed.*consolidate.*single arrays"):
+                    zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options)
                 continue
             assert sorted(opened) == ["a", "b", "in"]
             assert sorted(opened["in"]) == ["c", "d", "e"]
@@ -118,18 +120,9 @@ def test_threads_and_pickled_copies_read_at_the_same_time(bucket, rng):
         assert copy == store and hash(copy) == hash(store)
         assert store != zarr_dali.open_store(url + "x", options)
         arrays = [zarr.open_array(one, mode="r") for one in (store, copy)]
-        wrong = []
-
-        def read(array):
-            if not np.array_equal(array[:], data):
-                wrong.append(array)
-
-        threads = [threading.Thread(target=read, args=[arrays[i % 2]]) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert not wrong
+        with ThreadPoolExecutor(8) as threads:
+            found = threads.map(lambda number: arrays[number % 2][:], range(8))
+            assert all(np.array_equal(one, data) for one in found)
 
 
 def test_a_forked_child_opens_it_again(bucket, rng):
@@ -289,6 +282,35 @@ def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated
         assert not listed
         chunks = [request["path"] for request in server.requests() if "/t/" in request["path"]]
         assert {path.rpartition("/")[2] for path in chunks} <= {*METADATA}
+
+
+def test_select_finds_the_group_of_an_array_wherever_it_is(bucket, fields):
+    """Behind the query of a signed URL, in a zip file and in an Icechunk repository."""
+    labels = {"time": slice("2010-02-01", "2010-02-03"), "latitude": slice(45, -45)}
+    expected = zarr_dali.select(fields / "t", **labels)
+    bounds = {name: expected[name] for name in ("roi_start", "roi_end")}
+    zipped(fields, bucket / "bucket" / "data.zip", below="in/data.zarr/")
+    with serving(bucket, query=f"sig={SECRET}") as server:
+        url = f"{server.url}/bucket"
+        for path in (
+            f"{url}/data.zarr/t?sig={SECRET}",
+            f"{url}/data.zip?sig={SECRET}|zip:in/data.zarr/t",
+            f"{bucket}/bucket/data.zip|zip:in/data.zarr/t",
+        ):
+            found = zarr_dali.select(path, **labels)
+            assert found["path"] == path and found == found | bounds
+        signed = [f"{url}/data.zarr/{name}?sig={SECRET}" for name in ("t", "bare")]
+        with pytest.raises(ValueError, match=r"the dimensions in .*/bare") as caught:
+            zarr_dali.select(signed, time=0)
+        assert SECRET not in str(caught.value)
+    icechunk = pytest.importorskip("icechunk")
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(bucket / "repo")))
+    session = repository.writable_session("main")
+    xr.open_zarr(fields, chunks=None).to_zarr(session.store, group="in", zarr_format=3, consolidated=False)
+    session.commit("fields")
+    for version in ("", "@branch.main/"):
+        found = zarr_dali.select(f"{bucket}/repo|icechunk:{version}in/t", **labels)
+        assert found == found | bounds
 
 
 def test_consolidated_metadata_are_what_the_reader_takes(bucket, fields):

@@ -604,6 +604,7 @@ LEFT_OUT = {
                 "name": "sharding_indexed",
                 "configuration": {
                     "chunk_shape": [2, 6],
+                    # Without its byte order, which newer zarr-python asks for.
                     "codecs": [{"name": "bytes"}, {"name": "zstd", "configuration": {}}],
                 },
             }
@@ -648,7 +649,12 @@ def test_parameters_of_codecs_have_the_defaults_of_zarr_python(backend, tmp_path
     file = tmp_path / ("zarr.json" if "codecs" in chain else ".zarray")
     file.write_text(json.dumps(metadata))
     values = np.arange(1, 49, dtype="float32").reshape(8, 6)
-    zarr.open_array(tmp_path, mode="r+")[:] = values
+    try:
+        zarr.open_array(tmp_path, mode="r+")[:] = values
+    except ValueError as error:
+        if name == "inner" and "endian" in str(error):
+            pytest.skip("this zarr-python asks for the byte order")
+        raise
     # Writing may have written the parameters, too.
     file.write_text(json.dumps(metadata))
     assert_reads(backend, tmp_path, None, values)

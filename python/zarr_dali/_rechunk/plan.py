@@ -72,16 +72,23 @@ def arrays_of(root: zarr.Group | zarr.Array) -> dict[str, zarr.Array]:
     """All arrays of a store by path, sorted."""
     if isinstance(root, zarr.Array):
         return {"": root}
-    members = root.members(max_depth=None)
-    return {name: node for name, node in sorted(members) if isinstance(node, zarr.Array)}
+    return {name: node for name, node in _members(root) if isinstance(node, zarr.Array)}
 
 
 def groups_of(root: zarr.Group | zarr.Array) -> dict[str, zarr.Group]:
     """All groups of a store by path, sorted, the root as ""."""
     if isinstance(root, zarr.Array):
         return {}
-    members = root.members(max_depth=None)
-    return {"": root} | {name: node for name, node in sorted(members) if isinstance(node, zarr.Group)}
+    return {"": root} | {name: node for name, node in _members(root) if isinstance(node, zarr.Group)}
+
+
+def _members(root: zarr.Group) -> list[tuple[str, zarr.Array | zarr.Group]]:
+    if root.metadata.consolidated_metadata is None and not root.store.supports_listing:
+        raise ValueError(
+            f"{root.store} cannot be listed, because web servers have no listings, and its metadata are not "
+            "consolidated: consolidate them (zarr.consolidate_metadata), or give the URLs of single arrays"
+        )
+    return sorted(root.members(max_depth=None), key=lambda member: member[0])
 
 
 def attributes_of(array: zarr.Array) -> dict[str, Any]:

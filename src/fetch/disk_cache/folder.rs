@@ -100,7 +100,7 @@ impl CacheFolder {
         let name = cache.next_name();
         cache.write_as(&cache.folder, ".", &name, &[])?;
         match fs::unlinkat(&cache.folder, &name, AtFlags::empty()) {
-            // Another process counts what is there, and has removed the file.
+            // Another process that measures the folder has removed the file.
             Err(Errno::NOENT) => Ok(()),
             removed => Ok(removed?),
         }

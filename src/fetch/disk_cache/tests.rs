@@ -200,7 +200,7 @@ proptest! {
             prop_assert!(noted(parent.path()) <= BOUND);
         }
         drop(instances);
-        // Who is alone counts what is there.
+        // A process that has the folder for itself measures it.
         let alone = Instance::start(parent.path(), "one");
         prop_assert!(alone.in_use.is_some());
         prop_assert_eq!(used(parent.path()), noted(parent.path()));

@@ -1,4 +1,5 @@
-//! References in parquet files: metadata in one JSON file, and of each array a file for so many chunks in the order of its chunk grid.
+//! References in parquet files, as fsspec writes them: metadata in one JSON file, and of each array files with `record_size` chunks each, in
+//! the order of the chunk grid.
 //!
 //! Source: fsspec's `LazyReferenceMapper`, which kerchunk and VirtualiZarr write with. It knows arrays of Zarr format 2 only.
 
