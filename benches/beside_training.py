@@ -112,12 +112,25 @@ class Training:
         }
 
 
-def loader(store: str, device: str, batch_size: int, decode: str) -> tuple[Any, Iterator[Any]]:
-    """A pipeline that reads shuffled windows, and its batches as torch tensors without end."""
+def loader(
+    store: str, device: str, batch_size: int, decode: str, budget_gb: float | None = None
+) -> tuple[Any, Iterator[Any]]:
+    """A pipeline that reads shuffled windows, and its batches as torch tensors without end.
+
+    `budget_gb` is the reader's `device_memory_budget`; None is its default.
+    """
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
+    arguments = {} if budget_gb is None else {"device_memory_budget": int(budget_gb * 1e9)}
     pipe = common.reader(
-        store, device, batch_size, window=[WINDOW], stride=[1], random_shuffle=True, decode=decode
+        store,
+        device,
+        batch_size,
+        window=[WINDOW],
+        stride=[1],
+        random_shuffle=True,
+        decode=decode,
+        **arguments,
     )
     # Without a reader's name or a size there are no epochs.
     return pipe, iter(DALIGenericIterator(pipe, ["fields"]))
@@ -127,6 +140,8 @@ def beside(
     training: Training, pipe: Any, batches: Iterator[Any], task: dict[str, Any], store_bytes: int
 ) -> dict[str, Any]:
     """Times the training beside a reader that was just built: figures of both."""
+    import zarr_dali
+
     samples = pipe.reader_meta("reader")["epoch_size"]
     next(batches)
     common.at_rest(pipe)
@@ -143,6 +158,7 @@ def beside(
         "supplied": spent["bytes_decoded"] / needed,
         "delivered_gb_per_s": row["samples_per_s"] * store_bytes * WINDOW / (samples + WINDOW - 1) / 1e9,
         "cpu_cores": used / seconds,
+        "policy": zarr_dali.stats(pipe)["policy"],
         "reader": {name: value for name, value in spent.items() if name.startswith(COUNTERS)},
     }
 
@@ -159,7 +175,9 @@ def child() -> None:
         pipe = batches = None
         try:
             store = task["stores"][point["store"]]
-            pipe, batches = loader(store, task["device"], task["batch_size"], point["decode"])
+            pipe, batches = loader(
+                store, task["device"], task["batch_size"], point["decode"], point["budget_gb"]
+            )
             row = beside(training, pipe, batches, task, task["store_bytes"])
         except (RuntimeError, ValueError) as error:
             row = {"problem": common.gist(error)}
@@ -179,11 +197,23 @@ def points_of(args: Any) -> list[dict[str, Any]]:
     """All points, those of one number of cores together."""
     cores = common.cores_here(args.cores) or [len(os.sched_getaffinity(0))]
     return [
-        {"point": f"{n}/{store}/{decode}", "cores": n, "store": store, "decode": decode}
+        {
+            "point": f"{n}/{store}/{decode}{in_name(budget)}",
+            "cores": n,
+            "store": store,
+            "decode": decode,
+            "budget_gb": budget,
+        }
         for n in cores
+        for budget in args.budgets
         for store in args.stores
         for decode in args.decode
     ]
+
+
+def in_name(budget_gb: float | None) -> str:
+    """A budget as the end of a point's name."""
+    return "" if budget_gb is None else f"/{budget_gb:g}GB"
 
 
 def add_arguments(line: Any) -> None:
@@ -212,6 +242,13 @@ def add_choices(line: Any, cores: Sequence[int], decode: Sequence[str] | None = 
         default=decode,
         metavar="NAMES",
         help=f"who decodes (default: {chosen})",
+    )
+    line.add_argument(
+        "--budgets",
+        type=common.list_of(lambda text: None if text == "default" else float(text)),
+        default=[None],
+        metavar="GB,...",
+        help="the reader's device_memory_budget in GB, or `default` (default: default)",
     )
 
 

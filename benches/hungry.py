@@ -39,6 +39,7 @@ from beside_training import (
     add_arguments,
     add_choices,
     beside,
+    in_name,
     loader,
 )
 
@@ -93,14 +94,11 @@ def measured(
     training: Stack, point: dict[str, Any], task: dict[str, Any], before: dict[str, float]
 ) -> tuple[dict[str, Any], dict[str, float]]:
     """The row of a point, and the synthetic speed behind it; `before` is that in front of it."""
-    import zarr_dali
-
     pipe = batches = None
     try:
         store = task["stores"][point["store"]]
-        pipe, batches = loader(store, task["device"], task["batch_size"], point["decode"])
+        pipe, batches = loader(store, task["device"], task["batch_size"], point["decode"], point["budget_gb"])
         row = beside(training, pipe, batches, task, task["store_bytes"])
-        row["policy"] = zarr_dali.stats(pipe)["policy"]
     except (RuntimeError, ValueError) as error:
         row = {"problem": common.gist(error)}
     # The reader is gone before the synthetic speed is measured again.
@@ -132,13 +130,16 @@ def points_of(args: Any) -> list[dict[str, Any]]:
     cores = common.cores_here(args.cores) or [len(os.sched_getaffinity(0))]
     return [
         {
-            "point": f"{n}/{layers}/{store}/{decode}",
+            "point": f"{n}/{layers}/{store}/{decode}{in_name(budget)}",
             "cores": n,
             "layers": layers,
             "store": store,
             "decode": decode,
+            "budget_gb": budget,
         }
-        for n, layers, store, decode in itertools.product(cores, args.layers, args.stores, args.decode)
+        for n, layers, budget, store, decode in itertools.product(
+            cores, args.layers, args.budgets, args.stores, args.decode
+        )
     ]
 
 

@@ -9,8 +9,11 @@
 //!   one, and the GPU takes the chunks behind them.
 //! - The consumer waits for every batch: what counts is the rate of decoding. Whether that is highest with the GPU, the CPU or both
 //!   depends on codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores
-//!   and memory. So each is tried for a while, again from time to time, and the best is kept. Cores that could not decode a good
-//!   part of what the GPU does, by the time that they needed for a chunk, are not tried alone, and at first not at all.
+//!   and memory. So each is tried for a while, again from time to time, and the best is kept; of two that are as good, the one that
+//!   leaves more of the GPU to others. Cores that could not decode a good part of what the GPU does, by the time that they needed for a
+//!   chunk, are not tried alone.
+//!
+//! A core that takes longer for a chunk than a batch is in flight gets none: the consumer would wait for it.
 //!
 //! What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where
 //! both take turns. Whether the partition is fast enough is tried.
@@ -42,8 +45,13 @@ pub struct Policy {
     cpu_rate: f64,
     /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
     gpu_latency: f64,
-    /// Bytes in a second of one core.
+    /// Chunks that cores have decoded, bytes in a second of one core and its seconds for a chunk, and when the last one was decoded.
+    chunks: u64,
     core_rate: f64,
+    core_seconds: f64,
+    core_ended: f64,
+    /// Batches that were submitted when the consumer asked last.
+    in_flight: u64,
     /// Jobs that cores work on, and how many cores there are.
     busy: u64,
     cores: u64,
@@ -76,10 +84,20 @@ impl Policy {
     const WINDOW: f64 = 0.05;
     /// The weight of a new figure in a mean.
     const WEIGHT: f64 = 0.3;
+    /// That of a new interval.
+    const INTERVAL_WEIGHT: f64 = 0.1;
+    /// How many times as long as later ones a core's first chunk may take.
+    const FIRST: f64 = 8.0;
+    /// Cores are in time if they decode a chunk within this share of the time in which as many batches are taken as are in flight.
+    const IN_TIME: f64 = 0.7;
+    /// After this many times the seconds that a core needs for a chunk, cores that are not in time are taken to be twice as fast, so that
+    /// they are asked again.
+    const FORGETS: f64 = 100.0;
 
     /// `ready` of the `submitted` batches are complete.
     pub fn fill(&mut self, ready: u64, submitted: u64) {
-        if ready * Self::LOW.1 < submitted * Self::LOW.0 {
+        // With one batch in flight none is complete each time that the consumer has taken one.
+        if submitted > 1 && ready * Self::LOW.1 < submitted * Self::LOW.0 {
             self.helping = true;
         }
         if Self::is_full(ready, submitted) {
@@ -96,9 +114,14 @@ impl Policy {
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
         if self.asked > 0.0 {
-            self.interval = Self::mean(self.interval, now - self.asked);
+            let weight = if self.interval > 0.0 { Self::INTERVAL_WEIGHT } else { 1.0 };
+            self.interval += weight * (now - self.asked - self.interval);
         }
         self.asked = now;
+        self.in_flight = submitted;
+        if !self.cores_are_in_time() && now - self.core_ended > Self::FORGETS * self.core_seconds {
+            (self.core_seconds, self.core_ended) = (0.5 * self.core_seconds, now);
+        }
         self.helping |= waits;
         if self.partition.wanted(waits, submitted, now) {
             self.trials.interrupt();
@@ -137,7 +160,12 @@ impl Policy {
 
     /// A core has decoded a chunk of `bytes` decoded bytes in `seconds`.
     pub fn cpu_ends(&mut self, bytes: u64, seconds: f64, now: f64) {
+        self.chunks += 1;
+        // Each core's first chunk takes several times as long as later ones: the core's memory is mapped then.
+        let seconds = if self.chunks > self.cores { seconds } else { seconds / Self::FIRST };
         self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
+        self.core_ended = now;
+        self.core_seconds = Self::mean(self.core_seconds, seconds);
         self.trials.done(bytes);
         self.busy = self.busy.saturating_sub(1);
         self.window.bytes += bytes;
@@ -175,12 +203,20 @@ impl Policy {
 
     /// Whether the GPU may take chunks that the CPU could decode.
     pub fn gpu_helps(&self) -> bool {
-        if self.waited_for { self.trials.side() != Side::Cpu } else { self.helping }
+        match self.waited_for {
+            true => self.trials.side() != Side::Cpu,
+            false => self.helping || !self.cores_are_in_time(),
+        }
     }
 
     /// Whether the CPU may take chunks that the GPU could decode.
     pub fn cpu_helps(&self) -> bool {
-        !self.waited_for || self.trials.side() != Side::Gpu
+        match self.trials.side() {
+            _ if !self.waited_for => self.cores_are_in_time(),
+            Side::Cpu => true,
+            Side::Both => self.cores_are_in_time(),
+            Side::Gpu => false,
+        }
     }
 
     /// Decoded bytes that the CPU has decoded before the GPU would have: their chunks are left to the CPU.
@@ -199,9 +235,17 @@ impl Policy {
         if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(now)) } else { None }
     }
 
+    /// Whether a batch does not wait for a chunk that a core began with.
+    fn cores_are_in_time(&self) -> bool {
+        self.interval == 0.0 || self.core_seconds <= Self::IN_TIME * self.interval * self.in_flight as f64
+    }
+
     /// Who decodes and why, in words.
     pub fn explanation(&self) -> String {
         let who = match (self.waited_for, self.trials.side()) {
+            (false, _) if !self.cores_are_in_time() => {
+                "the GPU decodes, because a core needs longer for a chunk than batches may wait"
+            }
             (false, _) if !self.helping => "the CPU decodes, because most submitted batches are complete",
             (false, _) => "CPU and GPU decode, because few submitted batches are complete",
             (true, Side::Gpu) => "the GPU decodes, because DALI waits for batches",

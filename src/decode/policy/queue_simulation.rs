@@ -51,6 +51,8 @@ struct Setting {
     /// Chunks whose bytes come slowly, the first of all, and seconds for each.
     slow_chunks: u64,
     slow_seconds: f64,
+    /// How many times as long as later ones each core's first chunk takes, for which its memory has to be mapped.
+    first: f64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -147,6 +149,7 @@ impl Setting {
             overhead: between(random, 1e-4, 1e-3),
             slow_chunks: if is_slow { slow_chunks } else { 0 },
             slow_seconds: step.max(gpu) * between(random, 0.3, 2.0) / chunks as f64,
+            first: between(random, 1.0, 10.0),
         }
     }
 
@@ -183,6 +186,8 @@ struct Simulation<'a> {
     submitted: u64,
     handed: u64,
     idle_cores: u64,
+    /// Chunks that cores have begun with.
+    begun: u64,
     /// What is on the GPU, with the time of its arrival there.
     arrived: VecDeque<(u64, f64)>,
     lanes: Vec<Vec<(u64, f64)>>,
@@ -222,6 +227,7 @@ impl<'a> Simulation<'a> {
             submitted: 0,
             handed: 0,
             idle_cores: if decode == Decode::Gpu { 0 } else { setting.cores },
+            begun: 0,
             arrived: VecDeque::new(),
             lanes: vec![vec![]; LANES],
             gpu_free: 0.0,
@@ -393,7 +399,9 @@ impl<'a> Simulation<'a> {
             self.policy.cpu_begins(self.now);
             self.idle_cores -= 1;
             let slower = if self.gpu_free > self.now { both } else { 1.0 };
-            let seconds = self.fetch() + core_seconds * slower;
+            let first = if self.begun < self.setting.cores { self.setting.first } else { 1.0 };
+            self.begun += 1;
+            let seconds = self.fetch() + core_seconds * slower * first;
             self.agenda.add(self.now + seconds, Event::CoreDone { batch, since: self.now });
         }
         if self.decode != Decode::Cpu {
@@ -458,8 +466,8 @@ fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
     let all = behind(0..300);
     let near =
         |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
-    // What is asked for is 99 % within 1 %; of 1000 settings it was 86 %, 90 % were within 4.7 %.
-    assert!(near(0.01) > 0.82 && near(0.1) > 0.9, "{} and {}", near(0.01), near(0.1));
+    // Wanted is 99 % within 1 %; of 4000 settings it was 87 %, 91 % were within 3 % and 97.6 % within 20 %.
+    assert!(near(0.01) > 0.85 && near(0.2) > 0.96, "{} and {}", near(0.01), near(0.2));
 }
 
 /// The share of its speed that a U-Net keeps on an H100 with `in_flight` batches in flight and `cores` cores: steps of 141 ms, batches of 629 MB in
@@ -487,17 +495,15 @@ fn kept(in_flight: u64, cores: u64, decode: Decode) -> f64 {
         overhead: 1e-3,
         slow_chunks: 0,
         slow_seconds: 0.0,
+        first: 9.0,
     };
     (setting.batches - SETTLING) as f64 * step / setting.run(decode)
 }
 
 #[test]
 fn idle_cores_decode_for_a_training_with_some_batches_in_flight() {
-    for in_flight in [2, 3, 4, 6, 12] {
+    for in_flight in [1, 2, 3, 4, 6, 12] {
         assert!(kept(in_flight, 16, Decode::Auto) > 0.99, "{in_flight}");
-        assert!(kept(in_flight, 4, Decode::Auto) > kept(in_flight, 4, Decode::Gpu) + 0.04, "{in_flight}");
+        assert!(kept(in_flight, 4, Decode::Auto) > kept(in_flight, 4, Decode::Gpu) + 0.03, "{in_flight}");
     }
-    // With one the GPU decodes most, as was measured: each new batch looks like a queue that ran empty.
-    assert!(kept(1, 16, Decode::Cpu) > 0.99);
-    assert!(kept(1, 16, Decode::Auto) >= kept(1, 16, Decode::Gpu));
 }

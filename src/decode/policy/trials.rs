@@ -18,9 +18,9 @@ pub struct Trials {
     rates: [Option<f64>; 3],
     /// The side that was best when all had been tried last, and its rate then.
     best: Option<(Side, f64)>,
-    /// Its trials since, and after how many all are tried again.
-    kept: u64,
-    term: u64,
+    /// Seconds that each side was tried for in this round of trials, and when the next round begins.
+    seconds: [f64; 3],
+    again: f64,
     /// Of the present trial: since when, and batches and bytes since. It begins when the batches of the last one are through.
     since: Option<f64>,
     batches: u64,
@@ -35,15 +35,21 @@ impl Trials {
     const LEAST: (u64, f64) = (8, 0.05);
     /// A side that does this much of the best does as well. Then the one is taken that leaves more of the GPU to others.
     const AS_GOOD: f64 = 0.97;
-    /// Cores that could do this much of what the GPU does are worth a trial.
+    /// Cores that could do this much of what is done with the GPU are worth a trial.
     const WORTH_IT: f64 = 0.4;
-    /// A trial that is this much slower than the best one is given up soon.
+    /// A trial that is this much slower than the best one is given up after half of the batches in flight, and at least this many: the
+    /// first ones were begun by the side before.
     const PATIENCE: f64 = 2.0;
+    const SOON: u64 = 3;
     /// When the rate has changed by this factor since the others were tried, theirs are of no use any more.
     const CHANGED: f64 = 1.5;
-    /// Nor are they after this many trials. The number doubles each time that the same side is best, up to the second one. What
-    /// limited all sides alike, such as a disk, may be gone.
-    const TERM: (u64, u64) = (64, 512);
+    /// Nor are they after some time, because what limited all sides alike, such as a disk, may be gone. The next round of trials begins when
+    /// the last one has cost no more than this share of the time,
+    const COST: f64 = 0.004;
+    /// and has taken no more than that share of it,
+    const LENGTH: f64 = 0.1;
+    /// and at the latest when the best side has decoded for this many times as long as it was tried for.
+    const LATEST: f64 = 512.0;
 
     /// Who decodes now.
     pub fn side(&self) -> Side {
@@ -56,7 +62,8 @@ impl Trials {
         self.all_bytes += bytes;
     }
 
-    /// The consumer wants a batch and has to wait for it. `cores_rate`: bytes that all cores together can decode in a second.
+    /// The consumer wants a batch and has to wait for it. `cores_rate`: bytes that all cores together can decode in a second, 0 if that
+    /// is not known.
     pub fn batch(&mut self, in_flight: u64, cores_rate: f64, now: f64) {
         self.batches += 1;
         if self.begun > now {
@@ -65,7 +72,7 @@ impl Trials {
         let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
         let rate = self.all_bytes as f64 / (now - self.begun);
         if self.rates[self.side as usize].is_none()
-            && self.batches >= in_flight / 2
+            && self.batches >= (in_flight / 2).max(Self::SOON)
             && rate * Self::PATIENCE < best
         {
             return self.ends(rate, cores_rate, now);
@@ -85,34 +92,32 @@ impl Trials {
 
     /// The present side decodes `rate` bytes in a second.
     fn ends(&mut self, rate: f64, cores_rate: f64, now: f64) {
+        let seconds = now - self.begun;
         (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
-        let own = self.side as usize;
         if let Some((_, before)) = self.best
             && self.all_tried()
+            && (rate > before * Self::CHANGED || rate * Self::CHANGED < before || now >= self.again)
         {
-            self.kept += 1;
-            if rate > before * Self::CHANGED || rate * Self::CHANGED < before {
-                (self.rates, self.best) = ([None; 3], None);
-            } else if self.kept >= self.term {
-                self.rates = [None; 3];
-            }
+            (self.rates, self.seconds) = ([None; 3], [0.0; 3]);
         }
-        let had_been_tried = self.all_tried();
+        let own = self.side as usize;
+        let ends_round = !self.all_tried();
         self.rates[own] = Some(rate);
-        if self.side == Side::Gpu && cores_rate < rate * Self::WORTH_IT {
-            let at_most = cores_rate.min(rate * Self::WORTH_IT);
-            self.rates[Side::Cpu as usize].get_or_insert(at_most);
-            // What cores can do is known from the time when they last decoded. Later, a trial of both tells it anew.
-            if self.best.is_none() {
-                self.rates[Side::Both as usize].get_or_insert(at_most);
-            }
+        if self.side != Side::Cpu && cores_rate > 0.0 && cores_rate < rate * Self::WORTH_IT {
+            self.rates[Side::Cpu as usize].get_or_insert(cores_rate);
+        }
+        if ends_round {
+            self.seconds[own] = seconds;
         }
         let next = self.next();
-        if self.all_tried() && !had_been_tried {
-            let again = self.best.is_some_and(|(best, _)| best == next);
-            self.term = if again { (2 * self.term).min(Self::TERM.1) } else { Self::TERM.0 };
+        if ends_round && self.all_tried() {
+            let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
             self.best = self.rates[next as usize].map(|rate| (next, rate));
-            self.kept = 0;
+            let lost = |(rate, seconds): (&Option<f64>, &f64)| seconds * (1.0 - rate.unwrap_or(best) / best);
+            let lost: f64 = self.rates.iter().zip(&self.seconds).map(lost).sum();
+            let tried: f64 = self.seconds.iter().sum();
+            let latest = Self::LATEST * self.seconds[next as usize];
+            self.again = now + (lost / Self::COST).max(tried / Self::LENGTH).min(latest);
         }
         if next != self.side {
             (self.side, self.since, self.begun, self.all_bytes) = (next, None, now, 0);
@@ -201,9 +206,9 @@ mod tests {
                     std::array::from_fn(|side| cold[side] + share * (warm[side] - cold[side]))
                 });
                 // As long as the disk's limit was believed in, and the first trials.
-                simulated.run(4 * IN_FLIGHT * Trials::TERM.0, |_| warm);
+                simulated.run(20_000, |_| warm);
                 let shares = simulated.run(20_000, |_| warm);
-                assert!(shares[best] > 0.95, "{cold:?}, {warm:?} after {warming}: {shares:?}");
+                assert!(shares[best] > 0.94, "{cold:?}, {warm:?} after {warming}: {shares:?}");
             }
         }
     }
@@ -215,7 +220,7 @@ mod tests {
             let shares = simulated.run(4000, |_| rates);
             assert!(shares[0] > 0.9, "{shares:?}");
             let shares = simulated.run(100_000, |_| rates);
-            assert!(shares[0] > 0.98 && simulated.trials.term == Trials::TERM.1, "{shares:?}");
+            assert!(shares[0] > 0.98, "{shares:?}");
         }
     }
 }
