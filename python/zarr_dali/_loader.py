@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
+import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from zarr_dali import _core, _plugin, _select
+import numpy as np
+
+from zarr_dali import _core, _element_types, _outputs, _plugin, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
     import torch
     from nvidia.dali import Pipeline
+    from nvidia.dali.data_node import DataNode
 
 READER = "reader"
 POSITION_VERSION = 3
@@ -81,6 +86,10 @@ class Loader:
         world_size: int | None = None,
         names: Sequence[str] | None = None,
         select: Mapping[str, Any] | None = None,
+        dtype: Any = None,
+        layout: str | Sequence[str | None] | Mapping[str, str] | None = None,
+        graph: Callable[[dict[str, DataNode]], Any] | None = None,
+        transform: Callable[[dict[str, torch.Tensor]], Any] | None = None,
         num_threads: int = 2,
         prefetch: int = 2,
         **reader_arguments: Any,
@@ -103,15 +112,31 @@ class Loader:
             names: Keys of a batch in place of the arrays' names, one for each output; with
                 `return_index=True` the last one is that of the indices, "index" if not given.
             select: Labels, as `zarr_dali.select` takes them: `select={"time": slice("2010", "2015")}`.
-                `offsets` and `exclude` may then hold time spans and labels.
+                `offsets` may hold time spans with or without it; what `exclude` holds are labels with it, and
+                without it indices, or labels if they are texts, times, slices or a mask.
+            dtype: Element type of all outputs, as a type or name of NumPy, torch or DALI, rounded and
+                saturated as the reader does; a list with one for each of `arrays`; or a dictionary with some
+                by their names: `dtype={"label": "int64"}`. None leaves a type as it is. "bfloat16" is made of
+                float32 on the device. What DALI cannot hand to torch (uint16, uint32, uint64) is refused.
+            layout: DALI's layout of a sample, a letter for each dimension, for operators that ask for one:
+                for all outputs, a list with one for each, or a dictionary with some by their names. By
+                default made from the names of the dimensions. No value is moved by it.
+            graph: A function that puts operators of DALI between the reader and the batch, on the same
+                device: it gets a dictionary of DALI's nodes by name and returns one, whose keys are those of
+                a batch, or as many nodes as it got. It is called whenever the pipeline is built. Random
+                operators draw new numbers for each batch; after `load_state_dict` and after a `break` they
+                begin anew, with numbers that depend on `seed`, rank and place.
+            transform: A function that gets each batch, a dictionary of tensors, in the process and thread of
+                the training. What it returns is the batch.
             num_threads: Threads of the pipeline. The reader has its own, see `num_io_threads`.
             prefetch: Batches that are kept ready besides those that the reader has in flight.
             **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack`,
-                `mask_and_scale`, `mean`, `std`, `dtype`, `return_index`, `decode`, `follow_links`, memory
-                budgets and others; `storage_options` as a dictionary.
+                `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and
+                others; `storage_options` as a dictionary.
 
         Raises:
             ValueError: Arguments or the store do not fit.
+            TypeError: There is no such argument, or it is of a wrong type.
             RuntimeError: There is no such GPU, or this is a worker process of a torch DataLoader.
         """
         _import_torch()
@@ -125,13 +150,21 @@ class Loader:
 
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
         arguments = _with_text_options({name: _plain(value) for name, value in reader_arguments.items()})
-        if select is not None:
-            arguments = _with_selection(path, arrays, select, arguments)
-        else:
-            arguments["path"] = _select.as_text(path)
-        if arguments.get("dtype") is not None:
-            arguments["dtype"] = _dali_type(arguments["dtype"])
-        self.names = _output_names(arrays, arguments, names)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
+        self._transform = transform
+        arguments = _with_selection(path, arrays, select, arguments)
+        names = _outputs.names_of(arrays, arguments, names)
+        arguments["dtype"], self._outputs = _outputs.outputs_of(
+            names,
+            bool(arguments.get("return_index")),
+            dtype=dtype,
+            layout=layout,
+            graph=graph,
+            sources=lambda: _types_of(arrays, arguments),
+        )
+        self.names: list[str] = []
+        """Keys of a batch, known once the pipeline is built."""
         self._reader = arguments | {
             "arrays": arrays or None,
             "device": self.device.type.replace("cuda", "gpu"),
@@ -165,6 +198,8 @@ class Loader:
                 f"drop_last: {self._count} samples do not fill one batch of batch_size={batch_size} on each "
                 f"of {self.world_size} ranks"
             )
+        if graph is None and arguments["dtype"] is None:
+            self._refuse_types(arrays, arguments)
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on all ranks."""
@@ -178,6 +213,13 @@ class Loader:
         """The batches of one epoch. Nothing happens before the first is asked for."""
         self._check()
         return self._iterate()
+
+    def __getitem__(self, _: Any) -> NoReturn:
+        raise TypeError(
+            "a Loader has no samples by number, and needs no torch DataLoader around it: iterate over it "
+            "directly, `for batch in loader`; it makes the batches, shuffles them and reads ahead itself, on "
+            "threads"
+        )
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration be this epoch, from its start; after `load_state_dict` to it, its rest."""
@@ -271,7 +313,8 @@ class Loader:
                 self._surplus = self._batches(place.played, drop_last=False) - total
             if valid < self.batch_size:
                 tensors = {name: tensor[:valid] for name, tensor in tensors.items()}
-            yield tensors
+            tensors = self._outputs.of_batch(tensors)
+            yield tensors if self._transform is None else self._transform(tensors)
 
     def _run(self) -> dict[str, torch.Tensor]:
         """The pipeline's next batch."""
@@ -304,15 +347,35 @@ class Loader:
                 "played": place.played,
             }
             arguments["position"] = json.dumps(position | dict(identity or {}))
-        pipeline = Pipeline(**self._settings)
+        pipeline = Pipeline(**self._settings, seed=self._seed_of_operators(place))
         with pipeline:
-            outputs = fn.readers.zarr(name=READER, **arguments)
-            pipeline.set_outputs(*(outputs if isinstance(outputs, (list, tuple)) else [outputs]))
+            nodes = self._outputs.nodes(fn.readers.zarr(name=READER, **arguments))
+            pipeline.set_outputs(*nodes.values())
         pipeline.build()
+        self.names = list(nodes)
         self._count = pipeline.reader_meta(READER)["epoch_size"]
         # Without `size` it goes on and on; batches are counted here.
         self._batches_of_pipeline = DALIGenericIterator([pipeline], self.names, prepare_first_batch=False)
         self._pipeline, self._ready, self._surplus = pipeline, place, 0
+
+    def _seed_of_operators(self, place: _Place) -> int:
+        """Of the random operators in `graph`: other numbers on each rank, and wherever a pipeline begins."""
+        given = [self._reader["seed"], self.rank, place.epoch, place.batch, len(place.played)]
+        return int(np.random.SeedSequence([number % 2**64 for number in given]).generate_state(1)[0] >> 1)
+
+    def _refuse_types(self, arrays: list[str], arguments: Mapping[str, Any]) -> None:
+        """Raises ValueError where DALI cannot hand a type to torch."""
+        if arguments.get("mean") is not None or arguments.get("std") is not None:
+            return
+        paths = _texts(arguments["path"])
+        declared = _element_types.declared_types(paths, arrays, arguments)
+        if not set(declared) & set(_outputs.NOT_OF_TORCH):
+            return
+        # Of stacked arrays, which have all the same type, that of the first.
+        found = zip(self._outputs.names, _types_of(arrays, arguments))
+        types = {name: one for name, one in found if one and name not in self._outputs.casts}
+        if problem := _outputs.lacking(types):
+            raise ValueError(problem)
 
     def _drop(self) -> None:
         self._pipeline = self._batches_of_pipeline = None
@@ -429,6 +492,17 @@ def _device(device: str | torch.device) -> torch.device:
         return torch.device("cpu")
     if parsed.type != "cuda":
         raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        try:
+            torch.cuda.init()  # says why
+            problem = "torch finds no GPU"
+        except (RuntimeError, AssertionError) as error:
+            problem = str(error).strip().rstrip(".")
+        raise RuntimeError(f'device is {str(device)!r}: {problem}; without a GPU give device="cpu"')
+    if parsed.index is not None and parsed.index >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"device is {str(device)!r}, but there are {torch.cuda.device_count()} GPUs, numbered from 0"
+        )
     return parsed if parsed.index is not None else torch.device("cuda", torch.cuda.current_device())
 
 
@@ -447,37 +521,67 @@ def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _with_selection(
-    path: Paths, arrays: list[str], labels: Mapping[str, Any], arguments: dict[str, Any]
+    path: Paths, arrays: list[str], labels: Mapping[str, Any] | None, arguments: dict[str, Any]
 ) -> dict[str, Any]:
-    """The reader's arguments with what labels select."""
-    for name in ("roi_start", "roi_end"):
-        if arguments.get(name) is not None:
-            raise ValueError(f"{name} and select: give one of them")
-    others = {name: value for name, value in arguments.items() if name not in ("offsets", "exclude")}
+    """The reader's arguments, with indices for what labels and time spans mean."""
+    asked = ("offsets", "exclude")
+    if labels is None:
+        asked = tuple(name for name in asked if not _is_of_indices(arguments.get(name)))
+    else:
+        _check_labels(labels, arguments)
+    if labels is None and not asked:
+        return arguments | {"path": _select.as_text(path)}
     chosen = _select.select(
         path,
         arrays=arrays or None,
-        offsets=arguments.get("offsets"),
-        exclude=arguments.get("exclude"),
+        **{name: arguments.get(name) for name in asked},
         follow_links=arguments.get("follow_links", True),
         storage_options=arguments.get("storage_options"),
-        **labels,
+        **(labels or {}),
     )
+    others = {name: value for name, value in arguments.items() if name not in asked}
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
 
 
-def _dali_type(dtype: Any) -> Any:
-    """DALI's name of an element type of numpy, of torch or in words."""
-    from nvidia.dali import types
+def _check_labels(labels: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Refuses what is no dimension in `select`, and regions given twice."""
+    for name in ("roi_start", "roi_end"):
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} and select: give one of them")
+    taken = inspect.signature(_select.select).parameters.values()
+    for parameter in taken:
+        if parameter.kind != parameter.VAR_KEYWORD and parameter.name in labels:
+            raise ValueError(
+                f"select: {parameter.name} is no dimension but an argument of Loader; give "
+                f"`{parameter.name}=` beside `select=`"
+            )
 
-    return dtype if isinstance(dtype, types.DALIDataType) else types.to_dali_type(dtype)
+
+def _is_of_indices(value: Any) -> bool:
+    """Whether `offsets` or `exclude` can be the reader's as they are."""
+    values = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
+    no_index = (bool, np.bool_, np.timedelta64, np.datetime64)
+    return value is None or all(
+        isinstance(one, numbers.Integral) and not isinstance(one, no_index) for one in values
+    )
+
+
+def _types_of(arrays: list[str], arguments: Mapping[str, Any]) -> list[str | None]:
+    return _element_types.output_types(_texts(arguments["path"]), arrays, arguments)
+
+
+def _texts(path: str | Sequence[str]) -> list[str]:
+    return [path] if isinstance(path, str) else list(path)
 
 
 def _plain(value: Any) -> Any:
     """DALI takes numbers from lists only."""
-    import numpy as np
     import torch
 
+    if isinstance(value, range):
+        return list(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "mM":  # would be bare numbers
+        return list(value) if value.ndim else value
     return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
 
 
@@ -489,20 +593,3 @@ def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
     if isinstance(options, Mapping):
         arguments["storage_options"] = _core.as_json(options)
     return arguments
-
-
-def _output_names(arrays: list[str], arguments: Mapping[str, Any], names: Sequence[str] | None) -> list[str]:
-    """The keys of a batch."""
-    with_index = bool(arguments.get("return_index"))
-    own = arrays if arrays and not arguments.get("stack") else ["data"]
-    expected = len(own) + with_index
-    chosen = list(own if names is None else [names] if isinstance(names, str) else names)
-    if with_index and len(chosen) == len(own):
-        chosen.append("index")
-    if len(chosen) != expected:
-        raise ValueError(f"names: {chosen} are {len(chosen)}, but the outputs are {expected}: {own}")
-    if len(set(chosen)) != len(chosen):
-        raise ValueError(
-            f"names: {chosen} are not all different; give each output of `arrays` a name of its own"
-        )
-    return chosen
