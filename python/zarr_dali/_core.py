@@ -193,6 +193,11 @@ class Objects:
         return without_secrets(self.path)
 
     @property
+    def storage_options(self) -> str:
+        """Those that it was opened with, as JSON."""
+        return Secret(json.loads(self._arguments)["storage_options"])
+
+    @property
     def is_folder(self) -> bool:
         """Whether it is a folder of this machine, with a file for each key."""
         return self._here().is_folder

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _core, _plugin
+from zarr_dali import _advice, _core, _locations, _plugin
 from zarr_dali._description import Advice, ArrayReport, Reading
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Info:
 
 
 def info(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: _locations.Source | Sequence[_locations.Source],
     arrays: str | Iterable[str] | None = None,
     *,
     device: Literal["gpu", "cpu"] = "gpu",
@@ -69,7 +69,7 @@ def info(
     Reads metadata and the sizes of files, no chunk.
 
     Args:
-        path: As for `fn.readers.zarr`.
+        path: As for `fn.readers.zarr`, or an object that stands for a store, as for `Loader`.
         arrays: Names of arrays; by default all that the store has, each as a reader of its own.
         device: The reader's backend. `"gpu"` can be asked for on a machine without one: what depends on the
             memory that is free there is left out.
@@ -82,11 +82,14 @@ def info(
     """
     if device not in ("gpu", "cpu"):
         raise ValueError(f'argument `device`: "{device}" is neither "gpu" nor "cpu"')
-    paths = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+    location = _locations.located(path, reader_arguments.pop("storage_options", None))
+    if location.storage_options is not None:
+        reader_arguments["storage_options"] = location.storage_options
+    arrays = arrays if arrays is not None else location.arrays or None
     given = {name: _plain(name, value) for name, value in reader_arguments.items() if value is not None}
     if arrays is not None:
         given["arrays"] = [arrays] if isinstance(arrays, str) else list(arrays)
-    asked = {"device_id": 0} | given | {"path": [os.fspath(one) for one in paths]}
+    asked = {"device_id": 0} | given | {"path": location.paths}
     if device == "cpu":
         asked["device_id"] = -1
     answer = _describe(asked)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from zarr_dali import _core, _element_types, _outputs, _plugin, _select
+from zarr_dali import _core, _element_types, _locations, _outputs, _plugin, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -98,7 +98,10 @@ class Loader:
 
         Args:
             path: A Zarr array, or a group together with `arrays`; a list or a pattern is joined along the
-                first dimension.
+                first dimension. A path or URL, or an object that stands for a store: a store, group or array
+                of zarr-python 3 (on disk, of fsspec, obstore or Icechunk), or a Dataset or DataArray as
+                `xarray.open_zarr` returned it, whose variables then are `arrays` unless some are named, and
+                with `mask_and_scale` if xarray decodes them.
             arrays: Paths of arrays inside the group: the keys of a batch. Without it the key is "data", as
                 with `stack=True`.
             batch_size: Samples of a batch, of each rank.
@@ -149,6 +152,9 @@ class Loader:
         self.rank, self.world_size = _rank_and_size(rank, world_size)
 
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
+        location = _locations.located(path, reader_arguments.get("storage_options"))
+        path, reader_arguments = location.path, location.arguments(reader_arguments)
+        arrays, names = location.named(arrays, names, bool(reader_arguments.get("stack")))
         arguments = _with_text_options({name: _plain(value) for name, value in reader_arguments.items()})
         if transform is not None and not callable(transform):
             raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
@@ -521,7 +527,7 @@ def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 
 def _with_selection(
-    path: Paths, arrays: list[str], labels: Mapping[str, Any] | None, arguments: dict[str, Any]
+    path: str | list[str], arrays: list[str], labels: Mapping[str, Any] | None, arguments: dict[str, Any]
 ) -> dict[str, Any]:
     """The reader's arguments, with indices for what labels and time spans mean."""
     asked = ("offsets", "exclude")
@@ -530,7 +536,7 @@ def _with_selection(
     else:
         _check_labels(labels, arguments)
     if labels is None and not asked:
-        return arguments | {"path": _select.as_text(path)}
+        return arguments | {"path": path}
     chosen = _select.select(
         path,
         arrays=arrays or None,

@@ -32,6 +32,7 @@ def open_store(
         ValueError: There is no such store, or an option cannot be used.
         ImportError: zarr-python 3 is missing.
     """
+    from zarr_dali._locations import as_text
     from zarr_dali._store import Store
 
-    return Store(path, storage_options, follow_links=follow_links, soon=True)
+    return Store(as_text(path), storage_options, follow_links=follow_links, soon=True)

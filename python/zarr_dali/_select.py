@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zarr_dali import _core, _local
+from zarr_dali import _core, _local, _locations
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from zarr_dali._store import Store
 
-Paths = str | os.PathLike | Sequence[str | os.PathLike]
+Paths = _locations.Source | Sequence[_locations.Source]
 
 
 def select(
@@ -45,7 +45,8 @@ def select(
 
     Args:
         path: As for the reader: a group, an array (its coordinates are looked for in its group), a list of
-            either or a pattern, joined along the first dimension.
+            either or a pattern, joined along the first dimension. Or an object that stands for a store, as
+            for `Loader`.
         arrays: Paths of arrays below `path`, all in one group.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
             or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate.
@@ -69,10 +70,14 @@ def select(
         ImportError: xarray or zarr is missing.
     """
     _import_xarray()
+    location = _locations.located(path, storage_options)
+    path, storage_options = location.path, location.storage_options
     if arrays is not None:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
+    elif location.arrays:
+        arrays = location.arrays
     coordinates = _Coordinates.of(path, arrays, follow_links, storage_options)
-    chosen: dict[str, Any] = {"path": as_text(path)}
+    chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
         chosen["storage_options"] = _core.as_json(storage_options)
     if not follow_links:
@@ -105,12 +110,6 @@ def _import_xarray() -> None:
             f"selecting by label needs xarray and zarr, and {error.name} is missing: "
             'pip install "zarr-dali[labels]"'
         ) from error
-
-
-def as_text(path: Paths) -> str | list[str]:
-    if isinstance(path, (str, os.PathLike)):
-        return os.fspath(path)
-    return [os.fspath(part) for part in path]
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from zarr_dali import _core, _local
+from zarr_dali import _core, _local, _locations
 
 if TYPE_CHECKING:
     from zarr_dali._rechunk.copying import Tick
@@ -203,6 +203,7 @@ def _paths(
     follow_links: bool,
 ) -> tuple[Source, Path]:
     """Folders without symbolic links, which could hide that one lies in the other."""
+    src, dst = _locations.as_text(src), _locations.as_text(dst)
     if "://" in os.fspath(dst) and not os.path.exists(dst):
         shown = _core.without_secrets(os.fspath(dst))
         raise ValueError(f"dst: {shown} is a URL, and copies are written to folders only; choose a folder")
