@@ -6,7 +6,8 @@ needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipe
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
 reader, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
-done, `rechunk` copies a store into chunks that fit what is read, and `open_store` lends stores to xarray.
+done, `rechunk` copies a store into chunks that fit what is read, `open_store` lends stores to xarray, and
+`example_store` writes a small one to try things with.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.
@@ -14,6 +15,7 @@ another copy of the plugin is loaded already.
 
 from zarr_dali import _fork, _plugin, readers
 from zarr_dali._description import Advice, ArrayReport, Chosen, GpuMemory, Output, Reading
+from zarr_dali._example import example_store
 from zarr_dali._info import Info, info
 from zarr_dali._loader import Loader
 from zarr_dali._opening import open_store
@@ -34,6 +36,7 @@ __all__ = [
     "Reading",
     "Rechunked",
     "__version__",
+    "example_store",
     "info",
     "library_path",
     "open_store",

@@ -136,4 +136,22 @@ def bench(peer: tuple[str, ...], no_peers: bool, **options: Any) -> None:
         raise SystemExit(1)
 
 
+@main.command(context_settings={"show_default": True})
+@click.argument("path")
+@click.option("--start", default="2010-01-01", help="Time of the first step.")
+@click.option("--steps", type=click.IntRange(1), default=240, help="Steps, each six hours.")
+@click.option("--chunk-steps", type=click.IntRange(1), default=1, help="Steps of a chunk.")
+def example(path: str, **options: Any) -> None:
+    """Writes a small store of made-up weather to PATH, to try things with: t2m, msl, t on levels, land_mask.
+
+    One that is there already is left as it is.
+    """
+    import zarr_dali
+
+    try:
+        click.echo(zarr_dali.example_store(path, **options))
+    except (ValueError, OSError) as error:
+        raise click.ClickException(str(error)) from error
+
+
 main.add_command(rechunk)

@@ -1,31 +1,29 @@
-"""The documentation: every code block in it works, and what it repeats is what the sources say.
+"""The documentation and the README: every code block works, and what they repeat is what the sources say.
 
-In a page of `docs/`
-
-- Python blocks run one after the other in one interpreter, in a folder with the stores that `write_stores`
-  makes. A text block right behind one is what it prints, with `...` for what varies.
-- of shell blocks `zarr-dali info` and `zarr-dali rechunk` run, too, in the same order; of all others it is
-  checked that programs, scripts, targets and options exist.
-- `<!-- gpu -->` in front of a block: without a GPU it is only compiled and its arguments are checked.
-- `<!-- ranks: 2 -->` in front of a Python block: it is a script of its own that torchrun starts.
+- Each Python block runs by itself, in a fresh interpreter and an empty folder, so that it can be pasted into
+  one. A text block right behind it is what it prints, with `...` for what varies.
+- Of the shell blocks of a page `zarr-dali example`, `info` and `rechunk` run, in their order and in an empty
+  folder; of all others it is checked that programs, scripts, targets and options exist.
+- `<!-- gpu -->` in front of a block: without a GPU it is only compiled, and its names and arguments checked.
+- `<!-- bucket -->` in front of a block: the same everywhere, because it needs a store elsewhere.
+- `<!-- ranks: 2 -->` in front of a Python block: torchrun starts it.
 - `<!-- shown -->` in front of a block: it is to be looked at only.
 """
 
 import ast
+import builtins
 import doctest
 import importlib.util
 import inspect
-import json
 import os
 import re
 import shlex
 import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch.distributed.run
 from markdown_it import MarkdownIt
@@ -34,15 +32,16 @@ from nvidia.dali import backend
 import zarr_dali.cli
 from programs import help_of
 from reading import gpu_problem, run_python
-from stores import FORMATS
 from test_readers import load_generator
 from zarr_dali import readers
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
-MARK = re.compile(r"<!-- (gpu|shown|ranks: \d+) -->\s*")
-RUN_COMMANDS = ("info", "rechunk")
+WITH_CODE = ["README.md", *(f"docs/{page}" for page in PAGES)]
+"""What has blocks of code."""
+MARK = re.compile(r"<!-- (gpu|bucket|shown|ranks: \d+) -->\s*")
+RUN_COMMANDS = ("example", "info", "rechunk")
 """Subcommands of `zarr-dali` that run; `bench` takes too long."""
 
 
@@ -55,31 +54,38 @@ class Block:
     language: str
     code: str
     mark: str = ""
+    printed: "Block | None" = None
+    """What it prints."""
 
     @property
     def place(self) -> str:
-        return f"docs/{self.page}:{self.line}"
+        return f"{self.page}:{self.line}"
 
 
 @lru_cache
 def blocks(page):
     """The blocks of a page, each with the mark in front of it."""
     found, mark = [], ""
-    for token in MarkdownIt().parse((DOCS / page).read_text()):
+    for token in MarkdownIt().parse((ROOT / page).read_text()):
         if token.type == "html_block":
             marked = MARK.fullmatch(token.content)
             mark = marked[1] if marked else ""
         elif token.type == "fence":
-            found.append(Block(page, token.map[0] + 2, token.info.strip(), token.content, mark))
+            block = Block(page, token.map[0] + 2, token.info.strip(), token.content, mark)
+            if block.language == "text" and found and found[-1].language != "text":
+                found[-1] = replace(found[-1], printed=block)
+            found.append(block)
             mark = ""
         else:
-            assert token.type != "code_block", f"docs/{page}:{token.map[0] + 1}: indented code is not tested"
+            assert page == "README.md" or token.type != "code_block", (
+                f"{page}:{token.map[0] + 1}: indented code is not tested"
+            )
             mark = ""
     return found
 
 
 def all_blocks(language):
-    every = [block for page in PAGES for block in blocks(page)]
+    every = [block for page in WITH_CODE for block in blocks(page)]
     return [block for block in every if block.language == language and block.mark != "shown"]
 
 
@@ -89,59 +95,11 @@ def of_place(block):
 
 # --- Python ---------------------------------------------------------------------------------------
 
+RUN_BLOCK = """
+import os, sys
 
-def write_stores(folder):
-    """What the pages read: weather on a small grid every six hours, whole, by year, and in long chunks."""
-    import pandas as pd
-    import xarray as xr
-
-    if 3 not in FORMATS:
-        pytest.skip("the documentation is about Zarr v3, which this zarr-python does not write")
-    rng = np.random.default_rng(1)
-    lat, lon = np.linspace(90, -90, 16), np.arange(0, 360, 360 / 32)
-
-    def write(name, start, steps, steps_in_chunk):
-        field = (("time", "latitude", "longitude"), rng.normal(280, 10, (steps, 16, 32)).astype("float32"))
-        pressure = (field[0], rng.normal(1e5, 100, (steps, 16, 32)).astype("float32"))
-        mask = (("latitude", "longitude"), (rng.random((16, 32)) < 0.3).astype("float32"))
-        times = pd.date_range(start, periods=steps, freq="6h")
-        dataset = xr.Dataset(
-            {"t2m": field, "msl": pressure, "land_mask": mask},
-            {"time": times, "latitude": lat, "longitude": lon},
-        )
-        chunks = {"chunks": (steps_in_chunk, 16, 32)}
-        encoding = {"t2m": chunks, "msl": chunks}
-        dataset.to_zarr(folder / name, zarr_format=3, consolidated=False, encoding=encoding)
-
-    write("era5.zarr", "2010-01-01", 240, 1)
-    write("coarse.zarr", "2010-01-01", 240, 60)
-    (folder / "years").mkdir()
-    write("years/2010.zarr", "2010-12-30", 8, 1)
-    write("years/2011.zarr", "2011-01-01", 8, 1)
-
-
-RUN_PAGE = """
-import contextlib, io, json, os, subprocess, sys
-
-page, has_gpu = json.loads(sys.argv[1]), sys.argv[2] == "True"
-printed, names = [], {"__name__": "__main__"}
-for block in page:
-    if block["language"] == "python":
-        code = compile("\\n" * (block["line"] - 1) + block["code"], f"docs/{block['page']}", "exec")
-        output = io.StringIO()
-        if not block["mark"] or (block["mark"] == "gpu" and has_gpu):
-            with contextlib.redirect_stdout(output):
-                exec(code, names)
-        printed.append(output.getvalue())
-    else:
-        printed.append("")
-        for command in block["commands"]:
-            words = [sys.executable, "-m", "zarr_dali", *command]
-            done = subprocess.run(words, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(f"docs/{block['page']}:{block['line']}: {command}: {done.stderr or done.stdout}")
-            printed[-1] += done.stdout
-print("PRINTED", json.dumps(printed))
+block, name, line = sys.argv[1:]
+exec(compile("\\n" * (int(line) - 1) + block, name, "exec"), {"__name__": "__main__"})
 # What DALI and the interpreter do behind the last line is the matter of other tests.
 sys.stdout.flush()
 os._exit(0)
@@ -149,30 +107,63 @@ os._exit(0)
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in PAGES if any(b.language == "python" for b in blocks(page))]
+    "block", [b for b in all_blocks("python") if not b.mark.startswith("ranks")], ids=of_place
 )
-def test_page_runs(page, tmp_path, monkeypatch):
-    """All of a page in its order, and what it prints is what it says."""
-    write_stores(tmp_path)
+def test_block_runs_by_itself(block, tmp_path, monkeypatch):
+    """Pasted into an empty folder, and what it prints is what the page says."""
+    if block.mark == "bucket" or (block.mark == "gpu" and gpu_problem() is not None):
+        pytest.skip("it needs a GPU or a store elsewhere; see test_blocks_import_what_they_use")
     monkeypatch.chdir(tmp_path)
-    steps, expected = [], {}
+    done = run_python(RUN_BLOCK, block.code, block.page, block.line, env={"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, f"{block.place}: {done.stdout}{done.stderr}"
+    if block.printed:
+        assert_printed(block.printed, done.stdout)
+
+
+def assert_printed(block, printed):
+    options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    assert doctest.OutputChecker().check_output(block.code, printed, options), (
+        f"{block.place}: printed was\n{printed}"
+    )
+
+
+@pytest.mark.parametrize("block", all_blocks("python"), ids=of_place)
+def test_blocks_import_what_they_use(block):
+    """Whether or not a block runs here, it compiles, and each name comes from the block or from Python."""
+    tree = ast.parse(block.code, block.place)
+    known = set(dir(builtins))
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            known |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            known.add(node.name)
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            known.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            known.add(node.id)
+    used = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    assert used <= known, f"{block.place}: {sorted(used - known)} come from nowhere"
+
+
+@pytest.mark.parametrize(
+    "page", [page for page in WITH_CODE if any(b.language == "sh" for b in blocks(page))]
+)
+def test_commands_of_a_page_run(page, tmp_path, monkeypatch):
+    """In their order, in a folder that is empty at first."""
+    monkeypatch.chdir(tmp_path)
     for block in blocks(page):
-        if block.mark == "shown":
+        if block.language != "sh" or block.mark in ("gpu", "shown"):
             continue
-        if block.language == "text":
-            expected[len(steps) - 1] = block
-        elif block.language == "python" or (block.language == "sh" and block.mark != "gpu"):
-            commands = [] if block.language == "python" else list(commands_to_run(block))
-            steps.append(vars(block) | {"commands": commands})
-    has_gpu = gpu_problem() is None
-    done = run_python(RUN_PAGE, json.dumps(steps), has_gpu, env={"OMP_NUM_THREADS": "1"}, timeout=300)
-    assert done.returncode == 0, done.stdout + done.stderr
-    printed = json.loads(done.stdout.rpartition("PRINTED ")[2])
-    for number, block in expected.items():
-        options = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
-        assert doctest.OutputChecker().check_output(block.code, printed[number], options), (
-            f"{block.place}: printed was\n{printed[number]}"
-        )
+        printed = ""
+        for command in commands_to_run(block):
+            words = [sys.executable, "-m", "zarr_dali", *command]
+            done = subprocess.run(words, capture_output=True, text=True)
+            assert done.returncode == 0, f"{block.place}: {command}: {done.stderr or done.stdout}"
+            printed += done.stdout
+        if block.printed:
+            assert_printed(block.printed, printed)
 
 
 def commands_to_run(block):
@@ -187,7 +178,6 @@ def commands_to_run(block):
 )
 def test_script_of_ranks(block, tmp_path):
     """A script that torchrun starts, with the CPU backend."""
-    write_stores(tmp_path)
     (tmp_path / "script.py").write_text(block.code)
     ranks = block.mark.removeprefix("ranks: ")
     done = subprocess.run(
@@ -227,7 +217,7 @@ def test_arguments_of_readers(block):
 
 
 def test_blocks_are_of_known_languages():
-    assert {block.language for page in PAGES for block in blocks(page)} <= {"python", "sh", "text"}
+    assert {block.language for page in WITH_CODE for block in blocks(page)} <= {"python", "sh", "text"}
     assert all_blocks("python") and all_blocks("sh")
 
 
