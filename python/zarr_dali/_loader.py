@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import math
 import numbers
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from zarr_dali import _core, _element_types, _locations, _outputs, _plugin, _select
+from zarr_dali import _core, _element_types, _loader_checks, _locations, _outputs, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -25,18 +24,6 @@ POSITION_VERSION = 3
 """Of the reader's argument `position`, which a state of a loader is."""
 
 COUNTERS = ("version", "epoch", "batch", "num_shards", "batch_size", "played")
-
-# What the loader gives to the reader itself, and what to give to the loader instead.
-RESERVED = {
-    "random_shuffle": "shuffle",
-    "shard_id": "rank",
-    "num_shards": "world_size",
-    "pad_last_batch": "drop_last",
-    "position": "load_state_dict",
-    "max_batch_size": "batch_size",
-    "lazy_init": None,
-    "name": None,
-}
 
 
 class _Place(NamedTuple):
@@ -142,14 +129,14 @@ class Loader:
             TypeError: There is no such argument, or it is of a wrong type.
             RuntimeError: There is no such GPU, or this is a worker process of a torch DataLoader.
         """
-        _import_torch()
-        _refuse_workers()
-        _check_names(reader_arguments)
+        _loader_checks.import_torch()
+        _loader_checks.refuse_workers()
+        _loader_checks.check_names(reader_arguments)
         self.batch_size = batch_size
         self.drop_last = drop_last
-        self.device = _device(device)
+        self.device = _loader_checks.device_of(device)
         self._distributed = rank is None and world_size is None
-        self.rank, self.world_size = _rank_and_size(rank, world_size)
+        self.rank, self.world_size = _loader_checks.rank_and_size(rank, world_size)
 
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
         location = _locations.located(path, reader_arguments.get("storage_options"))
@@ -167,7 +154,7 @@ class Loader:
             dtype=dtype,
             layout=layout,
             graph=graph,
-            sources=lambda: _types_of(arrays, arguments),
+            sources=lambda: _element_types.output_types(arrays, arguments),
         )
         self.names: list[str] = []
         """Keys of a batch, known once the pipeline is built."""
@@ -205,7 +192,7 @@ class Loader:
                 f"of {self.world_size} ranks"
             )
         if graph is None and arguments["dtype"] is None:
-            self._refuse_types(arrays, arguments)
+            _element_types.refuse_lacking(self._outputs, arrays, arguments)
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on all ranks."""
@@ -369,20 +356,6 @@ class Loader:
         given = [self._reader["seed"], self.rank, place.epoch, place.batch, len(place.played)]
         return int(np.random.SeedSequence([number % 2**64 for number in given]).generate_state(1)[0] >> 1)
 
-    def _refuse_types(self, arrays: list[str], arguments: Mapping[str, Any]) -> None:
-        """Raises ValueError where DALI cannot hand a type to torch."""
-        if arguments.get("mean") is not None or arguments.get("std") is not None:
-            return
-        paths = _texts(arguments["path"])
-        declared = _element_types.declared_types(paths, arrays, arguments)
-        if not set(declared) & set(_outputs.NOT_OF_TORCH):
-            return
-        # Of stacked arrays, which have all the same type, that of the first.
-        found = zip(self._outputs.names, _types_of(arrays, arguments))
-        types = {name: one for name, one in found if one and name not in self._outputs.casts}
-        if problem := _outputs.lacking(types):
-            raise ValueError(problem)
-
     def _drop(self) -> None:
         self._pipeline = self._batches_of_pipeline = None
 
@@ -436,8 +409,8 @@ class Loader:
                 'threads: make a Loader in the child itself (with device="cpu"), or start processes with the '
                 'method "spawn"'
             )
-        _refuse_workers()
-        if self._distributed and (now := _rank_and_size(None, None)) not in (
+        _loader_checks.refuse_workers()
+        if self._distributed and (now := _loader_checks.rank_and_size(None, None)) not in (
             (0, 1),
             (self.rank, self.world_size),
         ):
@@ -458,74 +431,6 @@ def _parts(count: int, ranks: int) -> list[int]:
     return [count * (part + 1) // ranks - count * part // ranks for part in range(ranks)]
 
 
-def _import_torch() -> None:
-    try:
-        import torch  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise ImportError('Loader needs PyTorch, which is missing: pip install "zarr-dali[train]"') from error
-
-
-def _check_names(reader_arguments: Iterable[str]) -> None:
-    from nvidia.dali import backend
-
-    schema = backend.GetSchema(_plugin.SCHEMA)
-    for name in reader_arguments:
-        if name in RESERVED:
-            remedy = f"; give `{RESERVED[name]}` instead" if RESERVED[name] else ""
-            raise ValueError(f"{name} is the loader's own argument of the reader{remedy}")
-        if not schema.HasArgument(name):
-            raise TypeError(f"{name} is an argument neither of Loader nor of fn.readers.zarr")
-
-
-def _refuse_workers() -> None:
-    from torch.utils.data import get_worker_info
-
-    if get_worker_info() is not None:
-        raise RuntimeError(
-            "a Loader is used in a worker process of a torch DataLoader: iterate over it directly, without a "
-            "DataLoader, since it reads ahead on threads of its own"
-        )
-
-
-def _device(device: str | torch.device) -> torch.device:
-    import torch
-
-    try:
-        parsed = torch.device(device)
-    except RuntimeError as error:
-        raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N") from error
-    if parsed.type == "cpu":
-        return torch.device("cpu")
-    if parsed.type != "cuda":
-        raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N")
-    if not torch.cuda.is_available():
-        try:
-            torch.cuda.init()  # says why
-            problem = "torch finds no GPU"
-        except (RuntimeError, AssertionError) as error:
-            problem = str(error).strip().rstrip(".")
-        raise RuntimeError(f'device is {str(device)!r}: {problem}; without a GPU give device="cpu"')
-    if parsed.index is not None and parsed.index >= torch.cuda.device_count():
-        raise RuntimeError(
-            f"device is {str(device)!r}, but there are {torch.cuda.device_count()} GPUs, numbered from 0"
-        )
-    return parsed if parsed.index is not None else torch.device("cuda", torch.cuda.current_device())
-
-
-def _rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
-    import torch.distributed
-
-    if (rank is None) != (world_size is None):
-        raise ValueError(f"rank={rank} and world_size={world_size}: give both or none")
-    if rank is not None and world_size is not None:
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} is not in 0 to world_size - 1, with world_size={world_size}")
-        return rank, world_size
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    return 0, 1
-
-
 def _with_selection(
     path: str | list[str], arrays: list[str], labels: Mapping[str, Any] | None, arguments: dict[str, Any]
 ) -> dict[str, Any]:
@@ -534,7 +439,7 @@ def _with_selection(
     if labels is None:
         asked = tuple(name for name in asked if not _is_of_indices(arguments.get(name)))
     else:
-        _check_labels(labels, arguments)
+        _loader_checks.check_labels(labels, arguments)
     if labels is None and not asked:
         return arguments | {"path": path}
     chosen = _select.select(
@@ -549,20 +454,6 @@ def _with_selection(
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
 
 
-def _check_labels(labels: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
-    """Refuses what is no dimension in `select`, and regions given twice."""
-    for name in ("roi_start", "roi_end"):
-        if arguments.get(name) is not None:
-            raise ValueError(f"{name} and select: give one of them")
-    taken = inspect.signature(_select.select).parameters.values()
-    for parameter in taken:
-        if parameter.kind != parameter.VAR_KEYWORD and parameter.name in labels:
-            raise ValueError(
-                f"select: {parameter.name} is no dimension but an argument of Loader; give "
-                f"`{parameter.name}=` beside `select=`"
-            )
-
-
 def _is_of_indices(value: Any) -> bool:
     """Whether `offsets` or `exclude` can be the reader's as they are."""
     values = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
@@ -570,14 +461,6 @@ def _is_of_indices(value: Any) -> bool:
     return value is None or all(
         isinstance(one, numbers.Integral) and not isinstance(one, no_index) for one in values
     )
-
-
-def _types_of(arrays: list[str], arguments: Mapping[str, Any]) -> list[str | None]:
-    return _element_types.output_types(_texts(arguments["path"]), arrays, arguments)
-
-
-def _texts(path: str | Sequence[str]) -> list[str]:
-    return [path] if isinstance(path, str) else list(path)
 
 
 def _plain(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from zarr_dali import _core, _credentials
 
 Source = Any
 """A path or URL; a store, group or array of zarr-python; a Dataset or DataArray that xarray opened."""
+_OF_OBSTORE = ("S3Store", "GCSStore", "AzureStore", "HTTPStore", "LocalStore")
 READABLE = "a path or URL, an object of zarr-python 3, or an xarray Dataset that was opened from Zarr"
 
 
@@ -73,9 +75,21 @@ def _joined(parts: Sequence[Location], storage_options: _core.StorageOptions) ->
         if part.arrays != first.arrays:
             raise ValueError(f"path: the first Dataset has the arrays {first.arrays}, another {part.arrays}")
     if storage_options is None:
-        own = {part.paths[0]: part.storage_options for part in parts if part.storage_options}
-        storage_options = {path: options for path, options in own.items() if "://" in path} or None
+        storage_options = {}
+        for part in parts:
+            storage_options |= _under_own_url(part)
+        storage_options = storage_options or None
     return replace(first, path=[part.paths[0] for part in parts], storage_options=storage_options)
+
+
+def _under_own_url(part: Location) -> dict[str, Any]:
+    """The options of a store so that they hold for no other."""
+    given = part.storage_options or {}
+    options = dict(json.loads(given) if isinstance(given, str) else given)
+    by_url = {name: value for name, value in options.items() if "://" in name}
+    url = part.paths[0].partition("|")[0]
+    own = {name: value for name, value in options.items() if name not in by_url}
+    return by_url | ({url: own} if own and "://" in url else {})
 
 
 def _located(source: Source, storage_options: _core.StorageOptions) -> Location:
@@ -132,7 +146,7 @@ def _of_store(store: Any, inside: str, storage_options: _core.StorageOptions) ->
         place, taken = _of_fsspec(store.fs, store.root, storage_options)
     elif "zarr.ObjectStore" in kinds:
         place, taken = _of_obstore(store.store, storage_options)
-    elif {"obstore", "builtins"} & {kind.partition(".")[0] for kind in kinds} and hasattr(store, "prefix"):
+    elif kinds & {f"obstore.{name}" for name in _OF_OBSTORE}:
         place, taken = _of_obstore(store, storage_options)
     elif "icechunk.IcechunkStore" in kinds:
         from zarr_dali import _icechunk_session
@@ -179,7 +193,7 @@ def _of_fsspec(fs: Any, path: str, given: _core.StorageOptions) -> tuple[str, Ma
 
 def _of_obstore(store: Any, given: _core.StorageOptions) -> tuple[str, Mapping[str, Any]]:
     """The place of a store of obstore, and its credentials."""
-    name = type(store).__name__
+    name = next((name for name in _OF_OBSTORE if f"obstore.{name}" in _kinds(store)), type(store).__name__)
     if name == "LocalStore":
         if store.prefix is None:
             raise ValueError("path: a LocalStore without a prefix is no store; give one, or a path")

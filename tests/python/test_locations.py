@@ -121,10 +121,12 @@ def test_file_url_of_a_host():
 # --- zarr-python ----------------------------------------------------------------------------------
 
 
-def in_fsspec(folder):
+def in_fsspec(folder, protocol="file"):
     import fsspec
 
-    return fsspec.get_mapper(f"file://{folder}/w.zarr")
+    if protocol == "dir":
+        return fsspec.filesystem("dir", path=str(folder), fs=fsspec.filesystem("file")).get_mapper("w.zarr")
+    return fsspec.get_mapper(f"{protocol}://{folder}/w.zarr")
 
 
 LOCAL = {
@@ -142,6 +144,8 @@ LOCAL = {
         zarr.storage.ZipStore(folder / "w.zip", mode="r"), path="inner/deep", mode="r"
     ),
     "fsspec's mapper": in_fsspec,
+    "cached by fsspec": lambda folder: in_fsspec(folder, "simplecache::file"),
+    "folder of fsspec": lambda folder: in_fsspec(folder, "dir"),
     "of fsspec": lambda folder: zarr.open_group(
         zarr.storage.FsspecStore.from_mapper(in_fsspec(folder), read_only=True), path="inner/deep", mode="r"
     ),
@@ -181,7 +185,7 @@ def test_arrays(backend, folder):
 # --- elsewhere ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["fsspec", "obstore", "our own"])
+@pytest.mark.parametrize("kind", ["fsspec", "obstore", "obstore alone", "our own"])
 def test_web_servers(folder, kind):
     """With the headers that the objects send, which the server insists on."""
     headers = {"authorization": "Bearer s3cr3t"}
@@ -192,12 +196,12 @@ def test_web_servers(folder, kind):
             source = zarr.storage.FsspecStore.from_url(
                 url, storage_options={"client_kwargs": {"headers": headers}}, read_only=True
             )
-        elif kind == "obstore":
+        elif kind.startswith("obstore"):
             obstore = pytest.importorskip("obstore")
             made = obstore.store.HTTPStore.from_url(
                 url, client_options={"allow_http": True, "default_headers": headers}
             )
-            source = zarr.storage.ObjectStore(made, read_only=True)
+            source = made if kind == "obstore alone" else zarr.storage.ObjectStore(made, read_only=True)
         else:
             source = zarr_dali.open_store(url, {"headers": headers})
         location = _locations.located(source)
@@ -323,6 +327,19 @@ def test_options_of_joined_stores_stay_with_their_own():
         "s3://x": "x",
         "s3://y": "y",
     }
+
+
+def test_options_of_joined_stores_of_our_own(folder):
+    """They are text there, and some are under URLs already."""
+    options = [{"headers": {"a": "b"}}, {"headers": {"c": "d"}, "s3://elsewhere": {"anon": True}}, None]
+    urls = [f"https://host{number}/w.zarr" for number in range(3)]
+    stores = [zarr_dali.open_store(url, one) for url, one in zip(urls, options)]
+    assert _locations.located([*stores, folder / "w.zarr"]).storage_options == {
+        urls[0]: {"headers": {"a": "b"}},
+        urls[1]: {"headers": {"c": "d"}},
+        "s3://elsewhere": {"anon": True},
+    }
+    assert _locations.located([folder / "w.zarr"]).storage_options is None
 
 
 # --- Icechunk -------------------------------------------------------------------------------------

@@ -1,0 +1,106 @@
+"""What `Loader` looks at before it builds anything: names of arguments, device, process and rank."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from zarr_dali import _plugin, _select
+
+if TYPE_CHECKING:
+    import torch
+
+# What the loader gives to the reader itself, and what to give to the loader instead.
+RESERVED = {
+    "random_shuffle": "shuffle",
+    "shard_id": "rank",
+    "num_shards": "world_size",
+    "pad_last_batch": "drop_last",
+    "position": "load_state_dict",
+    "max_batch_size": "batch_size",
+    "lazy_init": None,
+    "name": None,
+}
+
+
+def import_torch() -> None:
+    try:
+        import torch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ImportError('Loader needs PyTorch, which is missing: pip install "zarr-dali[train]"') from error
+
+
+def check_names(reader_arguments: Iterable[str]) -> None:
+    from nvidia.dali import backend
+
+    schema = backend.GetSchema(_plugin.SCHEMA)
+    for name in reader_arguments:
+        if name in RESERVED:
+            remedy = f"; give `{RESERVED[name]}` instead" if RESERVED[name] else ""
+            raise ValueError(f"{name} is the loader's own argument of the reader{remedy}")
+        if not schema.HasArgument(name):
+            raise TypeError(f"{name} is an argument neither of Loader nor of fn.readers.zarr")
+
+
+def refuse_workers() -> None:
+    from torch.utils.data import get_worker_info
+
+    if get_worker_info() is not None:
+        raise RuntimeError(
+            "a Loader is used in a worker process of a torch DataLoader: iterate over it directly, without a "
+            "DataLoader, since it reads ahead on threads of its own"
+        )
+
+
+def device_of(device: str | torch.device) -> torch.device:
+    import torch
+
+    try:
+        parsed = torch.device(device)
+    except RuntimeError as error:
+        raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N") from error
+    if parsed.type == "cpu":
+        return torch.device("cpu")
+    if parsed.type != "cuda":
+        raise ValueError(f"device is {device!r}, but has to be cpu, cuda or cuda:N")
+    if not torch.cuda.is_available():
+        try:
+            torch.cuda.init()  # says why
+            problem = "torch finds no GPU"
+        except (RuntimeError, AssertionError) as error:
+            problem = str(error).strip().rstrip(".")
+        raise RuntimeError(f'device is {str(device)!r}: {problem}; without a GPU give device="cpu"')
+    if parsed.index is not None and parsed.index >= torch.cuda.device_count():
+        raise RuntimeError(
+            f"device is {str(device)!r}, but there are {torch.cuda.device_count()} GPUs, numbered from 0"
+        )
+    return parsed if parsed.index is not None else torch.device("cuda", torch.cuda.current_device())
+
+
+def rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    import torch.distributed
+
+    if (rank is None) != (world_size is None):
+        raise ValueError(f"rank={rank} and world_size={world_size}: give both or none")
+    if rank is not None and world_size is not None:
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank={rank} is not in 0 to world_size - 1, with world_size={world_size}")
+        return rank, world_size
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return 0, 1
+
+
+def check_labels(labels: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
+    """Refuses what is no dimension in `select`, and regions given twice."""
+    for name in ("roi_start", "roi_end"):
+        if arguments.get(name) is not None:
+            raise ValueError(f"{name} and select: give one of them")
+    taken = inspect.signature(_select.select).parameters.values()
+    for parameter in taken:
+        if parameter.kind != parameter.VAR_KEYWORD and parameter.name in labels:
+            raise ValueError(
+                f"select: {parameter.name} is no dimension but an argument of Loader; give "
+                f"`{parameter.name}=` beside `select=`"
+            )
