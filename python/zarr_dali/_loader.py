@@ -340,7 +340,8 @@ class Loader:
                 "played": place.played,
             }
             arguments["position"] = json.dumps(position | dict(identity or {}))
-        pipeline = Pipeline(**self._settings, seed=self._seed_of_operators(place))
+        seed = {} if self._outputs.graph is None else {"seed": self._seed_of_operators(place)}
+        pipeline = Pipeline(**self._settings, **seed)
         with pipeline:
             nodes = self._outputs.nodes(fn.readers.zarr(name=READER, **arguments))
             pipeline.set_outputs(*nodes.values())

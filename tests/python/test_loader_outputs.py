@@ -175,6 +175,31 @@ def test_flip_through_a_layout(backend, store):
     np.testing.assert_array_equal(found["mirrored"].numpy(), windows[..., ::-1])
 
 
+OPERATORS = {
+    "crop": lambda node: fn.crop(node, crop=(2, 3)),
+    "resize": lambda node: fn.resize(node, size=(2, 3)),
+    "random_resized_crop": lambda node: fn.random_resized_crop(node, size=(2, 3)),
+    "gaussian_blur": lambda node: fn.gaussian_blur(node, sigma=1.0),
+    "erase": lambda node: fn.erase(node, anchor=[0.0, 0.0], shape=[1.0, 1.0], axis_names="HW"),
+    "brightness": lambda node: fn.brightness(fn.reinterpret(node, layout="HWC"), brightness=1.5),
+    "contrast": lambda node: fn.contrast(fn.reinterpret(node, layout="HWC"), contrast=1.5),
+    "rotate": lambda node: fn.transpose(
+        fn.rotate(fn.transpose(node, perm=[1, 2, 0]), angle=90.0, keep_size=True), perm=[2, 0, 1]
+    ),
+}
+"""What the page about the loader says that works on windows of steps as channels."""
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_operators_that_the_documentation_names(backend, store, name):
+    loader = zarr_dali.Loader(
+        store, ["float64"], 4, window=[3], device=device_of(backend), dtype="float32", layout="CHW",
+        graph=lambda nodes: OPERATORS[name](nodes["float64"]),
+    )  # fmt: skip
+    shape = next(iter(loader))["float64"].shape
+    assert shape[:2] == (4, 3) and shape[2:] in ((2, 3), (4, 5))
+
+
 def test_operators_on_a_device(backend, store):
     """Crop, brightness and arithmetic, with types and layouts by name, and the last batch cut as ever."""
 
