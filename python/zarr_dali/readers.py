@@ -103,14 +103,16 @@ def zarr(
             their credentials. A zip file with a store is read, too: a local one, a URL that ends with `.zip`,
             and `PATH.zip|zip:FOLDER` for a folder in it. So is a snapshot of an Icechunk repository:
             `PATH|icechunk:FOLDER` for the last one of branch `main`, `PATH|icechunk:@branch.NAME/FOLDER`,
-            `PATH|icechunk:@tag.NAME/FOLDER` or `PATH|icechunk:@SNAPSHOT/FOLDER`.
+            `PATH|icechunk:@tag.NAME/FOLDER` or `PATH|icechunk:@SNAPSHOT/FOLDER`. And so are references of
+            kerchunk and VirtualiZarr: a path that ends with `.json`, `.parq` or `.parquet`, or begins with
+            `reference::`.
             A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined
             in its order along the first dimension, and windows cross from one to the next. A path with `*`,
             `?` or `[...]` that does not exist as it stands is a pattern for all the folders that it matches,
-            in the order of their names with numbers by value: `era5/20??.zarr`; in a URL `*` and `[...]` are,
-            where the store can be listed. The stores may differ in format, chunks, codecs and fill values,
-            but not in further dimensions, data types, and the attributes `scale_factor`, `add_offset`,
-            `_FillValue`, `missing_value`, `units` and `_Unsigned`.
+            in the order of their names with numbers by value: `era5/20??.zarr`. In a URL only `*` and `[...]`
+            make a pattern, and the store has to permit listing. The stores may differ in format, chunks,
+            codecs and fill values, but not in further dimensions, data types, and the attributes
+            `scale_factor`, `add_offset`, `_FillValue`, `missing_value`, `units` and `_Unsigned`.
         arrays: Paths of arrays below `path`, one output each, in this order.
             The dimensions that `window` covers (without `window`: the first) must have the same extents in
             all of them; further dimensions and element types may differ. If not given or empty, `path` itself
