@@ -24,7 +24,8 @@ if 3 not in FORMATS:
 
 import zarr
 
-from zarr_dali._rechunk import copying, journal, proposal, publishing, rechunk, regions, statistics
+from zarr_dali import _moments
+from zarr_dali._rechunk import copying, journal, proposal, publishing, rechunk, regions
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk_cli import rechunk as command
 
@@ -573,9 +574,9 @@ def test_moments_keep_their_digits(rng):
     values = rng.normal(loc=1e8, scale=1e-2, size=2_000_003)
     values[::1000] = np.nan
     values[5] = np.inf
-    rule = statistics.Rule(missing=(values[7],), scale=(-2.0, 1.0))
+    rule = _moments.Rule(missing=(values[7],), scale=(-2.0, 1.0))
     parts = [rule.moments(part) for part in np.array_split(values, 13)]
-    parts = [statistics.Moments(*json.loads(json.dumps(part.as_list()))) for part in parts]
+    parts = [_moments.Moments(*json.loads(json.dumps(part.as_list()))) for part in parts]
     counting = values[np.isfinite(values) & (values != values[7])]
     found = rule.result(parts)
     assert found["count"] == counting.size
@@ -584,18 +585,18 @@ def test_moments_keep_their_digits(rng):
     assert found["mean"] == pytest.approx(1 - 2 * counting.mean(), rel=1e-14)
     assert found["std"] == pytest.approx(2 * counting.std(), rel=1e-6)
     assert (found["min"], found["max"]) == (1 - 2 * counting.max(), 1 - 2 * counting.min())
-    assert statistics.Rule().result([statistics.Moments()])["mean"] is None
+    assert _moments.Rule().result([_moments.Moments()])["mean"] is None
 
 
 def test_attributes_that_mask(rng):
     attributes = {"_Unsigned": "true", "_FillValue": -1, "missing_value": [7, 8], "scale_factor": 0.5}
-    rule = statistics.Rule.of(attributes, np.dtype("int8"), True)
+    rule = _moments.Rule.of(attributes, np.dtype("int8"), True)
     found = rule.result([rule.moments(np.array([-1, 7, 8, -2, 1], "int8"))])
     assert (found["count"], found["masked"], found["max"], found["min"]) == (2, 3, 127.0, 0.5)
-    encoded = statistics.Rule.of({"_FillValue": "AAAAAAAA+H8="}, np.dtype("float32"), True)
+    encoded = _moments.Rule.of({"_FillValue": "AAAAAAAA+H8="}, np.dtype("float32"), True)
     assert len(encoded.missing) == 1 and np.isnan(encoded.missing[0])
     with pytest.raises(ValueError, match="_FillValue"):
-        statistics.Rule.of({"_FillValue": "no number"}, np.dtype("float32"), True)
+        _moments.Rule.of({"_FillValue": "no number"}, np.dtype("float32"), True)
 
 
 # --- regions and memory ---------------------------------------------------------------------------
@@ -692,7 +693,7 @@ def test_plan_says_how_often_chunks_are_read(era, tmp_path):
 
 MEASURED = """
     import resource, sys
-    from zarr_dali._rechunk import copying, rechunk
+    from zarr_dali._rechunk import reading, rechunk
     rechunk(sys.argv[1], sys.argv[2], chunks={"dim_0": 1}, shards={"dim_0": 4}, codec="blosc-lz4", workers=4,
             memory=int(sys.argv[3]), stats=True, verify=True, range={"dim_0": (0, int(sys.argv[4]))})
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
@@ -710,7 +711,7 @@ def test_memory_stays_under_its_bound(tmp_path, zarrs):
     folder = write_array(tmp_path / "a.zarr", None, values, chunks=(2, 256, 1024), codec="zstd")
     child = textwrap.dedent(MEASURED)
     if not zarrs:
-        child = child.replace("rechunk(", "copying._zarrs_takes = lambda *of: False\nrechunk(", 1)
+        child = child.replace("rechunk(", "reading.zarrs_takes = lambda *of: False\nrechunk(", 1)
 
     def peak(memory, steps):
         copy = tmp_path / f"{memory}-{steps}.zarr"

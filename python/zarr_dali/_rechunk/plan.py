@@ -24,8 +24,6 @@ from zarr_dali._rechunk.source import Source
 
 WHOLE_BYTES = 16_000_000
 """Coordinates up to this many bytes become one chunk."""
-ZARRS = "zarrs.ZarrsCodecPipeline"
-ZARR_PYTHON = "zarr.core.codec_pipeline.BatchedCodecPipeline"
 MAX_WORKERS = 8
 
 
