@@ -8,7 +8,7 @@ import base64
 import math
 import struct
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,11 @@ class Moments:
             np.minimum(self.min, other.min),
             np.maximum(self.max, other.max),
         )
+
+    @classmethod
+    def none(cls, length: int) -> Moments:
+        """Of no values, for each of so many indices."""
+        return cls(*(np.full(length, one) for one in cls()._fields()))
 
     @classmethod
     def concatenated(cls, parts: Sequence[Moments]) -> Moments:
@@ -118,12 +123,12 @@ class Rule:
         parts = []
         for at in range(0, middle, middle_step):
             band = values[:, at : at + middle_step]
-            total = Moments(*(np.full(band.shape[1], one) for one in Moments()._fields()))
+            total = Moments.none(band.shape[1])
             for first in range(0, outer, outer_step):
                 for second in range(0, inner, inner_step):
                     total += self._piece(band[first : first + outer_step, :, second : second + inner_step])
             parts.append(total)
-        return Moments.concatenated(parts) if parts else Moments(*[np.empty(0)] * len(fields(Moments)))
+        return Moments.concatenated(parts) if parts else Moments.none(0)
 
     def _piece(self, stored: np.ndarray) -> Moments:
         width = stored.shape[1]
@@ -156,22 +161,39 @@ class Rule:
         np.square(values, out=values)
         return Moments(count, nans, infinites, masks, mean, values.sum(1), least, most)
 
+    def scaled(self, moments: Moments) -> Moments:
+        """Of the values that stored ones stand for, scale and offset applied."""
+        factor, offset = self.scale
+        counted = np.asarray(moments.count) > 0
+        ends = [
+            np.where(counted, np.multiply(one, factor) + offset, one) for one in (moments.min, moments.max)
+        ]
+        return replace(
+            moments,
+            mean=np.where(counted, np.multiply(moments.mean, factor) + offset, 0.0),
+            squares=np.multiply(moments.squares, factor * factor),
+            min=np.where(counted, np.minimum(*ends), math.inf),
+            max=np.where(counted, np.maximum(*ends), -math.inf),
+        )
+
     def result(self, moments: Iterable[Moments]) -> dict[str, Any]:
         """Statistics of all values, scale and offset applied; None where no value counts."""
-        total = sum(moments, Moments())
-        factor, offset = self.scale
-        one_end, other_end = np.multiply(total.min, factor) + offset, np.multiply(total.max, factor) + offset
-        found = {
-            "mean": np.multiply(total.mean, factor) + offset,
-            "std": np.sqrt(total.squares / np.maximum(total.count, 1)) * abs(factor),
-            "min": np.minimum(one_end, other_end),
-            "max": np.maximum(one_end, other_end),
-        }
-        known = {name: _or_none(values, total.count) for name, values in found.items()}
-        counts = {
-            name: np.asarray(getattr(total, name)).tolist() for name in ("count", "nan", "infinite", "masked")
-        }
-        return known | counts
+        return summary(self.scaled(sum(moments, Moments())))
+
+
+def summary(total: Moments) -> dict[str, Any]:
+    """Statistics as JSON has them: numbers, or lists of them; None where no value counts."""
+    found = {
+        "mean": total.mean,
+        "std": np.sqrt(total.squares / np.maximum(total.count, 1)),
+        "min": total.min,
+        "max": total.max,
+    }
+    known = {name: _or_none(values, total.count) for name, values in found.items()}
+    counts = {
+        name: np.asarray(getattr(total, name)).tolist() for name in ("count", "nan", "infinite", "masked")
+    }
+    return known | counts
 
 
 def _or_none(values: Any, count: Any) -> Any:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from zarr_dali._rechunk_cli import rechunk
+from zarr_dali._statistics_cli import statistics
 
 
 class _List(click.ParamType):
@@ -155,3 +156,4 @@ def example(path: str, **options: Any) -> None:
 
 
 main.add_command(rechunk)
+main.add_command(statistics)

@@ -125,7 +125,7 @@ def test_any_chunks_to_any_chunks(tmp_path, seed):
     }
     if shards == "some":
         unsharded = rechunk(
-            folder, tmp_path / "b.zarr", chunks=chunks, shards="none", range=part, dry_run=True
+            folder, tmp_path / "b.zarr", chunks=chunks, shards="none", index_range=part, dry_run=True
         )
         (plan,) = unsharded.plan.arrays
         shards = {
@@ -139,7 +139,7 @@ def test_any_chunks_to_any_chunks(tmp_path, seed):
         "chunks": chunks,
         "shards": shards,
         "codec": codec,
-        "range": part,
+        "index_range": part,
         "workers": int(rng.integers(1, 4)),
     }
     try:
@@ -238,13 +238,40 @@ def test_group_of_format_2_reads_the_same_with_xarray(era, tmp_path):
 def test_variables_and_ranges_take_their_coordinates_along(era, tmp_path):
     copy = tmp_path / "copy.zarr"
     done = rechunk(
-        era, copy, variables="packed", range={"time": slice(5, 25), "lat": (-4, None)}, codec="none"
+        era, copy, variables="packed", index_range={"time": slice(5, 25), "lat": (-4, None)}, codec="none"
     )
     assert [plan.name for plan in done.plan.arrays] == ["lat", "packed", "time"]
     source, found = zarr.open_group(str(era), mode="r"), zarr.open_group(str(copy), mode="r")
     assert_same(found["packed"][...], source["packed"][5:25, -4:])
     assert_same(found["time"][...], source["time"][5:25])
     assert_same(found["lat"][...], source["lat"][-4:])
+
+
+def test_labels_select_what_xarray_selects(era, tmp_path):
+    """Both ends belong to a range, a day is all of it, and the coordinates come along."""
+    import xarray as xr
+
+    labels = {"time": ("2000-01-02", "2000-01-04"), "lat": slice(60.0, -60.0)}
+    rechunk(era, tmp_path / "copy.zarr", range=labels, index_range={"lon": (2, -3)}, chunks={"time": 1})
+    with xr.open_zarr(tmp_path / "copy.zarr") as found, xr.open_zarr(era) as whole:
+        wanted = whole.sel(time=slice("2000-01-02", "2000-01-04"), lat=slice(60.0, -60.0))
+        wanted = wanted.isel(lon=slice(2, -3))
+        xr.testing.assert_identical(found.load(), wanted.load())
+        assert found.sizes["time"] == 12
+    options = ["--range", "time=2000-01-02:2000-01-04", "--range", "lat=60.:-60", "--index-range", "lon=2:-3"]
+    assert run(era, tmp_path / "command.zarr", *options).exit_code == 0
+    assert_same(read_array(tmp_path / "command.zarr", "t2m"), read_array(tmp_path / "copy.zarr", "t2m"))
+    for part, text in (
+        ({"time": (0, 3)}, "0 is no time.*positions are given by index_range"),
+        (
+            {"lon": (2, 5)},
+            "could mean labels .* or positions .*lon=2.0:5.0, or give positions by index_range",
+        ),
+        ({"time": "1999"}, "selects nothing|is not there"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            rechunk(era, tmp_path / "none.zarr", range=part)
+    assert "--index-range" in run(era, tmp_path / "none.zarr", "--range", "time=0:3").output
 
 
 def test_groups_in_groups(tmp_path, rng):
@@ -291,9 +318,10 @@ REFUSALS = [
     ({"codec": "zstd:40"}, "levels of zstd"),
     ({"variables": ["t3m"]}, "no array 't3m'"),
     ({"variables": []}, "none are named"),
-    ({"range": {"time": slice(0, 10, 2)}}, "step of 2"),
-    ({"range": {"time": (30, 20)}}, "holds none of the 40"),
-    ({"range": {"time": 3}}, "neither a slice"),
+    ({"index_range": {"time": slice(0, 10, 2)}}, "step of 2"),
+    ({"index_range": {"time": (30, 20)}}, "holds none of the 40"),
+    ({"index_range": {"time": "3"}}, "neither a slice"),
+    ({"range": {"time": (1, 2, 3)}}, "neither a slice"),
     ({"memory": "much"}, "no number of bytes"),
     ({"memory": "10kB"}, "needs .* of memory"),
     ({"workers": 0}, "1 at least"),
@@ -547,7 +575,7 @@ def test_checksums_are_of_values_and_not_of_chunks(era, tmp_path):
 
 def test_statistics_are_those_of_numpy(era, tmp_path):
     path = tmp_path / "stats.json"
-    rechunk(era, tmp_path / "copy.zarr", chunks={"time": 1}, stats=path, range={"time": (2, 33)})
+    rechunk(era, tmp_path / "copy.zarr", chunks={"time": 1}, stats=path, index_range={"time": (2, 33)})
     found = json.loads(path.read_text())
     assert found["arrays"] == ["msl", "packed", "t2m"]
     for name, mean, std in zip(found["arrays"], found["mean"], found["std"]):
@@ -643,7 +671,7 @@ def test_many_cores_need_no_more_memory(tmp_path, monkeypatch):
     source = tmp_path / "long.zarr"
     zarr.create_array(str(source), shape=(104, 6, 640, 1280), chunks=(10, 6, 640, 1280), dtype="float32")
     for cores in (1, 2, 16, 128):
-        monkeypatch.setattr("zarr_dali._rechunk.plan.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("zarr_dali._arguments.cores", lambda cores=cores: cores)
         (array,) = rechunk(source, tmp_path / "copy.zarr", for_window=2, batch=16, dry_run=True).plan.arrays
         assert array.cut.workers * array.cut.memory <= 2e9
         assert array.cut.workers * array.cut.decoding == min(cores, 2)
@@ -695,7 +723,7 @@ MEASURED = """
     import resource, sys
     from zarr_dali._rechunk import reading, rechunk
     rechunk(sys.argv[1], sys.argv[2], chunks={"dim_0": 1}, shards={"dim_0": 4}, codec="blosc-lz4", workers=4,
-            memory=int(sys.argv[3]), stats=True, verify=True, range={"dim_0": (0, int(sys.argv[4]))})
+            memory=int(sys.argv[3]), stats=True, verify=True, index_range={"dim_0": (0, int(sys.argv[4]))})
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
@@ -782,7 +810,15 @@ def test_command(era, tmp_path):
     assert "Why" in shown.output and "each source chunk is read" in shown.output
     assert not copy.exists()
     options = ["--chunks", "time=2,lat=all", "--shards", "time=4", "--codec", "blosc-zstd"]
-    options += ["--variables", "t2m,msl", "--range", "time=:20", "--stats", tmp_path / "s.json", "--verify"]
+    options += [
+        "--variables",
+        "t2m,msl",
+        "--index-range",
+        "time=:20",
+        "--stats",
+        tmp_path / "s.json",
+        "--verify",
+    ]
     done = run(era, copy, *options)
     assert done.exit_code == 0, done.output
     assert "verified" in done.output and "Statistics" in done.output
@@ -796,7 +832,7 @@ def test_command(era, tmp_path):
 
 @pytest.mark.parametrize(
     "option",
-    [("--chunks", "time"), ("--chunks", "time=x"), ("--range", "time=3"), ("--for-window", "a")],
+    [("--chunks", "time"), ("--chunks", "time=x"), ("--index-range", "time=3"), ("--for-window", "a")],
     ids=str,
 )
 def test_command_line_that_is_not_understood(era, tmp_path, option):

@@ -726,7 +726,7 @@ def test_chunks_of_nothing_but_the_fill_value(tmp_path, copy, kind, fill):
         write_array(source, name, values, chunks=(2, 4, 5), **({"zarr_format": 3} | SOURCES[kind]))
         array = zarr.open_array(str(source / name), mode="r+", config={"write_empty_chunks": True})
         array[4:8] = fill
-    done = rechunk(source, copy, range={"dim_0": (1, 22)}, verify=True, **ARGUMENTS)
+    done = rechunk(source, copy, index_range={"dim_0": (1, 22)}, verify=True, **ARGUMENTS)
     assert set(done.checksums) == set(NAMES)
     assert np.array_equal(read_array(copy, "t"), values[1:22], equal_nan=True)
 

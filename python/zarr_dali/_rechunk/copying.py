@@ -272,7 +272,8 @@ class _Array:
 
     def where(self, number: int) -> str:
         """A region in words."""
-        return reading.in_words(self.plan.name, self.plan.dimensions, self.in_source(self.region(number)))
+        place = self.in_source(self.region(number))
+        return f"{reading.in_words(self.plan.name, self.plan.dimensions, place)} of the source"
 
     def first_change(self, number: int, before: str, after: str) -> str:
         """The first key of the source that a region is copied from whose stamp is another one."""

@@ -159,7 +159,7 @@ def each(
 def in_words(name: str, dimensions: Iterable[str], place: Place) -> str:
     """A part of an array for a message."""
     parts = ", ".join(f"{one}={part.start}:{part.stop}" for one, part in zip(dimensions, place))
-    return f'array "{name}", {parts} of the source' if name else f"{parts} of the source"
+    return ", ".join(filter(None, (f'array "{name}"' if name else "", parts)))
 
 
 @contextmanager
