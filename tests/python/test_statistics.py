@@ -297,6 +297,20 @@ def test_stores_of_all_kinds(era, tmp_path):
         assert json.loads(output.read_text()) == wanted
 
 
+def test_arrays_of_a_web_server_are_named(tmp_path):
+    """Which has no listing."""
+    folder = tmp_path / "a.zarr"
+    values = np.arange(60.0).reshape(6, 10)
+    dataset = xr.Dataset({"t": (("time", "x"), values)}, {"time": xr.date_range("2010-12-30", periods=6)})
+    dataset.to_zarr(folder, zarr_format=3, consolidated=False)
+    with serving(tmp_path) as server:
+        url, options = f"{server.url}/a.zarr", {"allow_http": True}
+        found = zarr_dali.statistics(url, "t", range={"time": "2011"}, storage_options=options)
+        assert found["t"]["mean"] == values[2:].mean() and found["t"]["count"] == 40
+        with pytest.raises(ValueError, match="cannot be listed.* or name them in `arrays`"):
+            zarr_dali.statistics(url, storage_options=options)
+
+
 def test_references(tmp_path, rng):
     data = rng.normal(size=(20, 6, 8)).astype("float32")
     document = references.kerchunk_json(

@@ -218,8 +218,8 @@ def _chosen(request: Request, source: Source, root: zarr.Group | zarr.Array) -> 
         return list(dict.fromkeys(name.strip("/") for name in request.arrays))
     try:
         arrays = arrays_of(root)
-    except NotImplementedError as error:
-        raise ValueError(f"arrays: {error}; name the arrays") from error
+    except ValueError as error:  # it cannot be listed
+        raise ValueError(f"{error}, or name them in `arrays`") from error
     coordinates = coordinates_of(root, arrays)
     chosen = [
         name
