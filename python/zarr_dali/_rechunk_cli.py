@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -62,7 +63,8 @@ def _numbers(context: click.Context, param: click.Parameter, value: str | None) 
 @click.option("--resume", is_flag=True, help="Go on where an earlier run was stopped.")
 @click.option("--overwrite", is_flag=True, help="Replace DST when the copy is complete.")
 @click.option("--dry-run", is_flag=True, help="Only say what would be done, and why.")
-def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: Any) -> None:
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, as_json: bool, **arguments: Any) -> None:
     """Copies the Zarr store SRC to DST in other chunks, shards or codecs, values bit for bit.
 
     DST is Zarr v3 and appears when it is complete; until then DST.partial grows. SRC is only read.
@@ -85,10 +87,17 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, **arguments: A
         )
     ):
         if dry_run:
-            console.print(str(rechunk(src, dst, dry_run=True, **arguments).plan), markup=False)
+            planned = rechunk(src, dst, dry_run=True, **arguments)
+            if as_json:
+                click.echo(json.dumps(planned.to_dict(), indent=2))
+            else:
+                console.print(str(planned.plan), markup=False)
             return
         with bar() as tick:
             done = rechunk(src, dst, stats=stats or False, progress=tick, **arguments)
+    if as_json:
+        click.echo(json.dumps(done.to_dict(), indent=2))
+        return
     from zarr_dali._rechunk import report
 
     if done.complete:

@@ -625,7 +625,7 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
         stores = {**urls(server.url), "zip": (str(bucket / "data.zip"), {})}
         url, options = stores[kind]
         kept, options = bucket / "result.json", options | {"headers": {"x-token": SECRET}} if options else {}
-        arguments = [url, "--arrays", "t", "--storage-options", json.dumps(options), "--json", str(kept)]
+        arguments = [url, "--arrays", "t", "--storage-options", json.dumps(options), "--output", str(kept)]
         quick = ["--rounds", "1", "--seconds", "0.01", "--device", "cpu"]
         # Workers of a DataLoader are forked while stores are open.
         for peer in ("zarr-python", "tensorstore", *(["dataloader"] if kind == "http" else [])):

@@ -307,7 +307,7 @@ def test_arrays_of_a_web_server_are_named(tmp_path):
         url, options = f"{server.url}/a.zarr", {"allow_http": True}
         found = zarr_dali.statistics(url, "t", range={"time": "2011"}, storage_options=options)
         assert found["t"]["mean"] == values[2:].mean() and found["t"]["count"] == 40
-        with pytest.raises(ValueError, match="cannot be listed.* or name them in `arrays`"):
+        with pytest.raises(ValueError, match=r"cannot be listed.* or name them in `arrays`"):
             zarr_dali.statistics(url, storage_options=options)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,15 @@ class Rechunked:
     complete: bool = False
     """Whether `resume` found the copy complete, with nothing left to do."""
     seconds: float = 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, numbers and texts."""
+        from zarr_dali._rechunk import report
+
+        plan = {"source": self.plan.source, "destination": self.plan.destination, "memory": self.plan.memory}
+        arrays = [report.as_dict(array) for array in self.plan.arrays]
+        done = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
+        return plan | {"arrays": arrays} | done
 
 
 def rechunk(
