@@ -260,7 +260,7 @@ def _reading_lists(
             "chunks": f"{number(reading.chunks_per_sample)} a sample, {reading.chunks_per_batch:,} a batch",
         }
         if alone is not None and batch is not None:
-            entries["decoded / used"] = f"{alone} in a sample alone, {batch} in a batch"
+            entries["decoded"] = f"{alone} bytes for each that a sample uses alone, {batch} in a batch"
         memory = f"outputs {_size(reading.batch_bytes)}"
         if found:
             others = {"encoded": found.encoded, "decoded": found.decoded, "scratch": found.scratch}

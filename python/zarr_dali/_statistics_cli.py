@@ -99,7 +99,7 @@ def _table(found: dict[str, dict[str, Any]]) -> Table:
             place = (
                 [] if by is None else [str(values.get("labels", range(_rows(values)))[row]) if along else ""]
             )
-            table.add_row(Text(name or "array"), *map(Text, place), *map(_number, cells))
+            table.add_row(Text(name), *map(Text, place), *map(_number, cells))
     return table
 
 
@@ -122,5 +122,5 @@ def _remarks(found: dict[str, dict[str, Any]]) -> list[str]:
         ):
             if these:
                 where = f", {values['dim']}={', '.join(str(labels[i]) for i in these)}" if along else ""
-                remarks.append(f"{name or 'array'}{where}: {text}; nothing can be normalised with that")
+                remarks.append(f"{name}{where}: {text}; nothing can be normalised with that")
     return remarks

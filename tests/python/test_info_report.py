@@ -243,7 +243,7 @@ def test_json_is_printed_by_every_command(tmp_path):
     assert planned["arrays"][0]["chunk"] == [2, 100] and not (tmp_path / "b.zarr").exists()
     done = json.loads(run("rechunk", path, tmp_path / "b.zarr", "--verify", "--json").stdout)
     assert done["checksums"] and done["arrays"] == planned["arrays"]
-    assert json.loads(run("statistics", path, "--json").stdout)[""]["mean"] == 1.0
+    assert json.loads(run("statistics", path, "--json").stdout)["a.zarr"]["mean"] == 1.0
     assert json.loads(run("info", path, "--json", "--device", "cpu").stdout)["arrays"]
     flags = {
         name: [one for one in command.params if "--json" in one.opts]

@@ -192,7 +192,7 @@ def test_digits_far_from_zero(tmp_path, rng):
     """A mean of 1e8 beside a standard deviation of 0.01, which sums of squares would lose."""
     values = rng.normal(1e8, 1e-2, (200, 3, 50)) * np.array([1.0, -1.0, 3.0])[:, None]
     folder = write_array(tmp_path / "a.zarr", None, values, chunks=(7, 2, 50))
-    found = zarr_dali.statistics(folder, by="dim_1", workers=2)[""]
+    found = zarr_dali.statistics(folder, by="dim_1", workers=2)["a.zarr"]
     np.testing.assert_allclose(found["mean"], values.mean((0, 2)), rtol=1e-15)
     np.testing.assert_allclose(found["std"], values.std((0, 2)), rtol=1e-6)
 
@@ -208,20 +208,20 @@ def test_nothing_counts(tmp_path):
     values = np.full((4, 3), np.nan, "float32")
     values[:, 1] = 5
     folder = write_array(tmp_path / "a.zarr", None, values, chunks=(2, 3))
-    found = zarr_dali.statistics(folder, by="dim_1")[""]
+    found = zarr_dali.statistics(folder, by="dim_1")["a.zarr"]
     assert found["mean"] == [None, 5.0, None] and found["std"] == [None, 0.0, None]
     assert found["count"] == [0, 4, 0] and found["missing"] == [4, 0, 4]
     result = CliRunner().invoke(cli.main, ["statistics", str(folder), "--by", "dim_1"])
     assert result.exit_code == 0, result.output
-    assert "array, dim_1=0, 2: no value counts" in result.output
-    assert "array, dim_1=1: all values are the same, std is 0" in result.output
+    assert "a.zarr, dim_1=0, 2: no value counts" in result.output
+    assert "a.zarr, dim_1=1: all values are the same, std is 0" in result.output
 
 
 def test_arrays_without_elements(tmp_path):
     folder = tmp_path / "a.zarr"
     zarr.create_array(str(folder), shape=(0, 3), chunks=(2, 3), dtype="float32")
-    assert zarr_dali.statistics(folder)[""]["count"] == 0
-    assert zarr_dali.statistics(folder, by="dim_1")[""]["mean"] == [None] * 3
+    assert zarr_dali.statistics(folder)["a.zarr"]["count"] == 0
+    assert zarr_dali.statistics(folder, by="dim_1")["a.zarr"]["mean"] == [None] * 3
 
 
 def test_the_reader_normalises_with_them(backend, era):

@@ -63,7 +63,8 @@ def statistics(
         progress: Called with ("reading", bytes done, bytes in all), decoded.
 
     Returns:
-        Of each array a dict that `normalize` of the reader takes: `mean` and `std` of all values, beside them
+        A dict of each array, by its path below the store (that of a store that is an array by the name of its
+        folder), in the form that `normalize` of the reader takes: `mean` and `std` of all values, beside them
         `min`, `max`, `count`, and how many values do not count: `missing` (NaN or masked) and `infinite`.
         With `by` these are lists along the dimension, whose name is `dim`, and whose labels are `labels`, if
         it has any. Where no value counts, the first four are None.

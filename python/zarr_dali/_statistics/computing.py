@@ -178,7 +178,7 @@ class _Job:
 
 def _entries(plan: Plan, found: dict[tuple[str, int], Moments]) -> Found:
     """The result, array by array."""
-    return {name: _entry(plan, name, parts, found) for name, parts in plan.parts.items()}
+    return {name or plan.shown: _entry(plan, name, parts, found) for name, parts in plan.parts.items()}
 
 
 def _entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import posixpath
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -101,6 +102,11 @@ class Plan:
     @property
     def bytes(self) -> int:
         return sum(part.bytes for part in self.each)
+
+    @property
+    def shown(self) -> str:
+        """What the array is called where the store is one: as in the reader, by its folder."""
+        return posixpath.basename(str(self.sources[0]).rstrip("/"))
 
     def with_regions(self, regions: dict[str, Sequence[int]]) -> Plan:
         """The plan with the regions of an earlier run.
