@@ -146,18 +146,19 @@ class Rule:
             flat = stored.reshape(width, -1)
             for value in self.missing:
                 masked |= flat == value
-            nan, infinite = np.isnan(values) & ~masked, np.isinf(values) & ~masked
-            left_out = masked | nan | infinite
-            nans, infinites, masks = nan.sum(1), infinite.sum(1), masked.sum(1)
-            count = size - (nans + infinites + masks)
-            least = np.where(left_out, math.inf, values).min(1)
-            most = np.where(left_out, -math.inf, values).max(1)
-            values[left_out] = 0.0
+            valid = np.isfinite(values) & ~masked
+            nan = np.isnan(values) & ~masked
+            nans, masks, count = nan.sum(1), masked.sum(1), valid.sum(1)
+            infinites = size - count - nans - masks
+            left_out = ~valid
+            least = values.min(1, where=valid, initial=math.inf)
+            most = values.max(1, where=valid, initial=-math.inf)
+            np.copyto(values, 0.0, where=left_out)
         mean = values.sum(1) / np.maximum(count, 1)
         # Not by a dot product: BLAS would start threads of its own beside the workers.
         values -= mean[:, None]
         if left_out is not None:
-            values[left_out] = 0.0
+            np.copyto(values, 0.0, where=left_out)
         np.square(values, out=values)
         return Moments(count, nans, infinites, masks, mean, values.sum(1), least, most)
 
