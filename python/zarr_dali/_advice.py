@@ -7,7 +7,7 @@ with 16 cores in November 2026; those of nvCOMP are of 5.3.0, with chunks that a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zarr_dali._codecs import inner_codecs, short_name
@@ -75,18 +75,26 @@ def better_chunks(array: ArrayReport, arguments: dict[str, Any]) -> tuple[int, .
     steps = arguments.get("stride") or [1, *window[1:]]
     covered = [max(1, min(extents)) for extents in zip(window, steps, array.shape)]
     least = [*covered, *array.shape[len(covered) :]]
-    shape = list(least)
-    while _bytes_of(array, shape) < TINY_INNER_CHUNK_BYTES:
-        smaller = [axis for axis, extent in enumerate(array.shape) if shape[axis] < extent]
-        if not smaller:
-            break
-        # As evenly as the shape allows, so that no dimension gets all.
-        axis = min(smaller, key=lambda axis: shape[axis] / least[axis])
-        shape[axis] = min(shape[axis] * 2, array.shape[axis])
+    shape = grown(least, array.shape, lambda extents: _bytes_of(array, extents) >= TINY_INNER_CHUNK_BYTES)
     while _bytes_of(array, shape) > LARGE_CHUNK_BYTES:
         longest = shape.index(max(shape))
         shape[longest] = -(-shape[longest] // 2)
     return tuple(shape)
+
+
+def grown(extents: Sequence[int], shape: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Extents of a chunk, doubled one by one until they are enough or those of the array.
+
+    As evenly as the shape allows, so that no dimension gets all.
+    """
+    chunk = list(extents)
+    while not enough(chunk):
+        smaller = [axis for axis, extent in enumerate(shape) if chunk[axis] < extent]
+        if not smaller:
+            break
+        axis = min(smaller, key=lambda axis: chunk[axis] / extents[axis])
+        chunk[axis] = min(2 * chunk[axis], shape[axis])
+    return chunk
 
 
 def _bytes_of(array: ArrayReport, extents: Sequence[int]) -> float:

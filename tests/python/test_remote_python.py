@@ -221,6 +221,7 @@ def test_secrets_are_shown_nowhere(bucket, fields):
             lambda options: zarr_dali.select(url, arrays=["t"], storage_options=options, time=0),
             lambda options: zarr_dali.info(url, storage_options=options),
             lambda options: zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options),
+            lambda options: zarr_dali.statistics(url, storage_options=options),
         ):
             with pytest.raises((RuntimeError, ValueError), match=r"bucket/data\.zarr") as wrong:
                 read(right | {"key": "WRONG"})

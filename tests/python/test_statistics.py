@@ -204,6 +204,18 @@ def test_the_same_digits_in_each_run(era, by):
     assert found[0] == found[1] == found[2]
 
 
+def test_coordinates_of_groups_in_groups(tmp_path):
+    """Those of the own group go before those of the groups around it."""
+    folder, values = tmp_path / "a.zarr", np.arange(12.0)
+    times = xr.Dataset(coords={"time": xr.date_range("2010-12-26", periods=12)})
+    times.to_zarr(folder)
+    xr.Dataset({"t": ("time", values)}).to_zarr(folder, group="inner", mode="a")
+    later = {"time": xr.date_range("2010-12-31", periods=12)}
+    xr.Dataset({"t": ("time", values)}, later).to_zarr(folder, group="other/inner", mode="a")
+    found = zarr_dali.statistics(folder, range={"time": "2010"})
+    assert {name: values["count"] for name, values in found.items()} == {"inner/t": 6, "other/inner/t": 1}
+
+
 def test_nothing_counts(tmp_path):
     values = np.full((4, 3), np.nan, "float32")
     values[:, 1] = 5
