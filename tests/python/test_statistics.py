@@ -323,6 +323,15 @@ def test_arrays_of_a_web_server_are_named(tmp_path):
             zarr_dali.statistics(url, storage_options=options)
 
 
+def test_objects_that_stand_for_a_store(era):
+    wanted = zarr_dali.statistics(era, ["t", "sp"])
+    group = zarr.open_group(str(era), mode="r")
+    dataset = xr.open_zarr(era)
+    assert zarr_dali.statistics(group, ["t", "sp"]) == zarr_dali.statistics(dataset[["t", "sp"]]) == wanted
+    assert zarr_dali.statistics(dataset, "sp") == {"sp": wanted["sp"]}
+    assert zarr_dali.statistics(group["sp"]) == {"sp": wanted["sp"]}
+
+
 def test_references(tmp_path, rng):
     data = rng.normal(size=(20, 6, 8)).astype("float32")
     document = references.kerchunk_json(

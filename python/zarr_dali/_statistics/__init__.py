@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from zarr_dali import _core, _labels, _local
+from zarr_dali import _core, _labels, _local, _locations
 from zarr_dali._arguments import bytes_of, import_zarr, workers_of
 
 
 def statistics(
-    path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    path: _locations.Source | Sequence[_locations.Source],
     arrays: str | Iterable[str] | None = None,
     *,
     by: str | None = None,
@@ -41,7 +41,7 @@ def statistics(
 
     Args:
         path: As for the reader: a group or an array, a list of them or a pattern, joined along the first
-            dimension; local or a URL.
+            dimension; local or a URL. Or an object that stands for a store, as for `Loader`.
         arrays: Paths of arrays below `path`; by default all that hold numbers and are no coordinates.
         by: A dimension: statistics of each of its indices. Arrays without it have those of all their values.
         range: By dimension name the part to read, by the labels of its coordinate: a label, a slice of labels
@@ -79,15 +79,18 @@ def statistics(
     from zarr_dali._rechunk import source
     from zarr_dali._statistics import computing, plan
 
-    given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
-    stores = _core.expand([os.fspath(one) for one in given], storage_options)
-    sources = [source.of(one, storage_options, follow_links) for one in stores]
+    location = _locations.located(path, storage_options)
+    options = location.storage_options
+    asked = [arrays] if isinstance(arrays, str) else None if arrays is None else list(arrays)
+    if location.arrays and asked != []:
+        asked = location.named(asked or [], None, False)[0]
+    sources = [source.of(one, options, follow_links) for one in _core.expand(location.paths, options)]
     for one in sources:
         if one.is_folder:
             _local.check_store(one.path, follow_links, chunks=True)
     made = plan.make(
         plan.Request(
-            arrays=None if arrays is None else tuple([arrays] if isinstance(arrays, str) else arrays),
+            arrays=None if asked is None else tuple(asked),
             by=by,
             ranges=_labels.Ranges.of(range, index_range),
             mask_and_scale=mask_and_scale,
