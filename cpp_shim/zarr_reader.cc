@@ -79,6 +79,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   if (spec.TryGetArgument(dtype, "dtype")) args.dtype = std::string(dali::TypeName(dtype));
   ListArgument(spec, "mean", args.mean);
   ListArgument(spec, "std", args.std);
+  args.normalize = spec.GetArgument<std::string>("normalize");
   args.has_window = ListArgument(spec, "window", args.window);
   args.has_stride = ListArgument(spec, "stride", args.stride);
   args.has_dilation = ListArgument(spec, "dilation", args.dilation);

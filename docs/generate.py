@@ -30,7 +30,7 @@ GROUPS = {
         *("window", "stride", "dilation", "offsets"),
         *("roi_start", "roi_end", "exclude", "return_index"),
     ),
-    "Values": ("mask_and_scale", "mean", "std", "dtype"),
+    "Values": ("mask_and_scale", "mean", "std", "normalize", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),
     "Reader shards and epochs": ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch"),
     "Decoding, threads and memory": (

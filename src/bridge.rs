@@ -39,6 +39,8 @@ mod ffi {
         dtype: String,
         mean: Vec<f32>,
         std: Vec<f32>,
+        /// JSON; empty: not given.
+        normalize: String,
         has_window: bool,
         window: Vec<i64>,
         has_stride: bool,
@@ -198,6 +200,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             dtype: Some(args.dtype.clone()).filter(|dtype| !dtype.is_empty()),
             mean: args.mean.iter().copied().map(f64::from).collect(),
             std: args.std.iter().copied().map(f64::from).collect(),
+            normalize: args.normalize.clone(),
             window: args.has_window.then(|| args.window.clone()),
             stride: args.has_stride.then(|| args.stride.clone()),
             dilation: args.has_dilation.then(|| args.dilation.clone()),

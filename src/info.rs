@@ -7,6 +7,7 @@ use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::json;
 use crate::options::{Arguments, DeviceBudget, Options, argument};
 use crate::reader::{Setup, decode_path};
 use crate::store::{Access, KeptDocuments, Session, Sessions};
@@ -52,6 +53,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             dtype,
             mean,
             std,
+            normalize,
             window,
             stride,
             dilation,
@@ -118,6 +120,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
                 *values = vec![values[number]];
             }
         }
+        asked.normalize = of_array(&arguments.normalize, name, number);
         let declared = Dataset::declared(&arguments.paths, name, &Access::new(arguments)?)?;
         let mut description = json!({
             "name": name,
@@ -143,6 +146,19 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     // All arrays of a group are seldom meant to be read together.
     let together = (named && names.len() > 1).then(|| describer.reading(arguments));
     Ok(json!({"arrays": arrays, "together": together}))
+}
+
+/// The part of `normalize` for one array; text that cannot be read as it is.
+fn of_array(normalize: &str, name: &str, number: usize) -> String {
+    match json::parse(normalize.as_bytes()) {
+        Ok(Value::Object(entries)) => {
+            let of_name = |(key, _): &(&String, &Value)| key.trim_matches('/') == name;
+            let entry = entries.iter().find(of_name);
+            entry.map_or_else(String::new, |(_, entry)| json!([entry]).to_string())
+        }
+        Ok(Value::Array(entries)) if number < entries.len() => json!([entries[number]]).to_string(),
+        _ => normalize.into(),
+    }
 }
 
 struct Describer {

@@ -58,6 +58,8 @@ pub struct Arguments {
     pub mean: Vec<f64>,
     /// The values are divided by: nothing, one value, or one per array.
     pub std: Vec<f64>,
+    /// What each array, or each channel of it, is normalised by in place of `mean` and `std`: JSON, or empty.
+    pub normalize: String,
     /// Extents of a sample along the leading dimensions.
     pub window: Option<Vec<i64>>,
     /// Steps between the starts of neighbouring samples along the window's dimensions.
@@ -131,6 +133,7 @@ impl Arguments {
             dtype: None,
             mean: vec![],
             std: vec![],
+            normalize: String::new(),
             window: None,
             stride: None,
             dilation: None,

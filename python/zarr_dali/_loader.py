@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import numpy as np
 
-from zarr_dali import _core, _element_types, _loader_checks, _locations, _outputs, _select
+from zarr_dali import _core, _element_types, _loader_checks, _locations, _normalize, _outputs, _select
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -122,7 +122,9 @@ class Loader:
             prefetch: Batches that are kept ready besides those that the reader has in flight.
             **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack`,
                 `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and
-                others; `storage_options` as a dictionary.
+                others; `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a
+                file of JSON. In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has
+                one number for each index of the first dimension behind those of the window.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -146,6 +148,7 @@ class Loader:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
         self._transform = transform
+        arguments = _normalize.reader_arguments(arguments, arrays)
         arguments = _with_selection(path, arrays, select, arguments)
         names = _outputs.names_of(arrays, arguments, names)
         arguments["dtype"], self._outputs = _outputs.outputs_of(

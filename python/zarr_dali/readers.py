@@ -36,6 +36,7 @@ def zarr(
     mask_and_scale: bool = False,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    normalize: str = "",
     dtype: DALIDataType | None = None,
     random_shuffle: bool = False,
     initial_fill: int = 1024,
@@ -178,6 +179,16 @@ def zarr(
             also is the type of the output unless `dtype` is given.
         std: The values are divided by it: one number for all arrays, or one for each of `arrays`.
             Not 0. See `mean`; either can be given alone.
+        normalize: What each array, or each channel of it, is normalised by, as JSON: in place of `mean` and
+            `std`.
+            An object with the mean and the standard deviation of arrays by their names, such as
+            `{"t2m": {"mean": 280, "std": 21}, "t": {"dim": "level", "mean": [220, 250], "std": [9, 12]}}`.
+            Lists have one number for each index that the store has along the dimension `dim`; without `dim`
+            that is the first dimension behind those of `window`. Arrays that the object does not name, or
+            names with `null`, are not normalised. It may name arrays that are not read as long as it names
+            all that are. In place of the object a list may stand with one entry for each of `arrays`.
+            A sample has the whole of `dim`, or a region of it: no windows lie along it. The computation is
+            that of `mean` and `std`.
         dtype: Element type of the outputs: bool, an integer or a floating-point type.
             If not given, it is the type of the array, or what `mask_and_scale` or `mean` and `std` make of
             it. Floating-point numbers are rounded to the nearest, ties to even, and become infinite beyond

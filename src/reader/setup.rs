@@ -9,7 +9,7 @@ use super::checks::{
 };
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
 use super::outputs::{Output, outputs};
-use crate::assemble::{Conversion, conversions, device};
+use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, Joined};
 use crate::decode::part::{Kind, PartPlan, PartPlans};
@@ -70,10 +70,6 @@ impl Setup {
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
         let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
         let windows = windows(&dataset.arrays[reference], arguments, &options)?;
-        let conversions = conversions(&dataset, arguments)?;
-        if arguments.stack {
-            check_stack(&dataset, &conversions)?;
-        }
         let dimensions = windows.dimensions();
         let geometry: Arc<[ArrayGeometry]> =
             dataset.arrays.iter().map(|array| array.geometry(windows.axes().len())).collect();
@@ -86,7 +82,12 @@ impl Setup {
                 false => OutputGeometry::alone(number, &extents),
             }
         };
-        let placing = geometry.iter().enumerate().map(place).collect();
+        let placing: Arc<[OutputGeometry]> = geometry.iter().enumerate().map(place).collect();
+        let places = Places { windows: &windows, geometry: &geometry, placing: &placing };
+        let conversions = conversions(&dataset, arguments, &places)?;
+        if arguments.stack {
+            check_stack(&dataset, &conversions)?;
+        }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
         let Ordered { order, order_bytes, reuse } =
             order(arguments, &options, &dataset, &geometry, &windows)?;
