@@ -192,6 +192,17 @@ behind those of the window are then cut to the region. By default 0.)code",
 
 By default the extent of the array.)code",
         nullptr)
+    .AddOptionalArg(
+        "select",
+        R"code(Indices of dimensions by name, which are laid one behind another in their order, as JSON.
+
+An object with a list for each dimension, of indices and of ranges ``[start, end]`` or
+``[start, end, step]``: ``{"level": [7, 3], "longitude": [[350, 360], [0, 11]]}`` takes two levels in that
+order, and longitudes across the end as two pieces. It applies to each array with a dimension of that name,
+wherever it stands in it; chunks without any of the indices are not read. `window`, `roi_start` and
+`roi_end` count in what is selected. A sample has all of it: no windows lie along such a dimension, and the
+one that samples are taken along is none. ``zarr_dali.select`` makes it from labels.)code",
+        "")
     .AddOptionalArg<std::vector<int64_t>>(
         "exclude",
         R"code(Indices of the first dimension that no sample may touch, such as missing or bad days.

@@ -86,6 +86,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.has_offsets = ListArgument(spec, "offsets", args.offsets);
   args.has_roi_start = ListArgument(spec, "roi_start", args.roi_start);
   args.has_roi_end = ListArgument(spec, "roi_end", args.roi_end);
+  args.select = spec.GetArgument<std::string>("select");
   ListArgument(spec, "exclude", args.exclude);
   args.return_index = spec.GetArgument<bool>("return_index");
   args.initial_fill = spec.GetArgument<int64_t>("initial_fill");

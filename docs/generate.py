@@ -28,7 +28,7 @@ GROUPS = {
     "What is read": ("path", "arrays", "stack", "missing_chunks", "follow_links", "storage_options"),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
-        *("roi_start", "roi_end", "exclude", "return_index"),
+        *("roi_start", "roi_end", "select", "exclude", "return_index"),
     ),
     "Values": ("mask_and_scale", "mean", "std", "normalize", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),

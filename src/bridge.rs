@@ -53,6 +53,8 @@ mod ffi {
         roi_start: Vec<i64>,
         has_roi_end: bool,
         roi_end: Vec<i64>,
+        /// JSON; empty: not given.
+        select: String,
         exclude: Vec<i64>,
         return_index: bool,
         initial_fill: i64,
@@ -207,6 +209,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             offsets: args.has_offsets.then(|| args.offsets.clone()),
             roi_start: args.has_roi_start.then(|| args.roi_start.clone()),
             roi_end: args.has_roi_end.then(|| args.roi_end.clone()),
+            select: args.select.clone(),
             exclude: args.exclude.clone(),
             return_index: args.return_index,
             initial_fill: args.initial_fill,

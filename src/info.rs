@@ -60,6 +60,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             offsets,
             roi_start,
             roi_end,
+            select,
             exclude,
             return_index,
             initial_fill,
@@ -161,6 +162,17 @@ fn of_array(normalize: &str, name: &str, number: usize) -> String {
     }
 }
 
+/// The part of `select` for an array with these dimensions; text that cannot be read as it is.
+fn of_dimensions(select: &str, names: &[String]) -> String {
+    match from_str::<serde_json::Map<String, Value>>(select) {
+        Ok(mut given) => {
+            given.retain(|name, _| names.contains(name));
+            if given.is_empty() { String::new() } else { Value::Object(given).to_string() }
+        }
+        Err(_) => select.into(),
+    }
+}
+
 struct Describer {
     options: Options,
     /// GPU memory for a reader on the GPU backend.
@@ -172,6 +184,8 @@ impl Describer {
     fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
         let dataset = Dataset::open(&asked.paths, &asked.arrays, &Access::new(asked)?)?;
         let array = &dataset.arrays[0];
+        let select = of_dimensions(&asked.select, &array.first().dimension_names);
+        let asked = &Arguments { select, ..asked.clone() };
         let decode_paths =
             array.parts.iter().map(|part| decode_path(part, &self.options)).collect::<Result<Vec<_>>>()?;
         let on_cpu = decode_paths.iter().find(|decode_path| matches!(decode_path, DecodePath::Cpu(_)));

@@ -72,6 +72,8 @@ pub struct Arguments {
     pub roi_start: Option<Vec<i64>>,
     /// Where it ends.
     pub roi_end: Option<Vec<i64>>,
+    /// Indices of dimensions by name, laid one behind another: JSON, or empty.
+    pub select: String,
     /// Indices of the first dimension that no sample may touch.
     pub exclude: Vec<i64>,
     /// One more output with the indices of samples.
@@ -140,6 +142,7 @@ impl Arguments {
             offsets: None,
             roi_start: None,
             roi_end: None,
+            select: String::new(),
             exclude: vec![],
             return_index: false,
             initial_fill: 1024,

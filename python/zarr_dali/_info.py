@@ -116,6 +116,8 @@ def _plain(name: str, value: Any) -> Any:
         return _core.as_json(value)
     if name == "normalize":
         return _normalize.as_json(value)
+    if name == "select":
+        return value if isinstance(value, str) else json.dumps(value)
     if name == "cache_dir":
         return os.fspath(value)
     if name == "dtype":  # a name, or a type of DALI or NumPy, which has one

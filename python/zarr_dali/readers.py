@@ -31,6 +31,7 @@ def zarr(
     offsets: int | Sequence[int] | None = None,
     roi_start: int | Sequence[int] | None = None,
     roi_end: int | Sequence[int] | None = None,
+    select: str = "",
     exclude: int | Sequence[int] | None = None,
     return_index: bool = False,
     mask_and_scale: bool = False,
@@ -160,6 +161,14 @@ def zarr(
             behind those of the window are then cut to the region. By default 0.
         roi_end: End of that region, the first index behind it, for each leading dimension.
             By default the extent of the array.
+        select: Indices of dimensions by name, which are laid one behind another in their order, as JSON.
+            An object with a list for each dimension, of indices and of ranges `[start, end]` or
+            `[start, end, step]`: `{"level": [7, 3], "longitude": [[350, 360], [0, 11]]}` takes two levels in
+            that order, and longitudes across the end as two pieces. It applies to each array with a dimension
+            of that name, wherever it stands in it; chunks without any of the indices are not read. `window`,
+            `roi_start` and `roi_end` count in what is selected. A sample has all of it: no windows lie along
+            such a dimension, and the one that samples are taken along is none. `zarr_dali.select` makes it
+            from labels.
         exclude: Indices of the first dimension that no sample may touch, such as missing or bad days.
             Samples that would are left out before samples are counted and shared out to reader shards.
         return_index: Determines whether the indices of each sample are a further, last output.

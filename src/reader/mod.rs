@@ -32,6 +32,7 @@ mod memory_needs;
 pub mod memory_plan;
 mod outputs;
 mod running;
+mod selection;
 mod setup;
 mod source_info;
 mod status;

@@ -9,6 +9,7 @@ use super::checks::{
 };
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
 use super::outputs::{Output, outputs};
+use super::selection::{Chosen, check_selected, selected_shape, selection};
 use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, Joined};
@@ -69,11 +70,17 @@ impl Setup {
         // The array whose shape the windows are made for: the first that samples are taken along.
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
         let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
-        let windows = windows(&dataset.arrays[reference], arguments, &options)?;
+        let chosen = selection(&arguments.select, &dataset)?;
+        let shape = selected_shape(&dataset.arrays[reference], &chosen[reference]);
+        let windows = windows(&dataset.arrays[reference], &shape, arguments, &options)?;
         let dimensions = windows.dimensions();
-        let geometry: Arc<[ArrayGeometry]> =
-            dataset.arrays.iter().map(|array| array.geometry(windows.axes().len())).collect();
+        let geometry = |(array, chosen): (&Joined, Vec<Chosen>)| ArrayGeometry {
+            chosen,
+            ..array.geometry(windows.axes().len())
+        };
+        let geometry: Arc<[ArrayGeometry]> = dataset.arrays.iter().zip(chosen).map(geometry).collect();
         check_shapes(&dataset, &geometry, reference, windows.axes().len())?;
+        check_selected(&dataset, &geometry, reference, &windows)?;
         let count = dataset.arrays.len();
         let place = |(number, geometry): (usize, &ArrayGeometry)| {
             let extents = geometry.sample_extents(&windows);
@@ -86,7 +93,7 @@ impl Setup {
         let places = Places { windows: &windows, geometry: &geometry, placing: &placing };
         let conversions = conversions(&dataset, arguments, &places)?;
         if arguments.stack {
-            check_stack(&dataset, &conversions)?;
+            check_stack(&dataset, &geometry, &conversions)?;
         }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
         let Ordered { order, order_bytes, reuse } =
@@ -168,9 +175,9 @@ impl Setup {
     /// because several batches may wait for the chunk.
     pub fn boxes_of_chunk(&self) -> u64 {
         const LEAST: u64 = 16;
-        // Offsets that are no regular sequence make several boxes of one sample.
-        let runs = self.windows.axes()[0].runs(0).count() as u64;
-        self.options.batch_size.saturating_mul(runs).max(LEAST)
+        // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices.
+        let boxes = self.geometry.iter().map(|array| array.boxes(&self.windows)).max().unwrap_or(1);
+        self.options.batch_size.saturating_mul(boxes).max(LEAST)
     }
 
     /// Logs the decode path of each array, once per process.
@@ -186,8 +193,8 @@ impl Setup {
     }
 }
 
-/// The windows that are samples of an array of this shape.
-fn windows(reference: &Joined, arguments: &Arguments, options: &Options) -> Result<Windows> {
+/// The windows that are samples of an array, of which samples see this shape.
+fn windows(reference: &Joined, shape: &[u64], arguments: &Arguments, options: &Options) -> Result<Windows> {
     let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
     let windows = WindowArguments {
         window: arguments.window.as_deref(),
@@ -199,7 +206,7 @@ fn windows(reference: &Joined, arguments: &Arguments, options: &Options) -> Resu
         exclude: &arguments.exclude,
         most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
     };
-    Windows::new(&reference.shape, &windows).map_err(|error| name_array(error, reference))
+    Windows::new(shape, &windows).map_err(|error| name_array(error, reference))
 }
 
 /// A plan for each part of each array.
