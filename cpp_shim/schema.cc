@@ -16,7 +16,7 @@ namespace {
 /// indices come last.
 int OutputCount(const dali::OpSpec& spec) {
   const int index = spec.GetArgument<bool>("return_index") ? 1 : 0;
-  if (spec.GetArgument<bool>("stack")) return 1 + index;
+  if (spec.GetArgument<bool>("stack") || spec.GetArgument<bool>("stack_channels")) return 1 + index;
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   return std::max<int>(1, arrays.size()) + index;
@@ -99,6 +99,16 @@ They are stacked in the order of `arrays` on a new axis behind the first dimensi
 sample of C arrays has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `window` is not given.
 All arrays need the same shape and element type. The layout gets a ``C`` there, or is empty if the
 arrays have one already.)code",
+                    false)
+    .AddOptionalArg("stack_channels",
+                    R"code(Determines whether levels and arrays become the channels of one output.
+
+A sample has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `window` is not given. The last two
+dimensions of the arrays are the grid (the last one if an array has no more), of the same extents in
+all of them. What an array has in between, such as levels, are its channels, and the arrays follow one
+another in the order of `arrays`. Arrays without the first dimension, such as a land mask, are repeated
+for each step of the window. All arrays need the same element type: see `dtype`. The layout gets a
+``C`` there. ``zarr_dali.stats`` tells what each channel is.)code",
                     false)
     .AddOptionalArg(
         "mask_and_scale",

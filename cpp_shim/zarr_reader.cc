@@ -74,6 +74,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.follow_links = spec.GetArgument<bool>("follow_links");
   args.storage_options = spec.GetArgument<std::string>("storage_options");
   args.stack = spec.GetArgument<bool>("stack");
+  args.stack_channels = spec.GetArgument<bool>("stack_channels");
   args.mask_and_scale = spec.GetArgument<bool>("mask_and_scale");
   dali::DALIDataType dtype;
   if (spec.TryGetArgument(dtype, "dtype")) args.dtype = std::string(dali::TypeName(dtype));

@@ -34,6 +34,7 @@ mod ffi {
         follow_links: bool,
         storage_options: String,
         stack: bool,
+        stack_channels: bool,
         mask_and_scale: bool,
         /// DALI's name of the type; empty: not given.
         dtype: String,
@@ -198,6 +199,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             follow_links: args.follow_links,
             storage_options: args.storage_options.clone(),
             stack: args.stack,
+            stack_channels: args.stack_channels,
             mask_and_scale: args.mask_and_scale,
             dtype: Some(args.dtype.clone()).filter(|dtype| !dtype.is_empty()),
             mean: args.mean.iter().copied().map(f64::from).collect(),

@@ -49,6 +49,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             follow_links,
             storage_options,
             stack,
+            stack_channels,
             mask_and_scale,
             dtype,
             mean,
@@ -115,7 +116,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     for (number, name) in names.iter().enumerate() {
         let mut asked = arguments.clone();
         asked.arrays = Some(name.clone()).filter(|name| !name.is_empty()).into_iter().collect();
-        asked.stack = false;
+        (asked.stack, asked.stack_channels) = (false, false);
         for values in [&mut asked.mean, &mut asked.std] {
             if values.len() == names.len() {
                 *values = vec![values[number]];

@@ -50,6 +50,8 @@ pub struct Arguments {
     pub storage_options: String,
     /// One output in which the arrays are stacked on a new axis, instead of one each.
     pub stack: bool,
+    /// One output in which levels and arrays are channels.
+    pub stack_channels: bool,
     /// Decode by the CF attributes.
     pub mask_and_scale: bool,
     /// The outputs' type, as DALI names it.
@@ -131,6 +133,7 @@ impl Arguments {
             follow_links: true,
             storage_options: String::new(),
             stack: false,
+            stack_channels: false,
             mask_and_scale: false,
             dtype: None,
             mean: vec![],

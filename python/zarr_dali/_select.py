@@ -72,14 +72,13 @@ def select(
             is not one ascending range of indices.
         ImportError: xarray or zarr is missing.
     """
-    _import_xarray()
     location = _locations.located(path, storage_options)
     path, storage_options = location.path, location.storage_options
     if arrays is not None:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
     elif location.arrays:
         arrays = location.arrays
-    coordinates = _Coordinates.of(path, arrays, follow_links, storage_options)
+    known = coordinates(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
         chosen["storage_options"] = _core.as_json(storage_options)
@@ -87,26 +86,41 @@ def select(
         chosen["follow_links"] = False
     if arrays is not None:
         chosen["arrays"] = arrays
-    first = coordinates.dimensions[0]
-    start, end = 0, coordinates.sizes[first]
+    first = known.dimensions[0]
+    start, end = 0, known.sizes[first]
     if first in labels:
-        start, end = coordinates.range(first, labels[first])
-    found = {name: coordinates.found(name, label) for name, label in labels.items() if name != first}
+        start, end = known.range(first, labels[first])
+    found = {name: known.found(name, label) for name, label in labels.items() if name != first}
     if labels:
-        region, pieces = coordinates.region((start, end), found, alone=first in labels)
+        region, pieces = known.region((start, end), found, alone=first in labels)
         if region:
             chosen["roi_start"] = [start for start, _ in region]
             chosen["roi_end"] = [end for _, end in region]
         if pieces:
             chosen["select"] = _pieces.as_json(pieces)
     if offsets is not None:
-        chosen["offsets"] = _steps(offsets, first, coordinates.indexes.get(first), start, end)
+        chosen["offsets"] = _steps(offsets, first, known.indexes.get(first), start, end)
     if exclude is not None:
-        left_out = coordinates.excluded(exclude)
+        left_out = known.excluded(exclude)
         left_out = left_out[(left_out >= start) & (left_out < end)].tolist()
         if left_out:
             chosen["exclude"] = left_out
     return chosen
+
+
+def coordinates(
+    path: Paths,
+    arrays: Sequence[str] | None,
+    follow_links: bool | None = None,
+    storage_options: _core.StorageOptions = None,
+) -> _Coordinates:
+    """The dimensions of arrays with their coordinates.
+
+    Raises:
+        ValueError, ImportError: As `select`.
+    """
+    _import_xarray()
+    return _Coordinates.of(path, arrays, follow_links is not False, storage_options)
 
 
 def _import_xarray() -> None:

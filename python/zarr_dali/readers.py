@@ -22,6 +22,7 @@ def zarr(
     path: Paths,
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
+    stack_channels: bool = False,
     missing_chunks: Literal["fill", "fill-403", "error"] = "fill",
     follow_links: bool = True,
     storage_options: str = "",
@@ -124,6 +125,13 @@ def zarr(
             a sample of C arrays has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given.
             All arrays need the same shape and element type. The layout gets a `C` there, or is empty if the
             arrays have one already.
+        stack_channels: Determines whether levels and arrays become the channels of one output.
+            A sample has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given. The last two
+            dimensions of the arrays are the grid (the last one if an array has no more), of the same extents
+            in all of them. What an array has in between, such as levels, are its channels, and the arrays
+            follow one another in the order of `arrays`. Arrays without the first dimension, such as a land
+            mask, are repeated for each step of the window. All arrays need the same element type: see
+            `dtype`. The layout gets a `C` there. `zarr_dali.stats` tells what each channel is.
         missing_chunks: What a chunk without data in the store means: `"fill"`, `"fill-403"` or `"error"`.
             `"fill"` reads it as the array's fill value, as the Zarr specification says. `"error"` stops with
             an error that names the chunk, for stores in which every chunk should be there. `"fill-403"` is as

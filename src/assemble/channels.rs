@@ -3,28 +3,27 @@
 use super::arithmetic::Register;
 use super::step::{Code, Normalise, Rounds, Step};
 use crate::dataset::ElementType;
-use crate::plan::{CopyBox, Dims};
+use crate::plan::{ChannelPlace, CopyBox, Dims};
 
 use std::sync::Arc;
 
-/// The channels of an output, and where they lie in it: element `i` belongs to channel `i / below % all`.
+/// The channels of an array: its indices along one dimension, and where they lie in the output.
+///
+/// Element `i` of the output has index `(i / unit % all - first) / inner % count` along that dimension, with `count` indices.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Channels {
-    /// Neighbouring elements of one channel.
-    below: u64,
-    /// Channels of the output.
-    all: u64,
-    /// The channel that the array's first one is.
-    first: u64,
-    /// One for each channel of the array, in the order of the output.
+    place: ChannelPlace,
+    /// Neighbouring units of one index.
+    inner: u64,
+    /// One for each index, in the order of the output.
     numbers: Arc<[Normalise]>,
     rounds: Rounds,
 }
 
 impl Channels {
-    /// Channels `first..first + numbers.len()` of `all`, of which each is `below` neighbouring elements.
-    pub fn new(below: u64, all: u64, first: u64, numbers: Vec<Normalise>) -> Self {
-        Self { below, all, first, numbers: numbers.into(), rounds: Rounds::Register }
+    /// Channels by the indices along a dimension, of which each is `inner` neighbouring units of `place`.
+    pub fn new(place: ChannelPlace, inner: u64, numbers: Vec<Normalise>) -> Self {
+        Self { place, inner, numbers: numbers.into(), rounds: Rounds::Register }
     }
 
     /// The same channels, with numbers as a floating-point type has them.
@@ -53,9 +52,20 @@ impl Channels {
         self.rounds
     }
 
-    /// The channel of an element of the output, of those that have numbers.
+    /// Neighbouring elements of one index.
+    fn below(&self) -> u64 {
+        self.place.elements * self.inner
+    }
+
+    /// Number of an element among those of the array that follow one another: from its first channel on.
+    fn within(&self, place: u64) -> u64 {
+        let ChannelPlace { first, all, elements } = self.place;
+        place % (elements * all) - first * elements
+    }
+
+    /// The index of an element of the output.
     fn channel(&self, place: u64) -> usize {
-        (place / self.below % self.all - self.first) as usize
+        (self.within(place) / self.below() % self.numbers.len() as u64) as usize
     }
 
     /// Normalises neighbouring elements of the output, the first of them number `place`.
@@ -64,14 +74,15 @@ impl Channels {
         while done < len {
             let place = place + done as u64;
             let channel = self.channel(place);
-            if self.below == 1 {
+            if self.below() == 1 {
                 // Channels side by side: as many as follow, each with one element.
                 let row = (len - done).min(self.numbers.len() - channel);
                 R::normalise(&mut values[done..done + row], &self.numbers[channel..], self.rounds);
                 done += row;
                 continue;
             }
-            let run = usize::try_from(self.below - place % self.below).unwrap_or(usize::MAX).min(len - done);
+            let run = self.below() - self.within(place) % self.below();
+            let run = usize::try_from(run).unwrap_or(usize::MAX).min(len - done);
             let Normalise { mean, std } = self.numbers[channel];
             R::apply(&self.step(Code::Subtract, mean), &mut values[done..done + run]);
             R::apply(&self.step(Code::Divide, std), &mut values[done..done + run]);
@@ -92,6 +103,7 @@ impl Channels {
         let mut split =
             CopyBox { extents: Dims::new(), from_strides: Dims::new(), to_strides: Dims::new(), ..*piece };
         let mut dimension = None;
+        let (below, count) = (self.below(), self.numbers.len() as u64);
         for d in 0..piece.extents.len() {
             let (mut extent, from, to) = (piece.extents[d], piece.from_strides[d], piece.to_strides[d]);
             let mut push = |extent: u64, times: u64| {
@@ -100,13 +112,13 @@ impl Channels {
                 split.to_strides.push(to * times);
             };
             // Dimensions are joined only where the inner one is whole, so that all of these divide.
-            let inner = if to < self.below { (self.below / to).min(extent) } else { 1 };
-            let follows = to <= self.below && extent > inner;
+            let inner = if to < below { (below / to).min(extent) } else { 1 };
+            let follows = to <= below && extent > inner;
             if follows {
                 extent /= inner;
-                if extent > self.all {
-                    push(extent / self.all, inner * self.all);
-                    extent = self.all;
+                if extent > count {
+                    push(extent / count, inner * count);
+                    extent = count;
                 }
                 push(extent, inner);
                 dimension = Some(split.extents.len() - 1);
@@ -146,12 +158,9 @@ mod tests {
             let (from_strides, to_strides) = (strides(&|d| dims[d].1), strides(&|d| dims[d].2));
             let all = dims[along].0 + dims[along].2;
             let whole = to_strides[0] * (dims[0].0 + dims[0].2);
-            let channels = Channels::new(
-                to_strides[along],
-                all,
-                0,
-                (0..all).map(|c| Normalise { mean: c as f64, std: 1.0 }).collect(),
-            );
+            let numbers = (0..all).map(|c| Normalise { mean: c as f64, std: 1.0 }).collect();
+            let place = ChannelPlace { first: 0, all, elements: to_strides[along] };
+            let channels = Channels::new(place, 1, numbers);
             let piece = CopyBox {
                 from: 5,
                 to: offset * whole + if dims[along].2 > 0 { to_strides[along] } else { 0 },

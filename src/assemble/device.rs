@@ -345,6 +345,7 @@ mod tests {
     use crate::assemble::conversion::Normalisation;
     use crate::assemble::{OutputMemory, host};
     use crate::dataset::{ByteFormat, Cf, FixedScaleOffset};
+    use crate::plan::ChannelPlace;
 
     use std::ffi::{CString, c_char, c_int, c_void};
     use std::os::unix::ffi::OsStrExt;
@@ -531,12 +532,13 @@ mod tests {
             _ => scrambled(7)(i),
         };
         // Both dimensions of the destination in turn have the channels.
+        let place = |first, all, elements| ChannelPlace { first, all, elements };
         let numbers = |count| (0..count).map(|c| Normalise { mean: 3.3 + f64::from(c), std: 1.7 }).collect();
         let normalises = [
             None,
             Some(Normalise { mean: 3.3, std: 1.7 }.into()),
-            Some(Normalisation::Channels(Channels::new(702, 4, 0, numbers(4)))),
-            Some(Normalisation::Channels(Channels::new(1, 702, 0, numbers(702)))),
+            Some(Normalisation::Channels(Channels::new(place(0, 4, 702), 1, numbers(4)))),
+            Some(Normalisation::Channels(Channels::new(place(0, 702, 1), 1, numbers(702)))),
         ];
         let dtypes = ElementType::ALL.map(|(element, ..)| Some(element));
         let dims = vec![(3, 2, 1), (700, 1, 2)];
@@ -586,14 +588,18 @@ mod tests {
 
         #[test]
         fn the_kernel_normalises_channels_as_the_host_does(
-            dims in prop::collection::vec((1u64..5, 0u64..3, 0u64..3), 1..9), along in 0usize..9, sample in 0u64..3,
+            dims in prop::collection::vec((1u64..5, 0u64..3, 0u64..3), 1..9), (along, last) in (0usize..9, 0usize..9), sample in 0u64..3,
             turns: bool, stored in prop::sample::select(stored_types()), swaps: bool, fills: bool, seed: u64,
         ) {
             let along = along.min(dims.len() - 1);
             let extent = |d: usize| dims[d].0 + dims[d].2;
-            let below = (along + 1..dims.len()).map(extent).product();
+            // All dimensions up to `last` are channels, of which one says by what they are normalised.
+            let last = last.clamp(along, dims.len() - 1);
+            let product = |from: usize, to: usize| (from..to).map(extent).product::<u64>();
+            let (all, elements) = (product(0, last + 1), product(last + 1, dims.len()));
             let numbers = (0..extent(along)).map(|c| Normalise { mean: c as f64, std: 0.5 + c as f64 }).collect();
-            let channels = Channels::new(below, extent(along), 0, numbers);
+            let place = ChannelPlace { first: 0, all, elements };
+            let channels = Channels::new(place, product(along + 1, last + 1), numbers);
             let normalise = Some(Normalisation::Channels(channels));
             let conversion = Conversion::new(stored, None, None, normalise, None).unwrap();
             let element = &[1u8, 2, 3, 4, 5, 6, 7, 8][..stored.size_bytes()];

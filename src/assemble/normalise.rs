@@ -7,7 +7,7 @@ use crate::dataset::Joined;
 use crate::error::Result;
 use crate::json;
 use crate::options::argument;
-use crate::plan::{ArrayGeometry, OutputGeometry};
+use crate::plan::{ArrayGeometry, ChannelPlace, OutputGeometry};
 use crate::sampler::Windows;
 
 use serde_json::{Map, Value};
@@ -190,9 +190,17 @@ impl Given {
         let runs = geometry.runs(windows, &windows.places(0)).swap_remove(dimension);
         let indices = runs.iter().flat_map(|run| (0..run.count).map(|i| run.start + i * run.step));
         let numbers = indices.map(|i| Normalise { mean: self.mean.at(i), std: self.std.at(i) });
-        let below = places.placing[number].strides[dimension];
+        let placing = &places.placing[number];
+        let below = placing.strides[dimension];
         let all = geometry.sample_extents(windows)[dimension];
-        Ok(Normalisation::Channels(Channels::new(below, all, 0, numbers.collect())))
+        let (place, inner) = match placing.channels {
+            Some(place) if (place.elements..place.elements * place.all).contains(&below) => {
+                (place, below / place.elements)
+            }
+            // In front of the channels or behind them, or there is one only.
+            _ => (ChannelPlace { first: 0, all, elements: below }, 1),
+        };
+        Ok(Normalisation::Channels(Channels::new(place, inner, numbers.collect())))
     }
 
     /// The dimension that lists run along.

@@ -39,6 +39,23 @@ pub struct OutputGeometry {
     pub offset: u64,
     /// Between neighbours along each dimension of the array.
     pub strides: Vec<u64>,
+    /// How often each sample holds the array; 1 unless it is repeated along the first dimension of others.
+    pub repeats: u64,
+    /// From one of these to the next.
+    pub repeat: u64,
+    /// The channels that the array's elements are, if arrays are stacked to channels.
+    pub channels: Option<ChannelPlace>,
+}
+
+/// Channels among those of an output: element `i` belongs to channel `i / elements % all`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelPlace {
+    /// The first channel of the array.
+    pub first: u64,
+    /// Channels of the output.
+    pub all: u64,
+    /// Elements of a channel, one behind another.
+    pub elements: u64,
 }
 
 impl OutputGeometry {
@@ -56,7 +73,8 @@ impl OutputGeometry {
             *first = below * count as u64;
         }
         let sample = extents.iter().product::<u64>() * count as u64;
-        Self { output: 0, sample, offset: place as u64 * below, strides }
+        let offset = place as u64 * below;
+        Self { output: 0, sample, offset, strides, repeats: 1, repeat: 0, channels: None }
     }
 }
 

@@ -11,7 +11,7 @@ pub mod shard_index;
 
 pub use cells::count_cells;
 pub use copy_box::{CopyBox, Dims};
-pub use geometry::{ArrayGeometry, OutputGeometry, PartGeometry, row_major_strides};
+pub use geometry::{ArrayGeometry, ChannelPlace, OutputGeometry, PartGeometry, row_major_strides};
 
 use crate::sampler::{Run, Windows};
 use cells::{each_cell, each_combination, flat};
@@ -96,7 +96,10 @@ pub fn plan_batch(
                 let shape = geometry.part_shape(part);
                 let part_geometry = &geometry.parts[part];
                 each_combination(&runs, |runs| {
-                    plan.add((array, part), part_geometry, &shape, runs, output, to);
+                    for repeat in 0..output.repeats {
+                        let to = to + repeat * output.repeat;
+                        plan.add((array, part), part_geometry, &shape, runs, output, to);
+                    }
                 });
             }
         }

@@ -24,6 +24,7 @@
 //! submitted batches (outputs), the pinned pool (bytes on their way to the GPU), the upload pool (bytes that have arrived there),
 //! the arenas of GPU workers (decoding) and the chunk cache (decoded chunks for later batches).
 
+mod channel_stack;
 mod checkpoint;
 mod checks;
 mod chunk_reuse;
@@ -98,7 +99,11 @@ impl Reader {
         };
         Ok(Self {
             cursor: setup.start.clone(),
-            status: Arc::new(Status::new(setup.start.clone(), setup.identity.clone())),
+            status: Arc::new(Status::new(
+                setup.start.clone(),
+                setup.identity.clone(),
+                setup.channels.clone(),
+            )),
             setup,
             plan,
             device,

@@ -3,12 +3,13 @@
 //! Opens the store and checks all that can be checked without a chunk, a GPU or a memory budget. A setup does not change any
 //! more; `zarr_dali.info()` asks it what a reader would do.
 
+use super::channel_stack::{self, ChannelStack};
 use super::checkpoint::{self, Cursor, Identity};
 use super::checks::{
     check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack, name_array,
 };
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
-use super::outputs::{Output, outputs};
+use super::outputs::{Output, Stacking, outputs};
 use super::selection::{Chosen, check_selected, selected_shape, selection};
 use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
@@ -23,6 +24,8 @@ use crate::sampler::{Order, OrderArguments, Shuffle, WindowArguments, Windows};
 use crate::store::Access;
 
 use std::sync::Arc;
+
+use serde_json::Value;
 
 /// A reader before it has memory and threads.
 pub struct Setup {
@@ -40,6 +43,10 @@ pub struct Setup {
     pub outputs: Vec<Output>,
     /// Whether the arrays are stacked to one output.
     pub stacked: bool,
+    /// The array whose shape the windows are made for.
+    pub reference: usize,
+    /// What each channel is, if arrays are stacked to channels; null elsewhere.
+    pub channels: Value,
     /// Whether the last output holds the samples' indices.
     pub indexed: bool,
     /// Decoded bytes that later batches can reuse.
@@ -89,16 +96,29 @@ impl Setup {
                 false => OutputGeometry::alone(number, &extents),
             }
         };
-        let placing: Arc<[OutputGeometry]> = geometry.iter().enumerate().map(place).collect();
+        let mut placing: Arc<[OutputGeometry]> = geometry.iter().enumerate().map(place).collect();
+        let mut channel_stack = None;
+        if arguments.stack_channels {
+            if arguments.stack {
+                let problem = "`stack` stacks the arrays in another way; give one of them";
+                return Err(argument("stack_channels", problem.into()));
+            }
+            let stack = ChannelStack::new(&dataset, &geometry, &windows)?;
+            placing = stack.placing.clone().into();
+            channel_stack = Some(stack);
+        }
         let places = Places { windows: &windows, geometry: &geometry, placing: &placing };
         let conversions = conversions(&dataset, arguments, &places)?;
         if arguments.stack {
             check_stack(&dataset, &geometry, &conversions)?;
         }
+        if arguments.stack_channels {
+            channel_stack::check_types(&dataset, &conversions)?;
+        }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
         let Ordered { order, order_bytes, reuse } =
             order(arguments, &options, &dataset, &geometry, &windows)?;
-        let (stacked, indexed) = (arguments.stack, arguments.return_index);
+        let (stacked, indexed) = (arguments.stack || arguments.stack_channels, arguments.return_index);
         let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &windows, &order, stacked);
         let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
         let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
@@ -109,7 +129,13 @@ impl Setup {
                 error => error,
             })?;
         }
-        let outputs = outputs(&dataset, &windows, &geometry, &parts, stacked, indexed);
+        let channel_shape = channel_stack.as_ref().map(|stack| &stack.shape[..]);
+        let stacking = match (arguments.stack, channel_shape) {
+            (true, _) => Stacking::Arrays,
+            (false, Some(shape)) => Stacking::Channels { shape, reference },
+            (false, None) => Stacking::None,
+        };
+        let outputs = outputs(&dataset, &windows, &geometry, &parts, stacking, indexed);
         Ok(Self {
             dataset,
             windows,
@@ -118,6 +144,8 @@ impl Setup {
             parts,
             outputs,
             stacked,
+            reference,
+            channels: channel_stack.map_or(Value::Null, |stack| stack.channels),
             indexed,
             reuse,
             order_bytes,
@@ -176,7 +204,10 @@ impl Setup {
     pub fn boxes_of_chunk(&self) -> u64 {
         const LEAST: u64 = 16;
         // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices.
-        let boxes = self.geometry.iter().map(|array| array.boxes(&self.windows)).max().unwrap_or(1);
+        let of = |(array, placing): (&ArrayGeometry, &OutputGeometry)| {
+            array.boxes(&self.windows).saturating_mul(placing.repeats)
+        };
+        let boxes = self.geometry.iter().zip(&*self.placing).map(of).max().unwrap_or(1);
         self.options.batch_size.saturating_mul(boxes).max(LEAST)
     }
 
