@@ -25,12 +25,15 @@ SCHEMA = "readers__Zarr"
 COLUMNS = 110
 
 GROUPS = {
-    "What is read": ("path", "arrays", "stack", "missing_chunks", "follow_links", "storage_options"),
+    "What is read": (
+        *("path", "arrays", "stack", "stack_channels"),
+        *("missing_chunks", "follow_links", "storage_options"),
+    ),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
-        *("roi_start", "roi_end", "exclude", "return_index"),
+        *("roi_start", "roi_end", "select", "exclude", "return_index"),
     ),
-    "Values": ("mask_and_scale", "mean", "std", "dtype"),
+    "Values": ("mask_and_scale", "mean", "std", "normalize", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),
     "Reader shards and epochs": ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch"),
     "Decoding, threads and memory": (

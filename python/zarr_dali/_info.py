@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _core, _dimensions, _locations, _plugin
+from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _plugin
 from zarr_dali._description import Advice, ArrayReport, Output, Reading
 
 if TYPE_CHECKING:
@@ -176,6 +176,10 @@ def _plain(name: str, value: Any) -> Any:
         return list(value) if isinstance(value, (list, tuple)) else [value]
     if name == "storage_options" and not isinstance(value, str):
         return _core.as_json(value)
+    if name == "normalize":
+        return _normalize.as_json(value)
+    if name == "select":
+        return value if isinstance(value, str) else json.dumps(value)
     if name == "cache_dir":
         return os.fspath(value)
     if name == "dtype":  # a name, or a type of DALI or NumPy, which has one

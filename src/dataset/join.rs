@@ -85,6 +85,7 @@ impl Joined {
         ArrayGeometry {
             shape: self.shape.clone(),
             axes: self.axes.iter().map(|axis| axis.filter(|&axis| axis < axes)).collect(),
+            chosen: vec![None; self.shape.len()],
             parts: self.parts.iter().zip(&self.starts).map(part).collect(),
         }
     }

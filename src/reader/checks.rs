@@ -77,7 +77,11 @@ pub(super) fn check_shapes(
 }
 
 /// Refuses to stack arrays whose shapes or output types differ. Later dimensions belong to every sample, so whole shapes count.
-pub(super) fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) -> Result<()> {
+pub(super) fn check_stack(
+    dataset: &Dataset,
+    geometry: &[ArrayGeometry],
+    conversions: &[Vec<Conversion>],
+) -> Result<()> {
     let first = &dataset.arrays[0];
     for (number, other) in dataset.arrays.iter().enumerate().skip(1) {
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
@@ -87,6 +91,10 @@ pub(super) fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) ->
         };
         if first.shape != other.shape || first.axes != other.axes {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
+        }
+        if geometry[0].chosen != geometry[number].chosen {
+            let what = "selection";
+            return Err(unlike(what, "along one dimension".into(), "along another".into()));
         }
         let (here, there) = (conversions[0][0].output(), conversions[number][0].output());
         if here != there {

@@ -5,7 +5,7 @@ use crate::dataset::Dataset;
 use crate::decode::device_pool::DevicePool;
 use crate::error::Result;
 use crate::options::Options;
-use crate::plan::ArrayGeometry;
+use crate::plan::{ArrayGeometry, count_cells};
 use crate::sampler::{Grid, Groups, Windows};
 
 use std::ops::Range;
@@ -161,6 +161,8 @@ impl<'a> Sampled<'a> {
     /// along the others all that any sample touches.
     fn decoded_bytes(&self, number: usize, cut: usize) -> u64 {
         let array = &self.geometry[number];
+        // Samples do not differ in what is chosen.
+        let runs = array.runs(self.windows, &self.windows.places(0));
         let extent = |d: usize| match array.axes[d] {
             Some(axis) if axis < cut => self.extents(axis, 0..self.parts).into_iter().max().unwrap_or(1),
             Some(axis) => {
@@ -171,7 +173,11 @@ impl<'a> Sampled<'a> {
         };
         let of_part = |part: usize| {
             let chunk = &array.parts[part].read_chunk_shape;
-            let chunks = (0..chunk.len()).map(|d| extent(d).div_ceil(chunk[d])).fold(1, u64::saturating_mul);
+            let along = |d: usize| match array.chosen[d] {
+                Some(_) => count_cells(&runs[d], chunk[d]),
+                None => extent(d).div_ceil(chunk[d]),
+            };
+            let chunks = (0..chunk.len()).map(along).fold(1, u64::saturating_mul);
             chunks.saturating_mul(DevicePool::padded(self.dataset.part(number, part).read_chunk_bytes()))
         };
         (0..array.parts.len()).map(of_part).max().unwrap_or(0)

@@ -3,13 +3,15 @@
 //! Opens the store and checks all that can be checked without a chunk, a GPU or a memory budget. A setup does not change any
 //! more; `zarr_dali.info()` asks it what a reader would do.
 
+use super::channel_stack::{self, ChannelStack};
 use super::checkpoint::{self, Cursor, Identity};
 use super::checks::{
     check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack, name_array,
 };
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
-use super::outputs::{Output, outputs};
-use crate::assemble::{Conversion, conversions, device};
+use super::outputs::{Output, Stacking, outputs};
+use super::selection::{Chosen, check_selected, selected_shape, selection};
+use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, Joined};
 use crate::decode::part::{Kind, PartPlan, PartPlans};
@@ -22,6 +24,8 @@ use crate::sampler::{Order, OrderArguments, Shuffle, WindowArguments, Windows};
 use crate::store::Access;
 
 use std::sync::Arc;
+
+use serde_json::Value;
 
 /// A reader before it has memory and threads.
 pub struct Setup {
@@ -39,6 +43,10 @@ pub struct Setup {
     pub outputs: Vec<Output>,
     /// Whether the arrays are stacked to one output.
     pub stacked: bool,
+    /// The array whose shape the windows are made for.
+    pub reference: usize,
+    /// What each channel is, if arrays are stacked to channels; null elsewhere.
+    pub channels: Value,
     /// Whether the last output holds the samples' indices.
     pub indexed: bool,
     /// Decoded bytes that later batches can reuse.
@@ -69,15 +77,17 @@ impl Setup {
         // The array whose shape the windows are made for: the first that samples are taken along.
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
         let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
-        let windows = windows(&dataset.arrays[reference], arguments, &options)?;
-        let conversions = conversions(&dataset, arguments)?;
-        if arguments.stack {
-            check_stack(&dataset, &conversions)?;
-        }
+        let chosen = selection(&arguments.select, &dataset)?;
+        let shape = selected_shape(&dataset.arrays[reference], &chosen[reference]);
+        let windows = windows(&dataset.arrays[reference], &shape, arguments, &options)?;
         let dimensions = windows.dimensions();
-        let geometry: Arc<[ArrayGeometry]> =
-            dataset.arrays.iter().map(|array| array.geometry(windows.axes().len())).collect();
+        let geometry = |(array, chosen): (&Joined, Vec<Chosen>)| ArrayGeometry {
+            chosen,
+            ..array.geometry(windows.axes().len())
+        };
+        let geometry: Arc<[ArrayGeometry]> = dataset.arrays.iter().zip(chosen).map(geometry).collect();
         check_shapes(&dataset, &geometry, reference, windows.axes().len())?;
+        check_selected(&dataset, &geometry, reference, &windows)?;
         let count = dataset.arrays.len();
         let place = |(number, geometry): (usize, &ArrayGeometry)| {
             let extents = geometry.sample_extents(&windows);
@@ -86,11 +96,29 @@ impl Setup {
                 false => OutputGeometry::alone(number, &extents),
             }
         };
-        let placing = geometry.iter().enumerate().map(place).collect();
+        let mut placing: Arc<[OutputGeometry]> = geometry.iter().enumerate().map(place).collect();
+        let mut channel_stack = None;
+        if arguments.stack_channels {
+            if arguments.stack {
+                let problem = "`stack` stacks the arrays in another way; give one of them";
+                return Err(argument("stack_channels", problem.into()));
+            }
+            let stack = ChannelStack::new(&dataset, &geometry, &windows)?;
+            placing = stack.placing.clone().into();
+            channel_stack = Some(stack);
+        }
+        let places = Places { windows: &windows, geometry: &geometry, placing: &placing };
+        let conversions = conversions(&dataset, arguments, &places)?;
+        if arguments.stack {
+            check_stack(&dataset, &geometry, &conversions)?;
+        }
+        if arguments.stack_channels {
+            channel_stack::check_types(&dataset, &conversions)?;
+        }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
         let Ordered { order, order_bytes, reuse } =
             order(arguments, &options, &dataset, &geometry, &windows)?;
-        let (stacked, indexed) = (arguments.stack, arguments.return_index);
+        let (stacked, indexed) = (arguments.stack || arguments.stack_channels, arguments.return_index);
         let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &windows, &order, stacked);
         let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
         let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
@@ -101,7 +129,13 @@ impl Setup {
                 error => error,
             })?;
         }
-        let outputs = outputs(&dataset, &windows, &geometry, &parts, stacked, indexed);
+        let channel_shape = channel_stack.as_ref().map(|stack| &stack.shape[..]);
+        let stacking = match (arguments.stack, channel_shape) {
+            (true, _) => Stacking::Arrays,
+            (false, Some(shape)) => Stacking::Channels { shape, reference },
+            (false, None) => Stacking::None,
+        };
+        let outputs = outputs(&dataset, &windows, &geometry, &parts, stacking, indexed);
         Ok(Self {
             dataset,
             windows,
@@ -110,6 +144,8 @@ impl Setup {
             parts,
             outputs,
             stacked,
+            reference,
+            channels: channel_stack.map_or(Value::Null, |stack| stack.channels),
             indexed,
             reuse,
             order_bytes,
@@ -167,9 +203,12 @@ impl Setup {
     /// because several batches may wait for the chunk.
     pub fn boxes_of_chunk(&self) -> u64 {
         const LEAST: u64 = 16;
-        // Offsets that are no regular sequence make several boxes of one sample.
-        let runs = self.windows.axes()[0].runs(0).count() as u64;
-        self.options.batch_size.saturating_mul(runs).max(LEAST)
+        // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices.
+        let of = |(array, placing): (&ArrayGeometry, &OutputGeometry)| {
+            array.boxes(&self.windows).saturating_mul(placing.repeats)
+        };
+        let boxes = self.geometry.iter().zip(&*self.placing).map(of).max().unwrap_or(1);
+        self.options.batch_size.saturating_mul(boxes).max(LEAST)
     }
 
     /// Logs the decode path of each array, once per process.
@@ -185,8 +224,8 @@ impl Setup {
     }
 }
 
-/// The windows that are samples of an array of this shape.
-fn windows(reference: &Joined, arguments: &Arguments, options: &Options) -> Result<Windows> {
+/// The windows that are samples of an array, of which samples see this shape.
+fn windows(reference: &Joined, shape: &[u64], arguments: &Arguments, options: &Options) -> Result<Windows> {
     let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
     let windows = WindowArguments {
         window: arguments.window.as_deref(),
@@ -198,7 +237,7 @@ fn windows(reference: &Joined, arguments: &Arguments, options: &Options) -> Resu
         exclude: &arguments.exclude,
         most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
     };
-    Windows::new(&reference.shape, &windows).map_err(|error| name_array(error, reference))
+    Windows::new(shape, &windows).map_err(|error| name_array(error, reference))
 }
 
 /// A plan for each part of each array.

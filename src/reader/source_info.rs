@@ -11,7 +11,13 @@ impl Setup {
             let indices: Vec<String> = self.windows.index(sample).iter().map(i64::to_string).collect();
             return format!("index[{}]", indices.join(", "));
         };
-        let geometry = &self.geometry[output];
+        // Of a stack that array whose samples differ.
+        let number = if self.channels.is_null() { output } else { self.reference };
+        let (array, geometry) = if number == output {
+            (array, &self.geometry[output])
+        } else {
+            (&self.dataset.arrays[number], &self.geometry[number])
+        };
         let runs = geometry.runs(&self.windows, &self.windows.places(sample));
         let ranges: Vec<String> = runs[..array.first().stored_dimensions()]
             .iter()
