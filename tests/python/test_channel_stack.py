@@ -135,6 +135,20 @@ def test_the_loader_names_its_channels(backend, worlds, shuffle):
     assert sorted(seen) == list(range(7))
 
 
+def test_channels_in_bfloat16(backend, worlds):
+    """As torch rounds them."""
+    path, values = worlds[1]
+    device = {"cpu": "cpu", "gpu": "cuda"}[backend.device]
+    numbers = {"t": {"mean": 3.3, "std": 7.7}, "mask": None}
+    with zarr_dali.Loader(
+        str(path), ["t", "mask"], 8, device=device, stack="channels", dtype="bfloat16", normalize=numbers
+    ) as loader:
+        (batch,) = loader
+    t = torch.from_numpy(by_numpy(values["t"], (np.array(3.3), np.array(7.7))).astype("float32"))
+    mask = torch.from_numpy(values["mask"].astype("float32")).expand(8, 5, 6)
+    assert torch.equal(batch["data"].cpu(), torch.stack([t, mask], 1).to(torch.bfloat16))
+
+
 @pytest.mark.gpu_where(False)
 def test_channels_without_labels_are_named_by_index(backend, tmp_path, rng):
     values = rng.normal(size=(4, 2, 3)).astype("float32")
