@@ -245,6 +245,18 @@ def test_the_reader_normalises_with_them(backend, era):
     assert np.isnan(values).sum() == found["missing"]
 
 
+def test_normalize_takes_them_level_by_level(backend, era, tmp_path):
+    """As they are in the file: lists along the dimension, and single numbers of arrays without it."""
+    output = tmp_path / "stats.json"
+    found = zarr_dali.statistics(era, ["t", "sp"], by="level", output=output)
+    (t, sp) = read_all(backend, era, arrays=["t", "sp"], normalize=output.read_text())
+    t, sp = np.stack(t).astype("float64"), np.stack(sp).astype("float64")
+    np.testing.assert_allclose(np.nanmean(t, (0, 2, 3)), 0, atol=1e-5)
+    np.testing.assert_allclose(np.nanstd(t, (0, 2, 3)), 1, atol=1e-5)
+    assert abs(sp.mean()) < 1e-3 and abs(sp.std() - 1) < 1e-4
+    assert len(found["t"]["mean"]) == 5 and "dim" not in found["sp"]
+
+
 # --- joined stores --------------------------------------------------------------------------------
 
 
