@@ -1,0 +1,291 @@
+#pragma once
+// From packed sequences to lengths and offsets, and from blocks to chunks. Every limit is checked here.
+//
+//   resolve, a warp for each block, 32 sequences at once:
+//     bit position    end - the sum of bits of those before
+//     lengths, offset baselines + extra bits from there
+//     offset          through a scan: each sequence maps the three repeat offsets before it to those after it
+//     place           the sum of lengths before
+//   chain, a thread for each chunk, block after block:
+//     base += size; every match must start within what its frame has produced
+//
+// A block does not know what came before it: how much was produced, and the three repeat offsets. So resolve notes what
+// it needs of them (Summary). An offset is a number, or, with its highest bit set, `initial repeat offset i, minus k`
+// (k counts how often one was subtracted from it); the arithmetic on both is the same.
+
+#include "zstd_fse.cuh"
+
+namespace zstd_gpu {
+
+constexpr uint32_t kUnused = 0xFFFFFFFF;
+// Larger than any offset into a chunk; `kInitial + i * kStep - k` stands for initial repeat offset i, minus k. k is below
+// the number of sequences, which is far below the margin.
+constexpr uint32_t kSymbolic = 0x80000000, kInitial = 0xA0000000, kStep = 0x10000000,
+                   kMargin = 0x01000000;
+
+/// Initial repeat offset `index` less `less`.
+struct Symbol {
+  uint32_t index, less;
+};
+
+WARP_FN Symbol symbol_of(uint32_t offset) {
+  const uint32_t index = (offset + kMargin - kInitial) / kStep;
+  return {index, kInitial + index * kStep - offset};
+}
+
+/// The three repeat offsets at one place, by those at an earlier one or in numbers.
+struct Repeats {
+  uint32_t of[kRepeats];
+};
+
+/// `offset` with what it was symbolic in put in.
+WARP_FN uint32_t put_in(uint32_t offset, const Repeats& repeats) {
+  if (offset < kSymbolic) return offset;
+  const Symbol symbol = symbol_of(offset);
+  const uint32_t from = symbol.index == 0 ? repeats.of[0] : symbol.index == 1 ? repeats.of[1] : repeats.of[2];
+  return from - symbol.less;
+}
+
+/// A sequence read from its bits.
+struct Sequence {
+  uint32_t literals, match, offset_value;
+};
+
+/// Reads the extra bits of a packed sequence that come before bit `at`.
+WARP_FN Sequence read_sequence(const BitRange& bits, uint32_t packed, int32_t at) {
+  using warp::highest;
+  const uint32_t literal_code = packed >> kLiteralShift & 63, match_code = packed >> kMatchShift;
+  const uint32_t offset_bits = packed >> kSumBits & 31;
+  const uint32_t literal = kLiteralLengths[literal_code], match = kMatchLengths[match_code];
+  const int32_t last = (at - 1) >> 5;
+  const uint32_t above = static_cast<uint32_t>(-at) & 31;
+  const uint32_t first = bits.word(last), second = bits.word(last - 1), third = bits.word(last - 2);
+  const uint32_t high = warp::shift_left(second, first, above);
+  const uint32_t low = warp::shift_left(third, second, above);
+  uint64_t rest = (static_cast<uint64_t>(high) << 32 | low) << offset_bits;
+  const uint32_t match_length =
+      (match & kBaseline) + highest(static_cast<uint32_t>(rest >> 32), match >> 24);
+  rest <<= match >> 24;
+  return {(literal & kBaseline) + highest(static_cast<uint32_t>(rest >> 32), literal >> 24),
+          match_length, (1u << offset_bits) + highest(high, offset_bits)};
+}
+
+/// What a sequence makes of the repeat offsets before it; the first one after it is its own offset.
+WARP_FN Repeats repeats_after(const Sequence& sequence) {
+  const uint32_t repeat0 = kInitial, repeat1 = kInitial + kStep, repeat2 = kInitial + 2 * kStep;
+  if (sequence.offset_value > kRepeats) {
+    // Larger ones are beyond any chunk, and none may look symbolic.
+    const uint32_t offset = sequence.offset_value - kRepeats;
+    return {{offset < kMaxChunkBytes ? offset : 0, repeat0, repeat1}};
+  }
+  const uint32_t repeat = sequence.offset_value - 1 + (sequence.literals == 0);
+  if (repeat == 0) return {{repeat0, repeat1, repeat2}};
+  if (repeat == 1) return {{repeat1, repeat0, repeat2}};
+  return {{repeat == 2 ? repeat2 : repeat0 - 1, repeat0, repeat1}};
+}
+
+WARP_FN Record record_of(const Sequence& sequence, uint32_t offset) {
+  if (offset >= kSymbolic) {
+    const Symbol symbol = symbol_of(offset);
+    offset = kFromInitial | symbol.index << kInitialShift | symbol.less;
+  }
+  return sequence.literals | static_cast<uint64_t>(sequence.match - kMinMatch) << kLengthBits |
+         static_cast<uint64_t>(offset) << 2 * kLengthBits;
+}
+
+/// What a lane notes of its sequences.
+struct Notes {
+  uint32_t reach, slack[kRepeats], above[kRepeats];
+};
+
+/// Takes down what a match at `place` of the block needs.
+WARP_FN void note(Notes& notes, uint32_t offset, uint32_t place) {
+  if (offset < kSymbolic) {
+    const uint32_t reach = offset > place ? offset - place : 0;
+    if (reach > notes.reach) notes.reach = reach;
+    return;
+  }
+  const Symbol symbol = symbol_of(offset);
+  WARP_UNROLL
+  for (uint32_t i = 0; i < kRepeats; ++i) {
+    if (symbol.index != i) continue;
+    if (place + symbol.less < notes.slack[i]) notes.slack[i] = place + symbol.less;
+    if (symbol.less > notes.above[i]) notes.above[i] = symbol.less;
+  }
+}
+
+/// For each lane, what its sequence and those before it in the warp make of the repeat offsets.
+template <class W>
+WARP_FN typename W::template Var<Repeats> scan_repeats(typename W::template Var<Repeats> scanned) {
+  using Words = typename W::template Var<uint32_t>;
+  WARP_UNROLL
+  for (uint32_t step = 1; step < warp::kLanes; step *= 2) {
+    Words of[kRepeats];
+    WARP_UNROLL
+    for (uint32_t i = 0; i < kRepeats; ++i) {
+      W::each([&](uint32_t lane) { of[i][lane] = scanned[lane].of[i]; });
+      of[i] = W::from_before(of[i], step);
+    }
+    W::each([&](uint32_t lane) {
+      if (lane < step) return;
+      const Repeats before = {{of[0][lane], of[1][lane], of[2][lane]}};
+      WARP_UNROLL
+      for (uint32_t& repeat : scanned[lane].of) repeat = put_in(repeat, before);
+    });
+  }
+  return scanned;
+}
+
+/// What is the same on all lanes.
+struct Resolved {
+  uint32_t error;
+  int32_t left;  // bits
+  uint32_t bytes, literals;
+  Repeats repeats;
+};
+
+/// Resolves the sequences from `first` on, at most 32.
+template <class W>
+WARP_FN void resolve_group(const Block& block, const BitRange& bits, const uint32_t* packed,
+                           Record* records, uint32_t first, Resolved& resolved,
+                           typename W::template Var<Notes>& notes) {
+  typename W::template Var<uint32_t> words, taken, literals, bytes;
+  typename W::template Var<Sequence> sequences;
+  typename W::template Var<Repeats> repeats;
+  typename W::template Var<bool> bad_offset;
+  const uint32_t count = block.sequences - first < kGroup ? block.sequences - first : kGroup;
+  W::each([&](uint32_t lane) {
+    words[lane] = lane < count ? packed[first + lane] : 0;
+    // The last sequence of all is followed by no state.
+    const uint32_t next = first + lane + 1 < block.sequences ? words[lane] & kNextMask : 0;
+    taken[lane] = next + (words[lane] >> 5 & kExtraMask);
+  });
+  const auto taken_before = W::up_to(taken);
+  W::each([&](uint32_t lane) {
+    const int32_t at = resolved.left - static_cast<int32_t>(taken_before[lane] - taken[lane]);
+    sequences[lane] = {0, 0, 1};
+    if (lane < count) sequences[lane] = read_sequence(bits, words[lane], at);
+    repeats[lane] = repeats_after(sequences[lane]);
+    if (lane >= count) repeats[lane] = {{kInitial, kInitial + kStep, kInitial + 2 * kStep}};
+    literals[lane] = sequences[lane].literals;
+    bytes[lane] = sequences[lane].literals + sequences[lane].match;
+  });
+  resolved.left -= static_cast<int32_t>(W::of_lane(taken_before, warp::kLanes - 1));
+  const auto scanned = scan_repeats<W>(repeats);
+  const auto literals_to = W::up_to(literals);
+  const auto bytes_to = W::up_to(bytes);
+  W::sync();  // all have read their packed sequences, which the records may overwrite
+  W::each([&](uint32_t lane) {
+    const uint32_t offset = put_in(scanned[lane].of[0], resolved.repeats);
+    bad_offset[lane] = lane < count && offset == 0;
+    if (lane >= count || offset == 0) return;
+    note(notes[lane], offset, resolved.bytes + bytes_to[lane] - sequences[lane].match);
+    records[first + lane] = record_of(sequences[lane], offset);
+  });
+  resolved.literals += W::of_lane(literals_to, warp::kLanes - 1);
+  resolved.bytes += W::of_lane(bytes_to, warp::kLanes - 1);
+  if (W::any(bad_offset)) resolved.error = kStreamBadOffset;
+  if (resolved.bytes > block.limit || resolved.literals > block.literals)
+    resolved.error = kStreamTooLong;
+  Repeats after;
+  typename W::template Var<uint32_t> last;
+  WARP_UNROLL
+  for (uint32_t i = 0; i < kRepeats; ++i) {
+    W::each([&](uint32_t lane) { last[lane] = put_in(scanned[lane].of[i], resolved.repeats); });
+    after.of[i] = W::of_lane(last, warp::kLanes - 1);
+  }
+  resolved.repeats = after;
+}
+
+/// Resolves block `number` of the launch.
+template <class W>
+WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
+  const Block& block = launch.blocks[number];
+  Summary& summary = launch.summaries[number];
+  Resolved resolved = {kStreamOk, 0, 0, 0, {{kInitial, kInitial + kStep, kInitial + 2 * kStep}}};
+  typename W::template Var<Notes> notes;
+  W::each([&](uint32_t lane) {
+    notes[lane] = {0, {kUnused, kUnused, kUnused}, {0, 0, 0}};
+  });
+  if (block.sequences > 0) {
+    const BitRange bits =
+        BitRange::of(launch.chunks[block.chunk], block.sequences_at, block.sequence_bytes);
+    resolved.left = bits.end - first_bits(block);
+    const uint32_t* packed = packed_sequences(launch, block);
+    Record* records = reinterpret_cast<Record*>(launch.records + block.records_to);
+    Group* groups = reinterpret_cast<Group*>(launch.groups + block.groups_to);
+    for (uint32_t first = 0; first < block.sequences && !resolved.error; first += kGroup) {
+      W::each([&](uint32_t lane) {
+        if (lane == 0) groups[first / kGroup] = {resolved.bytes, resolved.literals};
+      });
+      resolve_group<W>(block, bits, packed, records, first, resolved, notes);
+    }
+    if (!resolved.error && resolved.left != bits.first)
+      resolved.error = resolved.left < bits.first ? kStreamTruncated : kStreamTrailing;
+  }
+  const uint32_t bytes = resolved.bytes + (block.literals - resolved.literals);
+  if (!resolved.error && bytes > block.limit) resolved.error = kStreamTooLong;
+  typename W::template Var<uint32_t> words;
+  const auto most = [&](auto of) {
+    W::each([&](uint32_t lane) { words[lane] = of(notes[lane]); });
+    return W::largest(words);
+  };
+  const uint32_t reach = most([](const Notes& of) { return of.reach; });
+  Repeats slack, above;
+  WARP_UNROLL
+  for (uint32_t i = 0; i < kRepeats; ++i) {
+    slack.of[i] = ~most([&](const Notes& of) { return ~of.slack[i]; });
+    above.of[i] = most([&](const Notes& of) { return of.above[i]; });
+  }
+  W::each([&](uint32_t lane) {
+    if (lane != 0) return;
+    summary.error = resolved.error;
+    summary.bytes = bytes;
+    summary.sequence_bytes = resolved.bytes;
+    summary.sequence_literals = resolved.literals;
+    summary.reach = reach;
+    WARP_UNROLL
+    for (uint32_t i = 0; i < kRepeats; ++i) {
+      summary.slack[i] = slack.of[i];
+      summary.above[i] = above.of[i];
+      summary.repeats[i] = resolved.repeats.of[i];
+    }
+  });
+}
+
+/// Puts a chunk's blocks together; a StreamError | block << 8. Without an error, all may be executed.
+WARP_FN uint32_t chain_blocks(const Launch& launch, const Chunk& chunk) {
+  Repeats repeats = {};
+  uint32_t produced = 0, frame = 0, declared = kNotDeclared;
+  for (uint32_t i = 0; i < chunk.blocks; ++i) {
+    const Block& block = launch.blocks[chunk.first_block + i];
+    Summary& summary = launch.summaries[chunk.first_block + i];
+    if (block.first_of_frame) {
+      if (declared != kNotDeclared && produced - frame != declared) return kStreamTooShort | (i - 1) << 8;
+      repeats = {{1, 4, 8}};
+      frame = produced;
+      declared = block.content_bytes;
+    }
+    uint32_t error = summary.huffman_error ? summary.huffman_error : summary.error;
+    bool bad = summary.reach > produced - frame;
+    Repeats next;
+    WARP_UNROLL
+    for (uint32_t j = 0; j < kRepeats; ++j) {
+      bad |= summary.slack[j] != kUnused && (repeats.of[j] > produced - frame + summary.slack[j] ||
+                                             repeats.of[j] <= summary.above[j]);
+      next.of[j] = put_in(summary.repeats[j], repeats);
+    }
+    if (!error && bad) error = kStreamBadOffset;
+    if (!error && summary.bytes > chunk.to_bytes - produced) error = kStreamTooLong;
+    if (error) return error | i << 8;
+    summary.base = produced;
+    WARP_UNROLL
+    for (uint32_t j = 0; j < kRepeats; ++j) summary.initial[j] = repeats.of[j];
+    repeats = next;
+    produced += summary.bytes;
+  }
+  const bool complete = produced == chunk.to_bytes && (declared == kNotDeclared || produced - frame == declared);
+  return complete ? kStreamOk : kStreamTooShort | (chunk.blocks ? chunk.blocks - 1 : 0) << 8;
+}
+
+}  // namespace zstd_gpu
