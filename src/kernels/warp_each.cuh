@@ -10,11 +10,13 @@
 
 #ifdef __CUDACC__
 #define WARP_FN __device__ __forceinline__
+#define WARP_BOTH __host__ __device__ __forceinline__
 #define WARP_CONSTANT __device__ const
 #define WARP_UNROLL _Pragma("unroll")
 #define WARP_NO_UNROLL _Pragma("unroll 1")
 #else
 #define WARP_FN inline
+#define WARP_BOTH inline
 #define WARP_CONSTANT const
 #define WARP_UNROLL
 #define WARP_NO_UNROLL

@@ -105,9 +105,9 @@ struct ScratchSize {
   uint32_t literals, records, groups;
 };
 
-WARP_FN uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
+WARP_BOTH uint32_t round_up(uint32_t value, uint32_t unit) { return (value + unit - 1) / unit * unit; }
 
-WARP_FN ScratchSize scratch_size(const Block& block) {
+WARP_BOTH ScratchSize scratch_size(const Block& block) {
   return {block.literal_kind == kHuffmanLiterals ? (block.literals + 15) / 16 : 0,
           round_up(block.sequences, 4) / 2, ((block.sequences + kGroup - 1) / kGroup + 1) / 2};
 }

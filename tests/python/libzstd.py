@@ -7,7 +7,8 @@ import functools
 LEVEL, WINDOW_LOG, MIN_MATCH, STRATEGY = 100, 101, 105, 107
 CONTENT_SIZE, CHECKSUM = 200, 201
 LITERAL_MODE, MAX_BLOCK_SIZE, TARGET_BLOCK_SIZE = 1002, 1015, 1003
-"""Parameters of `ZSTD_CCtx_setParameter`. Those above 500 are experimental: a library without one ignores it here."""
+IGNORE_CHECKSUM = 1002
+"""Parameters of `ZSTD_CCtx_setParameter` and, the last one, of `ZSTD_DCtx_setParameter`. Those above 500 are experimental: a library without one ignores it here."""
 
 
 class Buffer(ctypes.Structure):
@@ -24,7 +25,7 @@ def library():
         return None
     zstd = ctypes.CDLL(name)
     zstd.ZSTD_createCCtx.restype = zstd.ZSTD_createDCtx.restype = ctypes.c_void_p
-    for function in ["ZSTD_compress2", "ZSTD_decompress", "ZSTD_compressBound", "ZSTD_compressStream2"]:
+    for function in ["ZSTD_compressStream", "ZSTD_decompressDCtx", "ZSTD_compressBound", "ZSTD_compressStream2"]:
         getattr(zstd, function).restype = ctypes.c_size_t
     return zstd
 
@@ -55,8 +56,17 @@ def encode(data, settings, flush_every=0):
             return encoded.raw[: output.used]
 
 
+@functools.cache
+def decoder():
+    decoder = ctypes.c_void_p(library().ZSTD_createDCtx())
+    library().ZSTD_DCtx_setParameter(decoder, IGNORE_CHECKSUM, 1)
+    return decoder
+
+
 def decode(encoded, size):
-    """What `ZSTD_decompress` makes of it if that has `size` bytes, else None."""
+    """What libzstd makes of it if that has `size` bytes, else None. Checksums are not verified."""
     decoded = ctypes.create_string_buffer(size + 1)
-    length = library().ZSTD_decompress(decoded, ctypes.c_size_t(size), encoded, ctypes.c_size_t(len(encoded)))
+    length = library().ZSTD_decompressDCtx(
+        decoder(), decoded, ctypes.c_size_t(size), encoded, ctypes.c_size_t(len(encoded))
+    )
     return decoded.raw[:size] if length == size else None
