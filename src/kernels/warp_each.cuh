@@ -43,21 +43,26 @@ WARP_FN uint32_t log2_floor(uint32_t value) {
 #endif
 }
 
-/// The highest 32 bits of high:low shifted left by `bits`, 0 to 31.
+/// The highest 32 bits of high:low shifted left by `bits` modulo 32.
 WARP_FN uint32_t shift_left(uint32_t low, uint32_t high, uint32_t bits) {
 #ifdef __CUDA_ARCH__
   return __funnelshift_l(low, high, bits);
 #else
-  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) << bits >> 32);
+  return static_cast<uint32_t>((static_cast<uint64_t>(high) << 32 | low) << bits % 32 >> 32);
 #endif
 }
 
-/// The highest `count` bits of a word, 0 to 31.
-WARP_FN uint32_t highest(uint32_t word, uint32_t count) {
+/// The highest `count` modulo 32 bits of a word.
+WARP_FN uint32_t highest(uint32_t word, uint32_t count) { return shift_left(word, 0, count); }
+
+/// The second-lowest byte of each word, the first word's lowest.
+WARP_FN uint32_t second_bytes(const uint32_t (&words)[4]) {
 #ifdef __CUDA_ARCH__
-  return __funnelshift_rc(word, 0, 32 - count);
+  return __byte_perm(__byte_perm(words[0], words[1], 0x0051), __byte_perm(words[2], words[3], 0x0051), 0x5410);
 #else
-  return count ? word >> (32 - count) : 0;
+  uint32_t bytes = 0;
+  for (int i = 0; i < 4; ++i) bytes |= (words[i] >> 8 & 255) << 8 * i;
+  return bytes;
 #endif
 }
 

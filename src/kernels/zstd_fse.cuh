@@ -16,13 +16,14 @@
 
 namespace zstd_gpu {
 
-/// A table's entry: bits of the next state | extra bits << 5 | baseline of the next state << 11 | code << 20 (literal
-/// lengths) or << 26 (match lengths); an offset's code is the number of its extra bits. The first two of three entries
-/// add up without a carry.
+/// A table's entry: bits of the next state | extra bits << 5 | code << 11 (literal lengths) or << 17 (match lengths) |
+/// baseline of the next state << 23; an offset's code is the number of its extra bits. The first two of three entries add
+/// up without a carry.
 constexpr uint32_t kSumBits = 11, kSumMask = (1 << kSumBits) - 1, kNextMask = 31, kExtraMask = 63;
-constexpr uint32_t kLiteralShift = 20, kMatchShift = 26;
-/// A packed sequence: the sum of three entries, the offset's code from kSumBits on, the other codes where they are.
-constexpr uint32_t kCodesMask = ~((1u << kLiteralShift) - 1);
+constexpr uint32_t kLiteralShift = 11, kMatchShift = 17, kBaseShift = 23, kCodeMask = 63;
+/// A packed sequence: the sum of three entries, the codes of the lengths where they are, the offset's behind them.
+constexpr uint32_t kLengthCodes = kCodeMask << kLiteralShift | kCodeMask << kMatchShift;
+constexpr uint32_t kOffsetShift = 23;
 
 /// Sequences between two looks at the ring, at most 26 + 63 bits each.
 constexpr uint32_t kFseStep = 16;
@@ -32,8 +33,10 @@ static_assert(kFseNeedWords + 4 * kFseBatch + 4 <= kFseRingWords, "the ring hold
 
 /// Shared memory of a block.
 struct alignas(16) FseSlot {
+  // The ring, and before it once more its last piece: what comes before word 0 in the stream.
+  static constexpr uint32_t kBefore = 4;
   union {
-    uint32_t ring[kFseRingWords];
+    uint32_t words[kBefore + kFseRingWords];
     int16_t counts[kLiteralCodes + kMatchCodes + kOffsetCodes];
   };
   uint32_t literal_states[1 << kMaxLengthLog];
@@ -41,47 +44,56 @@ struct alignas(16) FseSlot {
   uint32_t offset_states[1 << kMaxOffsetLog];
 };
 
-/// Builds a decoding table from its normalised counts and uses them up. RFC 8878, section 4.1.1.
-WARP_FN void build_states(uint32_t* states, int16_t* counts, uint32_t codes, uint32_t log,
-                          const uint32_t* lengths, uint32_t code_shift) {
-  const uint32_t size = 1u << log, step = (size >> 1) + (size >> 3) + 3;
-  uint32_t high = size;
-  for (uint32_t code = 0; code < codes; ++code) {
-    if (counts[code] == -1) states[--high] = code;
+/// What a decoding table is built from.
+struct FseTable {
+  uint32_t* states;
+  int16_t* counts;  // used up
+  uint32_t codes, log;
+  const uint32_t* lengths;  // null for offsets
+  uint32_t code_shift;
+};
+
+/// Builds a decoding table from its normalised counts. RFC 8878, section 4.1.1.
+WARP_FN void build_states(const FseTable& table) {
+  const uint32_t size = 1u << table.log, step = (size >> 1) + (size >> 3) + 3;
+  uint32_t high = size, at = 0;
+  for (uint32_t code = 0; code < table.codes; ++code) {
+    if (table.counts[code] == -1) table.states[--high] = code;
   }
-  uint32_t at = 0;
-  for (uint32_t code = 0; code < codes; ++code) {
-    for (int i = 0; i < counts[code]; ++i) {
-      states[at] = code;
+  for (uint32_t code = 0; code < table.codes; ++code) {
+    const int count = table.counts[code];
+    for (int i = 0; i < count; ++i) {
+      table.states[at] = code;
       do {
         at = (at + step) & (size - 1);
       } while (at >= high);
     }
-    if (counts[code] == -1) counts[code] = 1;
+    if (count == -1) table.counts[code] = 1;
   }
+  WARP_NO_UNROLL
   for (uint32_t i = 0; i < size; ++i) {
-    const uint32_t code = states[i];
-    const uint32_t state = static_cast<uint16_t>(counts[code]++);
-    const uint32_t bits = log - warp::log2_floor(state);
-    const uint32_t extra = lengths ? lengths[code] >> 24 : code;
-    states[i] = bits | extra << 5 | ((state << bits) - size) << kSumBits |
-                (lengths ? code << code_shift : 0u);
+    const uint32_t code = table.states[i];
+    const uint32_t state = static_cast<uint16_t>(table.counts[code]++);
+    const uint32_t bits = table.log - warp::log2_floor(state);
+    const uint32_t extra = table.lengths ? table.lengths[code] >> 24 : code;
+    table.states[i] = bits | extra << 5 | (table.lengths ? code << table.code_shift : 0u) |
+                      ((state << bits) - size) << kBaseShift;
   }
 }
 
-/// Where a sequence's bits are, of those that are left: the 64 before bit `at`, highest first.
+/// The 96 bits that come next, highest first.
 struct Window {
-  uint32_t high, low;
+  uint32_t high, middle, low;
 };
 
-WARP_FN Window ring_window(const uint32_t* ring, int32_t at) {
-  // Word k holds bits 32 k to 32 k + 31; `at` bits are left, so the next one is number at - 1.
-  const uint32_t last = static_cast<uint32_t>(at - 1) >> 5;
-  const uint32_t above = static_cast<uint32_t>(-at) & 31;
-  const uint32_t first = ring[last & (kFseRingWords - 1)];
-  const uint32_t second = ring[(last - 1) & (kFseRingWords - 1)];
-  const uint32_t third = ring[(last - 2) & (kFseRingWords - 1)];
-  return {warp::shift_left(second, first, above), warp::shift_left(third, second, above)};
+/// Word k of a stream holds its bits 32 k to 32 k + 31; `left` bits are left, so the next one is number left - 1.
+WARP_FN Window window_of(const FseSlot& slot, int32_t left) {
+  const uint32_t* next =
+      slot.words + FseSlot::kBefore + (static_cast<uint32_t>(left - 1) >> 5) % kFseRingWords;
+  const uint32_t above = static_cast<uint32_t>(-left);
+  const uint32_t words[4] = {next[0], next[-1], next[-2], next[-3]};
+  return {warp::shift_left(words[1], words[0], above), warp::shift_left(words[2], words[1], above),
+          warp::shift_left(words[3], words[2], above)};
 }
 
 /// The blocks that a warp walks at once: `count` from `first` on, in `slots`, a power of two up to 32. Blocks without
@@ -94,6 +106,18 @@ struct FseWork {
   WARP_FN uint32_t lanes() const { return warp::kLanes / slots; }
   WARP_FN const Block& block(uint32_t slot) const { return launch.blocks[first + slot]; }
 };
+
+WARP_FN FseTable table_of(FseSlot& slot, const Block& block, uint32_t number) {
+  int16_t* counts = slot.counts;
+  if (number == 0) {
+    return {slot.literal_states, counts, kLiteralCodes, block.literal_log, kLiteralLengths, kLiteralShift};
+  }
+  counts += kLiteralCodes;
+  if (number == 1) {
+    return {slot.match_states, counts, kMatchCodes, block.match_log, kMatchLengths, kMatchShift};
+  }
+  return {slot.offset_states, counts + kMatchCodes, kOffsetCodes, block.offset_log, nullptr, 0};
+}
 
 template <class W>
 WARP_FN void build_tables(const FseWork& work) {
@@ -111,20 +135,9 @@ WARP_FN void build_tables(const FseWork& work) {
   });
   W::sync();
   W::each([&](uint32_t lane) {
-    for (uint32_t table = lane; table < 3 * work.count; table += warp::kLanes) {
-      FseSlot& slot = work.shared[table / 3];
-      const Block& block = work.block(table / 3);
-      if (block.sequences == 0) continue;
-      if (table % 3 == 0) {
-        build_states(slot.literal_states, slot.counts, kLiteralCodes, block.literal_log,
-                     kLiteralLengths, kLiteralShift);
-      } else if (table % 3 == 1) {
-        build_states(slot.match_states, slot.counts + kLiteralCodes, kMatchCodes, block.match_log,
-                     kMatchLengths, kMatchShift);
-      } else {
-        build_states(slot.offset_states, slot.counts + kLiteralCodes + kMatchCodes, kOffsetCodes,
-                     block.offset_log, nullptr, 0);
-      }
+    for (uint32_t i = lane; i < 3 * work.count; i += warp::kLanes) {
+      const Block& block = work.block(i / 3);
+      if (block.sequences > 0) build_states(table_of(work.shared[i / 3], block, i % 3));
     }
   });
   W::sync();
@@ -145,6 +158,17 @@ struct FseState {
   }
 };
 
+/// Copies a piece of a stream; of one that is not the chunk's alone, what is.
+template <class W>
+WARP_FN void copy_piece(uint32_t* to, const BitRange& bits, int32_t piece) {
+  if (bits.readable(piece * 16, 16)) {
+    W::copy_wide(reinterpret_cast<warp::Wide*>(to), reinterpret_cast<const warp::Wide*>(bits.base + piece * 16));
+    return;
+  }
+  WARP_NO_UNROLL
+  for (int32_t i = 0; i < 4; ++i) to[i] = bits.word(piece * 4 + i);
+}
+
 /// Asks for the next batch of pieces, if the ring has room for it. The lanes of a slot share the work.
 template <class W>
 WARP_FN void copy_ahead(FseSlot& slot, FseState& state, uint32_t number, uint32_t lanes) {
@@ -154,42 +178,32 @@ WARP_FN void copy_ahead(FseSlot& slot, FseState& state, uint32_t number, uint32_
     return;
   for (int32_t piece = state.copied - 1 - static_cast<int32_t>(number);
        piece >= until && piece >= state.lowest; piece -= static_cast<int32_t>(lanes)) {
-    uint32_t* to = slot.ring + (static_cast<uint32_t>(piece) % kFsePieces) * 4;
-    if (state.bits.readable(piece * 16, 16)) {
-      W::copy_wide(reinterpret_cast<warp::Wide*>(to),
-                   reinterpret_cast<const warp::Wide*>(state.bits.base + piece * 16));
-    } else {
-      for (int32_t i = 0; i < 4; ++i) to[i] = state.bits.word(piece * 4 + i);
-    }
+    const uint32_t place = static_cast<uint32_t>(piece) % kFsePieces;
+    copy_piece<W>(slot.words + FseSlot::kBefore + place * 4, state.bits, piece);
+    if (place == kFsePieces - 1) copy_piece<W>(slot.words, state.bits, piece);
   }
   state.copied = until < state.lowest ? state.lowest : until;
 }
 
-/// Goes on by one sequence; returns it packed.
+/// Goes on by one sequence; returns it packed. Shifts take their count modulo 32, so that entries need no masks.
 WARP_FN uint32_t walk_sequence(const FseSlot& slot, FseState& state) {
   using warp::highest;
-  const Window window = ring_window(slot.ring, state.left);
+  using warp::shift_left;
   const uint32_t literal = slot.literal_states[state.literal];
   const uint32_t match = slot.match_states[state.match];
   const uint32_t offset = slot.offset_states[state.offset];
+  const Window window = window_of(slot, state.left);
   const uint32_t sum = literal + match + offset;
-  const uint32_t extra = sum >> 5 & kExtraMask;
-  uint32_t next;
-  if (extra < 32) {
-    next = warp::shift_left(window.low, window.high, extra);
-  } else {
-    next = ring_window(slot.ring, state.left - static_cast<int32_t>(extra)).high;
-  }
-  const uint32_t literal_bits = literal & kNextMask, match_bits = match & kNextMask;
-  constexpr uint32_t kBase = (1 << kMaxLengthLog) - 1;
-  state.literal = (literal >> kSumBits & kBase) + highest(next, literal_bits);
-  next <<= literal_bits;
-  state.match = (match >> kSumBits & kBase) + highest(next, match_bits);
-  next <<= match_bits;
-  state.offset = (offset >> kSumBits & kBase) + highest(next, offset & kNextMask);
-  state.left -= static_cast<int32_t>(extra + (sum & kNextMask));
-  return (sum & kSumMask) | (offset & kExtraMask << 5) << (kSumBits - 5) |
-         ((literal | match) & kCodesMask);
+  const bool many = sum & 32 << 5;  // extra bits
+  uint32_t next = shift_left(many ? window.low : window.middle, many ? window.middle : window.high, sum >> 5);
+  state.literal = (literal >> kBaseShift) + highest(next, literal);
+  next = shift_left(0, next, literal);
+  state.match = (match >> kBaseShift) + highest(next, match);
+  next = shift_left(0, next, match);
+  state.offset = (offset >> kBaseShift) + highest(next, offset);
+  state.left -= static_cast<int32_t>((sum >> 5 & kExtraMask) + (sum & kNextMask));
+  return (sum & kSumMask) | ((literal | match) & kLengthCodes) |
+         (offset << (kOffsetShift - 5) & 31u << kOffsetShift);
 }
 
 /// Bits that the first states take, which come before all others.
@@ -230,7 +244,7 @@ WARP_FN void walk_sequences(const FseWork& work) {
     FseState& state = states[lane];
     if (state.rest == 0) return;
     const Block& block = work.block(lane / lanes);
-    const Window window = ring_window(work.shared[lane / lanes].ring, state.left);
+    const Window window = window_of(work.shared[lane / lanes], state.left);
     const uint32_t literal = block.literal_log, offset = block.offset_log;
     state.literal = warp::highest(window.high, literal);
     state.offset = warp::highest(window.high << literal, offset);

@@ -24,7 +24,7 @@ static_assert(kHuffmanNeedWords + kHuffmanBatch < kHuffmanRingWords, "the ring h
 
 /// Shared memory of a block; the rings of the warp's blocks are one array of words, then lanes.
 struct HuffmanCells {
-  uint16_t cells[kCells];  // symbol | length << 8
+  uint16_t cells[kCells];  // length of the code | symbol << 8
 };
 constexpr uint32_t kHuffmanSlotBytes =
     sizeof(HuffmanCells) + kStreams * kHuffmanRingWords * sizeof(uint32_t);
@@ -54,7 +54,7 @@ WARP_FN void build_cells(uint16_t* cells, const Block& block, uint32_t number, u
     for (uint32_t symbol = 0; symbol <= block.symbols; ++symbol) {
       if ((block.weights[symbol / 2] >> symbol % 2 * 4 & 15) != weight) continue;
       for (uint32_t i = number; i < span; i += lanes) {
-        cells[at + i] = static_cast<uint16_t>(symbol | length << 8);
+        cells[at + i] = static_cast<uint16_t>(length | symbol << 8);
       }
       at += span;
     }
@@ -78,7 +78,7 @@ struct HuffmanState {
 struct HuffmanTables {
   const uint16_t* cells;
   uint32_t* ring;
-  uint32_t stride, log;
+  uint32_t stride, index_shift;
 
   WARP_FN uint32_t word(int32_t index) const {
     return ring[(static_cast<uint32_t>(index) % kHuffmanRingWords) * stride];
@@ -102,25 +102,40 @@ WARP_FN void copy_words_ahead(const HuffmanTables& tables, HuffmanState& state, 
   }
 }
 
-/// The next `COUNT` symbols, at most 4, the first one lowest.
-template <uint32_t COUNT>
+/// Goes on by a symbol, from the 64 bits that come next; its cell.
+WARP_FN uint32_t next_cell(const HuffmanTables& tables, uint32_t& high, uint32_t& low) {
+  const uint32_t cell = tables.cells[high >> tables.index_shift];
+  // By the length modulo 32, which is the cell modulo 32.
+  high = warp::shift_left(low, high, cell);
+  low = warp::shift_left(0, low, cell);
+  return cell;
+}
+
+/// The next 4 symbols, the first one lowest.
 WARP_FN uint32_t next_symbols(const HuffmanTables& tables, HuffmanState& state) {
   const int32_t last = (state.left - 1) >> 5;
-  const uint32_t above = static_cast<uint32_t>(-state.left) & 31;
-  uint32_t high = warp::shift_left(tables.word(last - 1), tables.word(last), above);
-  uint32_t low = COUNT > 2 ? warp::shift_left(tables.word(last - 2), tables.word(last - 1), above) : 0;
-  uint32_t symbols = 0, used = 0;
+  const uint32_t above = static_cast<uint32_t>(-state.left);
+  const uint32_t words[3] = {tables.word(last), tables.word(last - 1), tables.word(last - 2)};
+  uint32_t high = warp::shift_left(words[1], words[0], above);
+  uint32_t low = warp::shift_left(words[2], words[1], above);
+  uint32_t cells[4], used = 0;
   WARP_UNROLL
-  for (uint32_t i = 0; i < COUNT; ++i) {
-    const uint32_t cell = tables.cells[high >> (32 - tables.log)];
-    const uint32_t length = cell >> 8;
-    symbols |= (cell & 255) << 8 * i;
-    high = warp::shift_left(low, high, length);
-    low <<= length;
-    used += length;
+  for (uint32_t& cell : cells) {
+    cell = next_cell(tables, high, low);
+    used += cell;
   }
-  state.left -= static_cast<int32_t>(used);
-  return symbols;
+  state.left -= static_cast<int32_t>(used & 255);
+  return warp::second_bytes(cells);
+}
+
+/// The next symbol.
+WARP_FN uint8_t next_symbol(const HuffmanTables& tables, HuffmanState& state) {
+  const int32_t last = (state.left - 1) >> 5;
+  uint32_t high = warp::shift_left(tables.word(last - 1), tables.word(last), static_cast<uint32_t>(-state.left));
+  uint32_t low = 0;
+  const uint32_t cell = next_cell(tables, high, low);
+  state.left -= static_cast<int32_t>(cell & 255);
+  return static_cast<uint8_t>(cell >> 8);
 }
 
 /// Decodes up to 16 symbols: to an aligned place, or few at the ends.
@@ -131,12 +146,12 @@ WARP_FN void decode_step(const HuffmanTables& tables, HuffmanState& state) {
   if (count == kHuffmanStep) {
     warp::Wide symbols;
     WARP_UNROLL
-    for (uint32_t& word : symbols.words) word = next_symbols<4>(tables, state);
+    for (uint32_t& word : symbols.words) word = next_symbols(tables, state);
     *reinterpret_cast<warp::Wide*>(state.to) = symbols;
   } else {
     WARP_NO_UNROLL
     for (uint32_t i = 0; i < count; ++i) {
-      state.to[i] = static_cast<uint8_t>(next_symbols<1>(tables, state));
+      state.to[i] = next_symbol(tables, state);
     }
   }
   state.to += count;
@@ -177,7 +192,7 @@ WARP_FN void decode_literals(const HuffmanWork& work) {
     if (slot >= work.count) return;
     const Block& block = work.block(slot);
     begin_stream(work.launch, block, lane % kStreams, state);
-    all_tables[lane] = {work.cells(slot), work.ring(lane), work.ring_stride(), block.huffman_log};
+    all_tables[lane] = {work.cells(slot), work.ring(lane), work.ring_stride(), 32u - block.huffman_log};
     if (state.rest) copy_words_ahead<W>(all_tables[lane], state, kHuffmanRingWords);
   });
   W::wait_for_copies();

@@ -54,11 +54,11 @@ struct Sequence {
 /// Reads the extra bits of a packed sequence that come before bit `at`.
 WARP_FN Sequence read_sequence(const BitRange& bits, uint32_t packed, int32_t at) {
   using warp::highest;
-  const uint32_t literal_code = packed >> kLiteralShift & 63, match_code = packed >> kMatchShift;
-  const uint32_t offset_bits = packed >> kSumBits & 31;
+  const uint32_t literal_code = packed >> kLiteralShift & kCodeMask, match_code = packed >> kMatchShift & kCodeMask;
+  const uint32_t offset_bits = packed >> kOffsetShift;
   const uint32_t literal = kLiteralLengths[literal_code], match = kMatchLengths[match_code];
   const int32_t last = (at - 1) >> 5;
-  const uint32_t above = static_cast<uint32_t>(-at) & 31;
+  const uint32_t above = static_cast<uint32_t>(-at);
   const uint32_t first = bits.word(last), second = bits.word(last - 1), third = bits.word(last - 2);
   const uint32_t high = warp::shift_left(second, first, above);
   const uint32_t low = warp::shift_left(third, second, above);
