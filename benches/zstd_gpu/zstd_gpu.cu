@@ -377,7 +377,7 @@ bool check_small(const std::vector<Set>& sets) {
   for (const Set& set : sets) {
     if (set.timed) continue;
     Batch batch(set, set.frames.size());
-    for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 32}, Shape{4, 16}}) {
+    for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 16}, Shape{4, 3}}) {
       const bool same = is_right(batch, shape, true);
       std::printf("%s, %zu frames, %u slots, %u warps: %s\n", set.name.c_str(), set.frames.size(), shape.slots,
                   shape.warps, same ? "right" : "WRONG");
@@ -394,7 +394,7 @@ void sweep(Batch& batch, const char* name) {
     std::printf("  sweep %s, %u slots: sequences %.3f, literals %.3f, both %.3f ms\n", name, slots,
                 time_entropy(batch, shape, 1, 3), time_entropy(batch, shape, 2, 3), time_entropy(batch, shape, 3, 3));
   }
-  for (const uint32_t warps : {4u, 8u, 16u, 32u}) {
+  for (const uint32_t warps : {4u, 8u, 12u, 16u}) {
     std::printf("  sweep %s, %u warps: execute %.3f ms\n", name, warps,
                 time_stages(batch, {batch.shape().slots, warps}, 3)[3]);
   }
@@ -459,7 +459,7 @@ int main(int count, char** arguments) {
   }
   const std::string mode = count > 2 ? arguments[2] : "";
   const std::vector<Set> sets = read_sets(arguments[1]);
-  const size_t shared = std::max(8 * std::max<size_t>(sizeof(FseSlot), kHuffmanSlotBytes), 32 * sizeof(ExecuteShared));
+  const size_t shared = std::max(8 * std::max<size_t>(sizeof(FseSlot), kHuffmanSlotBytes), 16 * sizeof(ExecuteShared));
   CHECK(cudaFuncSetAttribute(zstd_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   CHECK(cudaFuncSetAttribute(zstd_execute, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   if (mode == "profile") {

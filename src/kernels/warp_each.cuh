@@ -98,6 +98,11 @@ struct Device {
   WARP_FN static Var<uint32_t> from_before(const Var<uint32_t>& var, uint32_t step) {
     return {__shfl_up_sync(~0u, var.value, step)};
   }
+  /// For every lane the value of the lane after it, and for the last one `last`.
+  WARP_FN static Var<uint32_t> from_next(const Var<uint32_t>& var, uint32_t last) {
+    const uint32_t next = __shfl_down_sync(~0u, var.value, 1);
+    return {threadIdx.x % kLanes + 1 < kLanes ? next : last};
+  }
   /// The sum up to and with each lane.
   WARP_FN static Var<uint32_t> up_to(Var<uint32_t> var) {
     WARP_UNROLL

@@ -112,10 +112,11 @@ WARP_BOTH ScratchSize scratch_size(const Block& block) {
           round_up(block.sequences, 4) / 2, ((block.sequences + kGroup - 1) / kGroup + 1) / 2};
 }
 
-/// Bits 0 to 16: literals; 17 to 33: match length - 3; 34 to 63: offset, or with kFromInitial the initial repeat
-/// offset (bits 27 and 28 of it) less a number.
+/// A resolved sequence. Bits 0 to 16: where its literals begin in the decoded bytes of its group; 17 to 33: how many
+/// literals of the group come before; 34 to 63: offset, or with kFromInitial the initial repeat offset (bits 27 and 28 of
+/// it) less a number.
 using Record = uint64_t;
-constexpr uint32_t kLengthBits = 17, kMinMatch = 3;
+constexpr uint32_t kPlaceBits = 17, kMinMatch = 3;
 constexpr uint32_t kFromInitial = 1u << 29, kInitialShift = 27;
 
 /// Where a group of sequences begins in its block.

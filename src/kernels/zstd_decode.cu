@@ -15,7 +15,7 @@ struct SharedProgress {
   /// All that this warp wrote before is seen by those that read `position`.
   __device__ __forceinline__ void publish(uint32_t position) const {
     __syncwarp();
-    __threadfence_block();
+    fence();
     if (threadIdx.x % warp::kLanes == 0) *reinterpret_cast<volatile uint32_t*>(begins + warp) = position;
   }
   __device__ __forceinline__ void wait(uint32_t position) const {
@@ -25,8 +25,18 @@ struct SharedProgress {
       if (warp::Device::smallest({begin}) >= position) break;
       __nanosleep(20);
     }
-    __threadfence_block();
+    fence();
     __syncwarp();
+  }
+
+ private:
+  /// Orders what this thread did before and does after it, for the threads of its block.
+  __device__ __forceinline__ static void fence() {
+#if __CUDA_ARCH__ >= 700
+    asm volatile("fence.acq_rel.cta;" ::: "memory");
+#else
+    __threadfence_block();
+#endif
   }
 };
 
@@ -64,15 +74,15 @@ extern "C" __global__ void __launch_bounds__(32) zstd_chain(zstd_gpu::Launch lau
   if (error) *reinterpret_cast<uint32_t*>(chunk.status) = error;
 }
 
-/// One thread block a chunk, of any number of warps up to 32. Dynamic shared memory: an ExecuteShared a warp.
-extern "C" __global__ void __launch_bounds__(1024) zstd_execute(zstd_gpu::Launch launch) {
+/// One thread block a chunk, of any number of warps up to 16. Dynamic shared memory: an ExecuteShared a warp.
+extern "C" __global__ void __launch_bounds__(512) zstd_execute(zstd_gpu::Launch launch) {
   using namespace zstd_gpu;
   extern __shared__ warp::Wide zstd_shared[];
-  __shared__ uint32_t begins[32];
+  __shared__ uint32_t begins[warp::kLanes];
   const Chunk chunk = launch.chunks[blockIdx.x];
   if (*reinterpret_cast<const uint32_t*>(chunk.status)) return;
   const uint32_t warp = threadIdx.x / warp::kLanes, warps = blockDim.x / warp::kLanes;
-  if (threadIdx.x < 32) begins[threadIdx.x] = 0;
+  if (threadIdx.x < warp::kLanes) begins[threadIdx.x] = 0;
   __syncthreads();
   const SharedProgress progress = {begins, warp, warps};
   ExecuteShared& shared = reinterpret_cast<ExecuteShared*>(zstd_shared)[warp];

@@ -21,8 +21,8 @@ namespace zstd_gpu {
 constexpr uint32_t kPieceBytes = 1024, kRowBytes = warp::kLanes, kRows = 8;
 static_assert(kPieceBytes / kRowBytes == warp::kLanes, "a lane clears a row's marks");
 
-/// A sequence of a group: its bytes below `match` are literals, number + literal of them; those from there on come from
-/// `offset` before.
+/// A sequence of a group: its bytes below `match` are literals, byte p number p + literal; others are copies from `offset`
+/// before. Positions count from the group's first byte.
 struct alignas(16) Run {
   uint32_t match, literal, offset, padding;
 };
@@ -48,33 +48,64 @@ WARP_FN Literals literals_of(const Launch& launch, const Block& block, const Chu
           block.literal_kind == kRawLiterals ? ~0u : 0u};
 }
 
+/// A group of sequences, read ahead.
+template <class W>
+struct Sequences {
+  typename W::template Var<Record> records;
+  Group first, after;  // where it and the next one begin in the block
+  uint32_t count;
+
+  /// Group `number` of a block.
+  WARP_FN void read(const Launch& launch, const Block& block, const Summary& summary, uint32_t number) {
+    const Record* from = reinterpret_cast<const Record*>(launch.records + block.records_to) + number * kGroup;
+    const Group* groups = reinterpret_cast<const Group*>(launch.groups + block.groups_to);
+    const uint32_t rest = block.sequences - number * kGroup;
+    count = rest < kGroup ? rest : kGroup;
+    first = groups[number];
+    if (rest > kGroup) {
+      after = groups[number + 1];
+    } else {
+      after = {summary.sequence_bytes, summary.sequence_literals};
+    }
+    W::each([&](uint32_t lane) { records[lane] = lane < count ? from[lane] : 0; });
+  }
+  WARP_FN uint32_t bytes() const { return after.bytes - first.bytes; }
+  WARP_FN uint32_t literals() const { return after.literals - first.literals; }
+};
+
 /// A group as all lanes see it.
 struct GroupPlace {
   uint8_t* to;        // its first byte
   uint32_t position;  // of that in the chunk
-  uint32_t bytes;
+  uint32_t count;     // sequences
+  bool overlaps;      // a match copies bytes of its own
 };
 
-/// Puts the sequences of a group into `shared.runs`; `starts` are their places in it, those that are none have no mark.
+/// Where each lane's sequence begins and ends.
 template <class W>
-WARP_FN uint32_t lay_out(ExecuteShared& shared, const Record* records, uint32_t count,
-                         const Summary& summary, uint32_t first_literal,
-                         typename W::template Var<uint32_t>& starts,
-                         typename W::template Var<uint32_t>& ends) {
-  typename W::template Var<uint32_t> literals, bytes;
-  typename W::template Var<Record> all;
+struct Extents {
+  typename W::template Var<uint32_t> starts, ends;
+};
+
+/// Puts the sequences of a group into `shared.runs`.
+template <class W>
+WARP_FN Extents<W> lay_out(ExecuteShared& shared, const Sequences<W>& sequences, const Summary& summary,
+                           GroupPlace& place) {
+  Extents<W> extents;
+  typename W::template Var<uint32_t> literals;
+  typename W::template Var<bool> overlaps;
+  constexpr uint32_t kPlace = (1 << kPlaceBits) - 1;
   W::each([&](uint32_t lane) {
-    all[lane] = lane < count ? records[lane] : 0;
-    constexpr uint32_t kLength = (1 << kLengthBits) - 1;
-    literals[lane] = static_cast<uint32_t>(all[lane]) & kLength;
-    const uint32_t match = (static_cast<uint32_t>(all[lane] >> kLengthBits) & kLength) + kMinMatch;
-    bytes[lane] = lane < count ? literals[lane] + match : 0;
+    const Record record = sequences.records[lane];
+    // Behind the last sequence is the group's end.
+    const bool exists = lane < sequences.count;
+    extents.starts[lane] = exists ? static_cast<uint32_t>(record) & kPlace : sequences.bytes();
+    literals[lane] = exists ? static_cast<uint32_t>(record >> kPlaceBits) & kPlace : sequences.literals();
   });
-  const auto literals_to = W::up_to(literals);
-  ends = W::up_to(bytes);
+  extents.ends = W::from_next(extents.starts, sequences.bytes());
+  const auto literals_after = W::from_next(literals, sequences.literals());
   W::each([&](uint32_t lane) {
-    starts[lane] = ends[lane] - bytes[lane];
-    uint32_t offset = static_cast<uint32_t>(all[lane] >> 2 * kLengthBits);
+    uint32_t offset = static_cast<uint32_t>(sequences.records[lane] >> 2 * kPlaceBits);
     if (offset & kFromInitial) {
       const uint32_t initial = offset >> kInitialShift & 3;
       offset = (initial == 0   ? summary.initial[0]
@@ -82,23 +113,25 @@ WARP_FN uint32_t lay_out(ExecuteShared& shared, const Record* records, uint32_t 
                                : summary.initial[2]) -
                (offset & ((1u << kInitialShift) - 1));
     }
-    shared.runs[lane] = {starts[lane] + literals[lane],
-                         first_literal + literals_to[lane] - literals[lane] - starts[lane], offset, 0};
+    const uint32_t match = extents.starts[lane] + literals_after[lane] - literals[lane];
+    overlaps[lane] = lane < sequences.count && extents.ends[lane] - match > offset;
+    shared.runs[lane] = {match, sequences.first.literals + literals[lane] - extents.starts[lane], offset, 0};
   });
-  return W::of_lane(ends, warp::kLanes - 1);
+  place.overlaps = W::any(overlaps);
+  return extents;
 }
 
 /// Marks the beginnings of the group's sequences inside the piece at `begin`; returns how many begin before it.
 template <class W>
-WARP_FN uint32_t mark_starts(ExecuteShared& shared, uint32_t count, uint32_t begin, uint32_t size,
-                             const typename W::template Var<uint32_t>& starts) {
+WARP_FN uint32_t mark_starts(ExecuteShared& shared, const GroupPlace& group, uint32_t begin, uint32_t size,
+                             const Extents<W>& extents) {
   typename W::template Var<bool> before;
   W::each([&](uint32_t lane) { shared.marks[lane] = 0; });
   W::sync();
   W::each([&](uint32_t lane) {
-    before[lane] = lane < count && starts[lane] < begin;
-    const uint32_t at = starts[lane] - begin;
-    if (lane < count && starts[lane] >= begin && at < size)
+    const uint32_t start = extents.starts[lane], at = start - begin;
+    before[lane] = lane < group.count && start < begin;
+    if (lane < group.count && start >= begin && at < size)
       W::set_bits(&shared.marks[at / kRowBytes], 1u << at % kRowBytes);
   });
   W::sync();
@@ -107,17 +140,14 @@ WARP_FN uint32_t mark_starts(ExecuteShared& shared, uint32_t count, uint32_t beg
 
 /// Where the last byte before the group that matches of the piece copy ends, as a position in the chunk.
 template <class W>
-WARP_FN uint32_t needed(const ExecuteShared& shared, uint32_t count, const GroupPlace& group,
-                        uint32_t begin, uint32_t size,
-                        const typename W::template Var<uint32_t>& starts,
-                        const typename W::template Var<uint32_t>& ends) {
+WARP_FN uint32_t needed(const ExecuteShared& shared, const GroupPlace& group, uint32_t begin, uint32_t size,
+                        const Extents<W>& extents) {
   typename W::template Var<uint32_t> until;
   W::each([&](uint32_t lane) {
     until[lane] = 0;
-    if (lane >= count || ends[lane] <= begin || starts[lane] >= begin + size) return;
     const Run run = shared.runs[lane];
-    const uint32_t end = ends[lane] < begin + size ? ends[lane] : begin + size;
-    if (run.match >= end) return;
+    const uint32_t end = extents.ends[lane] < begin + size ? extents.ends[lane] : begin + size;
+    if (lane >= group.count || extents.ends[lane] <= begin || run.match >= end) return;
     const uint32_t copied = group.position + end - run.offset;
     until[lane] = copied < group.position ? copied : group.position;
   });
@@ -126,20 +156,19 @@ WARP_FN uint32_t needed(const ExecuteShared& shared, uint32_t count, const Group
 
 constexpr uint32_t kKnown = 0xFFFFFFFF;
 
-/// The byte at `at` of the group, or where it comes from inside the piece.
-struct Fetched {
-  uint32_t value, source;
+/// Rows of a piece, and what of it is the same for all of them.
+struct Rows {
+  const ExecuteShared& shared;
+  uint8_t* staged;  // the piece's bytes in shared memory
+  const Literals& literals;
+  const GroupPlace& group;
+  uint32_t begin, size;  // of the piece
 };
 
-WARP_FN Fetched fetch(const Run& run, const Literals& literals, const GroupPlace& group,
-                      uint32_t begin, uint32_t at) {
-  if (at < run.match) return {literals.from[(run.literal + at) & literals.mask], kKnown};
-  uint32_t back = run.offset;
-  // An overlapping match repeats what is before it.
-  if (at - run.match >= run.offset) back += (at - run.match) / run.offset * run.offset;
-  const int32_t source = static_cast<int32_t>(at - back);
-  if (source >= static_cast<int32_t>(begin)) return {0, static_cast<uint32_t>(source) - begin};
-  return {group.to[source], kKnown};
+/// How far back byte `at` of the group is copied from: an overlapping match repeats what is before it.
+WARP_FN uint32_t distance(const Run& run, uint32_t at, bool overlaps) {
+  if (!overlaps || at - run.match < run.offset) return run.offset;
+  return run.offset + (at - run.match) / run.offset * run.offset;
 }
 
 /// Finds the bytes of a row whose sources are in the piece. `values` and `sources` are those of the row at `row`.
@@ -167,85 +196,85 @@ WARP_FN void follow(const uint8_t* bytes, uint32_t row, typename W::template Var
   values = W::gather(values, lanes);
 }
 
-/// Rows `first` and on of the piece, at most kRows, to `shared`.
+/// Rows `first` and on of the piece, at most kRows; `before` sequences begin before them. Returns how many begin before what
+/// is next.
 template <class W>
-WARP_FN uint32_t execute_rows(ExecuteShared& shared, uint8_t* bytes, const Literals& literals,
-                              const GroupPlace& group, uint32_t begin, uint32_t size, uint32_t first,
-                              uint32_t sequences_before) {
+WARP_FN uint32_t execute_rows(const Rows& rows, uint32_t first, uint32_t before) {
   typename W::template Var<uint32_t> values[kRows], sources[kRows];
   typename W::template Var<bool> inside;
+  W::each([&](uint32_t lane) { inside[lane] = false; });
+  // One load a lane and row, without branches between them: all are on their way before the first is waited for.
   WARP_UNROLL
   for (uint32_t i = 0; i < kRows; ++i) {
     const uint32_t row = (first + i) * kRowBytes;
-    if (row < size) {
-      const uint32_t marks = shared.marks[first + i];
-      W::each([&](uint32_t lane) {
-        values[i][lane] = 0;
-        sources[i][lane] = kKnown;
-        if (row + lane >= size) return;
-        const uint32_t sequence = sequences_before + warp::count_bits(marks & ((2u << lane) - 1)) - 1;
-        const Fetched fetched =
-            fetch(shared.runs[sequence], literals, group, begin, begin + row + lane);
-        values[i][lane] = fetched.value;
-        sources[i][lane] = fetched.source;
-      });
-      sequences_before += warp::count_bits(marks);
-    }
+    // Marks of rows behind the piece are 0, except that there are none behind the last.
+    const uint32_t marks = row < rows.size ? rows.shared.marks[first + i] : 0;
+    W::each([&](uint32_t lane) {
+      const uint32_t at = rows.begin + row + lane;
+      const Run run = rows.shared.runs[before + warp::count_bits(marks & ((2u << lane) - 1)) - 1];
+      const bool is_literal = at < run.match;
+      const uint32_t literal = (at + run.literal) & rows.literals.mask;
+      const int32_t source = static_cast<int32_t>(at - distance(run, at, rows.group.overlaps));
+      const bool is_inside = !is_literal && source >= static_cast<int32_t>(rows.begin);
+      const uint8_t* from =
+          is_literal ? rows.literals.from + literal : static_cast<const uint8_t*>(rows.group.to) + source;
+      const bool exists = row + lane < rows.size;
+      values[i][lane] = 0;
+      if (exists && !is_inside) values[i][lane] = *from;
+      sources[i][lane] = exists && is_inside ? static_cast<uint32_t>(source) - rows.begin : kKnown;
+      inside[lane] = inside[lane] || (exists && is_inside);
+    });
+    before += warp::count_bits(marks);
   }
+  const bool any_inside = W::any(inside);
   WARP_UNROLL
   for (uint32_t i = 0; i < kRows; ++i) {
     const uint32_t row = (first + i) * kRowBytes;
-    if (row < size) {
-      W::each([&](uint32_t lane) { inside[lane] = sources[i][lane] != kKnown; });
-      if (W::any(inside)) {
-        W::sync();
-        follow<W>(bytes, row, values[i], sources[i]);
-      }
-      W::each([&](uint32_t lane) {
-        if (row + lane < size) bytes[row + lane] = static_cast<uint8_t>(values[i][lane]);
-      });
+    if (any_inside) {
+      W::sync();
+      follow<W>(rows.staged, row, values[i], sources[i]);
     }
+    W::each([&](uint32_t lane) {
+      if (row + lane < rows.size) rows.staged[row + lane] = static_cast<uint8_t>(values[i][lane]);
+    });
   }
-  return sequences_before;
+  return before;
 }
 
 /// Copies a piece to its place; `shared` has it at the same distance from a multiple of 16.
 template <class W>
 WARP_FN void store_piece(const ExecuteShared& shared, uint8_t* to, uint32_t size) {
-  const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to) & 15);
+  const uint32_t shift = static_cast<uint32_t>(reinterpret_cast<uintptr_t>(to) & 15), end = shift + size;
+  const uint32_t wide_from = shift ? 16 : 0, wide_to = end / 16 * 16;
+  to -= shift;
   W::sync();
   W::each([&](uint32_t lane) {
-    for (uint32_t at = lane * 16; at < shift + size; at += warp::kLanes * 16) {
-      if (at >= shift && at + 16 <= shift + size) {
-        *reinterpret_cast<warp::Wide*>(to - shift + at) =
-            *reinterpret_cast<const warp::Wide*>(shared.bytes + at);
-      } else {
-        const uint32_t from = at < shift ? shift : at;
-        const uint32_t until = at + 16 < shift + size ? at + 16 : shift + size;
-        for (uint32_t i = from; i < until; ++i) to[static_cast<int32_t>(i - shift)] = shared.bytes[i];
-      }
+    for (uint32_t at = wide_from + lane * 16; at < wide_to; at += warp::kLanes * 16) {
+      *reinterpret_cast<warp::Wide*>(to + at) = *reinterpret_cast<const warp::Wide*>(shared.bytes + at);
     }
+    // The ends, a lane a byte: up to 15 before the first whole 16 bytes, and as many behind the last.
+    const bool head = lane < 16;
+    const uint32_t at = head ? lane : wide_to + lane - 16;
+    if (head ? at >= shift && at < wide_from && at < end : at >= wide_from && at < end) to[at] = shared.bytes[at];
   });
   W::sync();
 }
 
-/// Executes `count` sequences, at most 32, from the byte and literal of `place` on.
+/// Executes a group of sequences.
 template <class W, class Progress>
-WARP_FN void execute_group(ExecuteShared& shared, const Progress& progress, const Record* records,
-                           uint32_t count, const Summary& summary, const Literals& literals,
-                           uint32_t first_literal, GroupPlace group) {
-  typename W::template Var<uint32_t> starts, ends;
-  const uint32_t bytes = lay_out<W>(shared, records, count, summary, first_literal, starts, ends);
+WARP_FN void execute_group(ExecuteShared& shared, const Progress& progress, const Sequences<W>& sequences,
+                           const Summary& summary, const Literals& literals, uint8_t* block_to) {
+  GroupPlace group = {block_to + sequences.first.bytes, summary.base + sequences.first.bytes, sequences.count, false};
+  const Extents<W> extents = lay_out<W>(shared, sequences, summary, group);
+  const uint32_t bytes = sequences.bytes();
   for (uint32_t begin = 0; begin < bytes; begin += kPieceBytes) {
     const uint32_t size = bytes - begin < kPieceBytes ? bytes - begin : kPieceBytes;
-    uint32_t before = mark_starts<W>(shared, count, begin, size, starts);
-    if (begin > 0) progress.publish(group.position + begin);
-    progress.wait(needed<W>(shared, count, group, begin, size, starts, ends));
+    uint32_t before = mark_starts<W>(shared, group, begin, size, extents);
+    progress.publish(group.position + begin);
+    progress.wait(needed<W>(shared, group, begin, size, extents));
     uint8_t* to = group.to + begin;
-    uint8_t* staged = shared.bytes + (reinterpret_cast<uintptr_t>(to) & 15);
-    for (uint32_t row = 0; row * kRowBytes < size; row += kRows) {
-      before = execute_rows<W>(shared, staged, literals, group, begin, size, row, before);
-    }
+    const Rows rows = {shared, shared.bytes + (reinterpret_cast<uintptr_t>(to) & 15), literals, group, begin, size};
+    for (uint32_t row = 0; row * kRowBytes < size; row += kRows) before = execute_rows<W>(rows, row, before);
     store_piece<W>(shared, to, size);
   }
 }
@@ -279,19 +308,17 @@ WARP_FN void execute_block(const Launch& launch, const Chunk& chunk, uint32_t bl
   const Block& block = launch.blocks[block_number];
   const Summary& summary = launch.summaries[block_number];
   const Literals literals = literals_of(launch, block, chunk);
-  const Record* records = reinterpret_cast<const Record*>(launch.records + block.records_to);
-  const Group* groups = reinterpret_cast<const Group*>(launch.groups + block.groups_to);
   uint8_t* to = reinterpret_cast<uint8_t*>(chunk.to) + summary.base;
   const uint32_t group_count = (block.sequences + kGroup - 1) / kGroup;
   // turn % count is the warp whose turn the next group is.
   uint32_t group = (number + count - turn % count) % count;
-  for (; group < group_count; group += count) {
-    const Group place = groups[group];
-    const uint32_t first = group * kGroup;
-    progress.publish(summary.base + place.bytes);
-    execute_group<W>(shared, progress, records + first,
-                     block.sequences - first < kGroup ? block.sequences - first : kGroup, summary,
-                     literals, place.literals, {to + place.bytes, summary.base + place.bytes, 0});
+  Sequences<W> next;
+  if (group < group_count) next.read(launch, block, summary, group);
+  while (group < group_count) {
+    const Sequences<W> sequences = next;
+    group += count;
+    if (group < group_count) next.read(launch, block, summary, group);
+    execute_group<W>(shared, progress, sequences, summary, literals, to);
   }
   const uint32_t rest = block.literals - summary.sequence_literals;
   const uint32_t pieces = (rest + kPieceBytes - 1) / kPieceBytes;

@@ -84,13 +84,13 @@ WARP_FN Repeats repeats_after(const Sequence& sequence) {
   return {{repeat == 2 ? repeat2 : repeat0 - 1, repeat0, repeat1}};
 }
 
-WARP_FN Record record_of(const Sequence& sequence, uint32_t offset) {
+WARP_FN Record record_of(uint32_t bytes_before, uint32_t literals_before, uint32_t offset) {
   if (offset >= kSymbolic) {
     const Symbol symbol = symbol_of(offset);
     offset = kFromInitial | symbol.index << kInitialShift | symbol.less;
   }
-  return sequence.literals | static_cast<uint64_t>(sequence.match - kMinMatch) << kLengthBits |
-         static_cast<uint64_t>(offset) << 2 * kLengthBits;
+  return bytes_before | static_cast<uint64_t>(literals_before) << kPlaceBits |
+         static_cast<uint64_t>(offset) << 2 * kPlaceBits;
 }
 
 /// What a lane notes of its sequences.
@@ -180,7 +180,8 @@ WARP_FN void resolve_group(const Block& block, const BitRange& bits, const uint3
     bad_offset[lane] = lane < count && offset == 0;
     if (lane >= count || offset == 0) return;
     note(notes[lane], offset, resolved.bytes + bytes_to[lane] - sequences[lane].match);
-    records[first + lane] = record_of(sequences[lane], offset);
+    records[first + lane] =
+        record_of(bytes_to[lane] - bytes[lane], literals_to[lane] - literals[lane], offset);
   });
   resolved.literals += W::of_lane(literals_to, warp::kLanes - 1);
   resolved.bytes += W::of_lane(bytes_to, warp::kLanes - 1);

@@ -40,6 +40,11 @@ struct Host {
     for (uint32_t i = 0; i < kLanes; ++i) result[i] = var[i < step ? i : i - step];
     return result;
   }
+  static Var<uint32_t> from_next(Var<uint32_t> var, uint32_t last) {
+    for (uint32_t i = 0; i + 1 < kLanes; ++i) var[i] = var[i + 1];
+    var[kLanes - 1] = last;
+    return var;
+  }
   static Var<uint32_t> up_to(Var<uint32_t> var) {
     for (uint32_t i = 1; i < kLanes; ++i) var[i] += var[i - 1];
     return var;
