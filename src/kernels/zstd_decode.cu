@@ -75,7 +75,7 @@ extern "C" __global__ void __launch_bounds__(32) zstd_chain(zstd_gpu::Launch lau
 }
 
 /// One thread block a chunk, of any number of warps up to 16. Dynamic shared memory: an ExecuteShared a warp.
-extern "C" __global__ void __launch_bounds__(512) zstd_execute(zstd_gpu::Launch launch) {
+extern "C" __global__ void __launch_bounds__(512, 1) zstd_execute(zstd_gpu::Launch launch) {
   using namespace zstd_gpu;
   extern __shared__ warp::Wide zstd_shared[];
   __shared__ uint32_t begins[warp::kLanes];

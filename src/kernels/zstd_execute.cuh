@@ -18,7 +18,7 @@
 
 namespace zstd_gpu {
 
-constexpr uint32_t kPieceBytes = 1024, kRowBytes = warp::kLanes, kRows = 8;
+constexpr uint32_t kPieceBytes = 1024, kRowBytes = warp::kLanes, kRows = 6;
 static_assert(kPieceBytes / kRowBytes == warp::kLanes, "a lane clears a row's marks");
 
 /// A sequence of a group: its bytes below `match` are literals, byte p number p + literal; others are copies from `offset`
@@ -270,7 +270,7 @@ WARP_FN void execute_group(ExecuteShared& shared, const Progress& progress, cons
   for (uint32_t begin = 0; begin < bytes; begin += kPieceBytes) {
     const uint32_t size = bytes - begin < kPieceBytes ? bytes - begin : kPieceBytes;
     uint32_t before = mark_starts<W>(shared, group, begin, size, extents);
-    progress.publish(group.position + begin);
+    if (begin > 0) progress.publish(group.position + begin);
     progress.wait(needed<W>(shared, group, begin, size, extents));
     uint8_t* to = group.to + begin;
     const Rows rows = {shared, shared.bytes + (reinterpret_cast<uintptr_t>(to) & 15), literals, group, begin, size};
@@ -313,12 +313,17 @@ WARP_FN void execute_block(const Launch& launch, const Chunk& chunk, uint32_t bl
   // turn % count is the warp whose turn the next group is.
   uint32_t group = (number + count - turn % count) % count;
   Sequences<W> next;
-  if (group < group_count) next.read(launch, block, summary, group);
+  if (group < group_count) {
+    next.read(launch, block, summary, group);
+    progress.publish(summary.base + next.first.bytes);
+  }
   while (group < group_count) {
     const Sequences<W> sequences = next;
     group += count;
     if (group < group_count) next.read(launch, block, summary, group);
     execute_group<W>(shared, progress, sequences, summary, literals, to);
+    // At once, so that nobody waits for what is done.
+    progress.publish(summary.base + (group < group_count ? next.first : sequences.after).bytes);
   }
   const uint32_t rest = block.literals - summary.sequence_literals;
   const uint32_t pieces = (rest + kPieceBytes - 1) / kPieceBytes;
