@@ -51,17 +51,28 @@ struct Sequence {
   uint32_t literals, match, offset_value;
 };
 
-/// Reads the extra bits of a packed sequence that come before bit `at`.
-WARP_FN Sequence read_sequence(const BitRange& bits, uint32_t packed, int32_t at) {
+/// A packed sequence and the words that hold its extra bits, on their way from memory.
+struct Raw {
+  uint32_t packed;
+  int32_t at;  // bits up to number at - 1 are the sequence's and those of later ones
+  uint32_t words[3];
+};
+
+WARP_FN void read_bits(const BitRange& bits, Raw& raw) {
+  const int32_t last = (raw.at - 1) >> 5;
+  WARP_UNROLL
+  for (int32_t i = 0; i < 3; ++i) raw.words[i] = bits.word(last - i);
+}
+
+/// Takes a sequence's extra bits apart.
+WARP_FN Sequence sequence_of(const Raw& raw) {
   using warp::highest;
-  const uint32_t literal_code = packed >> kLiteralShift & kCodeMask, match_code = packed >> kMatchShift & kCodeMask;
-  const uint32_t offset_bits = packed >> kOffsetShift;
-  const uint32_t literal = kLiteralLengths[literal_code], match = kMatchLengths[match_code];
-  const int32_t last = (at - 1) >> 5;
-  const uint32_t above = static_cast<uint32_t>(-at);
-  const uint32_t first = bits.word(last), second = bits.word(last - 1), third = bits.word(last - 2);
-  const uint32_t high = warp::shift_left(second, first, above);
-  const uint32_t low = warp::shift_left(third, second, above);
+  const uint32_t literal = kLiteralLengths[raw.packed >> kLiteralShift & kCodeMask];
+  const uint32_t match = kMatchLengths[raw.packed >> kMatchShift & kCodeMask];
+  const uint32_t offset_bits = raw.packed >> kOffsetShift;
+  const uint32_t above = static_cast<uint32_t>(-raw.at);
+  const uint32_t high = warp::shift_left(raw.words[1], raw.words[0], above);
+  const uint32_t low = warp::shift_left(raw.words[2], raw.words[1], above);
   uint64_t rest = (static_cast<uint64_t>(high) << 32 | low) << offset_bits;
   const uint32_t match_length =
       (match & kBaseline) + highest(static_cast<uint32_t>(rest >> 32), match >> 24);
@@ -139,38 +150,62 @@ WARP_FN typename W::template Var<Repeats> scan_repeats(typename W::template Var<
 /// What is the same on all lanes.
 struct Resolved {
   uint32_t error;
-  int32_t left;  // bits
   uint32_t bytes, literals;
   Repeats repeats;
 };
 
-/// Resolves the sequences from `first` on, at most 32.
+/// Reads sequences ahead of those that are resolved.
 template <class W>
-WARP_FN void resolve_group(const Block& block, const BitRange& bits, const uint32_t* packed,
-                           Record* records, uint32_t first, Resolved& resolved,
+struct Reader {
+  const Block& block;
+  const BitRange& bits;
+  const uint32_t* packed;
+  int32_t left;    // bits
+  uint32_t first;  // the next group's first sequence
+  typename W::template Var<uint32_t> words;
+
+  /// Asks for the packed sequences of the next group.
+  WARP_FN void ask() {
+    W::each([&](uint32_t lane) { words[lane] = first + lane < block.sequences ? packed[first + lane] : 0; });
+  }
+  /// Finds the bits of the group that was asked for, asks for them and for the next group.
+  WARP_FN void read(typename W::template Var<Raw>& raws) {
+    typename W::template Var<uint32_t> taken;
+    W::each([&](uint32_t lane) {
+      // The last sequence of all is followed by no state.
+      const uint32_t next = first + lane + 1 < block.sequences ? words[lane] & kNextMask : 0;
+      taken[lane] = next + (words[lane] >> 5 & kExtraMask);
+    });
+    const auto taken_to = W::up_to(taken);
+    W::each([&](uint32_t lane) {
+      Raw& raw = raws[lane];
+      raw.packed = words[lane];
+      raw.at = left - static_cast<int32_t>(taken_to[lane] - taken[lane]);
+      if (first + lane < block.sequences) read_bits(bits, raw);
+    });
+    left -= static_cast<int32_t>(W::of_lane(taken_to, warp::kLanes - 1));
+    first += kGroup;
+    ask();
+  }
+};
+
+/// Resolves `count` sequences from number `first` on, at most 32.
+template <class W>
+WARP_FN void resolve_group(const Block& block, const typename W::template Var<Raw>& raws, Record* records,
+                           uint32_t first, uint32_t count, Resolved& resolved,
                            typename W::template Var<Notes>& notes) {
-  typename W::template Var<uint32_t> words, taken, literals, bytes;
-  typename W::template Var<Sequence> sequences;
+  typename W::template Var<uint32_t> literals, bytes, matches;
   typename W::template Var<Repeats> repeats;
   typename W::template Var<bool> bad_offset;
-  const uint32_t count = block.sequences - first < kGroup ? block.sequences - first : kGroup;
   W::each([&](uint32_t lane) {
-    words[lane] = lane < count ? packed[first + lane] : 0;
-    // The last sequence of all is followed by no state.
-    const uint32_t next = first + lane + 1 < block.sequences ? words[lane] & kNextMask : 0;
-    taken[lane] = next + (words[lane] >> 5 & kExtraMask);
-  });
-  const auto taken_before = W::up_to(taken);
-  W::each([&](uint32_t lane) {
-    const int32_t at = resolved.left - static_cast<int32_t>(taken_before[lane] - taken[lane]);
-    sequences[lane] = {0, 0, 1};
-    if (lane < count) sequences[lane] = read_sequence(bits, words[lane], at);
-    repeats[lane] = repeats_after(sequences[lane]);
+    Sequence sequence = {0, 0, 1};
+    if (lane < count) sequence = sequence_of(raws[lane]);
+    repeats[lane] = repeats_after(sequence);
     if (lane >= count) repeats[lane] = {{kInitial, kInitial + kStep, kInitial + 2 * kStep}};
-    literals[lane] = sequences[lane].literals;
-    bytes[lane] = sequences[lane].literals + sequences[lane].match;
+    literals[lane] = sequence.literals;
+    matches[lane] = sequence.match;
+    bytes[lane] = sequence.literals + sequence.match;
   });
-  resolved.left -= static_cast<int32_t>(W::of_lane(taken_before, warp::kLanes - 1));
   const auto scanned = scan_repeats<W>(repeats);
   const auto literals_to = W::up_to(literals);
   const auto bytes_to = W::up_to(bytes);
@@ -179,7 +214,7 @@ WARP_FN void resolve_group(const Block& block, const BitRange& bits, const uint3
     const uint32_t offset = put_in(scanned[lane].of[0], resolved.repeats);
     bad_offset[lane] = lane < count && offset == 0;
     if (lane >= count || offset == 0) return;
-    note(notes[lane], offset, resolved.bytes + bytes_to[lane] - sequences[lane].match);
+    note(notes[lane], offset, resolved.bytes + bytes_to[lane] - matches[lane]);
     records[first + lane] =
         record_of(bytes_to[lane] - bytes[lane], literals_to[lane] - literals[lane], offset);
   });
@@ -203,7 +238,7 @@ template <class W>
 WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
   const Block& block = launch.blocks[number];
   Summary& summary = launch.summaries[number];
-  Resolved resolved = {kStreamOk, 0, 0, 0, {{kInitial, kInitial + kStep, kInitial + 2 * kStep}}};
+  Resolved resolved = {kStreamOk, 0, 0, {{kInitial, kInitial + kStep, kInitial + 2 * kStep}}};
   typename W::template Var<Notes> notes;
   W::each([&](uint32_t lane) {
     notes[lane] = {0, {kUnused, kUnused, kUnused}, {0, 0, 0}};
@@ -211,18 +246,25 @@ WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
   if (block.sequences > 0) {
     const BitRange bits =
         BitRange::of(launch.chunks[block.chunk], block.sequences_at, block.sequence_bytes);
-    resolved.left = bits.end - first_bits(block);
-    const uint32_t* packed = packed_sequences(launch, block);
     Record* records = reinterpret_cast<Record*>(launch.records + block.records_to);
     Group* groups = reinterpret_cast<Group*>(launch.groups + block.groups_to);
+    Reader<W> reader = {block, bits, packed_sequences(launch, block), bits.end - first_bits(block), 0, {}};
+    typename W::template Var<Raw> raws, next;
+    reader.ask();
+    reader.read(next);
+    int32_t left = bits.first;
     for (uint32_t first = 0; first < block.sequences && !resolved.error; first += kGroup) {
+      raws = next;
+      left = reader.left;
+      if (first + kGroup < block.sequences) reader.read(next);
       W::each([&](uint32_t lane) {
         if (lane == 0) groups[first / kGroup] = {resolved.bytes, resolved.literals};
       });
-      resolve_group<W>(block, bits, packed, records, first, resolved, notes);
+      const uint32_t rest = block.sequences - first;
+      resolve_group<W>(block, raws, records, first, rest < kGroup ? rest : kGroup, resolved, notes);
     }
-    if (!resolved.error && resolved.left != bits.first)
-      resolved.error = resolved.left < bits.first ? kStreamTruncated : kStreamTrailing;
+    if (!resolved.error && left != bits.first)
+      resolved.error = left < bits.first ? kStreamTruncated : kStreamTrailing;
   }
   const uint32_t bytes = resolved.bytes + (block.literals - resolved.literals);
   if (!resolved.error && bytes > block.limit) resolved.error = kStreamTooLong;
