@@ -38,12 +38,12 @@ struct Repeats {
   uint32_t of[kRepeats];
 };
 
-/// `offset` with what it was symbolic in put in.
+/// `offset` with what it was symbolic in put in. Without branches: lanes differ.
 WARP_FN uint32_t put_in(uint32_t offset, const Repeats& repeats) {
-  if (offset < kSymbolic) return offset;
   const Symbol symbol = symbol_of(offset);
-  const uint32_t from = symbol.index == 0 ? repeats.of[0] : symbol.index == 1 ? repeats.of[1] : repeats.of[2];
-  return from - symbol.less;
+  uint32_t from = symbol.index == 0 ? repeats.of[0] : repeats.of[1];
+  from = symbol.index >= 2 ? repeats.of[2] : from;
+  return offset < kSymbolic ? offset : from - symbol.less;
 }
 
 /// A sequence read from its bits.
@@ -84,15 +84,14 @@ WARP_FN Sequence sequence_of(const Raw& raw) {
 /// What a sequence makes of the repeat offsets before it; the first one after it is its own offset.
 WARP_FN Repeats repeats_after(const Sequence& sequence) {
   const uint32_t repeat0 = kInitial, repeat1 = kInitial + kStep, repeat2 = kInitial + 2 * kStep;
-  if (sequence.offset_value > kRepeats) {
-    // Larger ones are beyond any chunk, and none may look symbolic.
-    const uint32_t offset = sequence.offset_value - kRepeats;
-    return {{offset < kMaxChunkBytes ? offset : 0, repeat0, repeat1}};
-  }
-  const uint32_t repeat = sequence.offset_value - 1 + (sequence.literals == 0);
-  if (repeat == 0) return {{repeat0, repeat1, repeat2}};
-  if (repeat == 1) return {{repeat1, repeat0, repeat2}};
-  return {{repeat == 2 ? repeat2 : repeat0 - 1, repeat0, repeat1}};
+  const uint32_t value = sequence.offset_value;
+  const bool is_new = value > kRepeats;
+  // Larger ones are beyond any chunk, and none may look symbolic.
+  const uint32_t offset = value - kRepeats < kMaxChunkBytes ? value - kRepeats : 0;
+  const uint32_t number = is_new ? kRepeats : value - 1 + (sequence.literals == 0);
+  uint32_t first = number == 0 ? repeat0 : number == 1 ? repeat1 : repeat2;
+  first = number == kRepeats ? repeat0 - 1 : first;
+  return {{is_new ? offset : first, number == 0 ? repeat1 : repeat0, number < 2 ? repeat2 : repeat1}};
 }
 
 WARP_FN Record record_of(uint32_t bytes_before, uint32_t literals_before, uint32_t offset) {
@@ -138,10 +137,12 @@ WARP_FN typename W::template Var<Repeats> scan_repeats(typename W::template Var<
       of[i] = W::from_before(of[i], step);
     }
     W::each([&](uint32_t lane) {
-      if (lane < step) return;
       const Repeats before = {{of[0][lane], of[1][lane], of[2][lane]}};
       WARP_UNROLL
-      for (uint32_t& repeat : scanned[lane].of) repeat = put_in(repeat, before);
+      for (uint32_t& repeat : scanned[lane].of) {
+        const uint32_t known = put_in(repeat, before);
+        repeat = lane < step ? repeat : known;
+      }
     });
   }
   return scanned;
@@ -154,26 +155,31 @@ struct Resolved {
   Repeats repeats;
 };
 
+/// What a block may regenerate.
+struct Limits {
+  uint32_t bytes, literals;
+};
+
 /// Reads sequences ahead of those that are resolved.
 template <class W>
 struct Reader {
-  const Block& block;
   const BitRange& bits;
   const uint32_t* packed;
+  uint32_t sequences;  // of the block
   int32_t left;    // bits
   uint32_t first;  // the next group's first sequence
   typename W::template Var<uint32_t> words;
 
   /// Asks for the packed sequences of the next group.
   WARP_FN void ask() {
-    W::each([&](uint32_t lane) { words[lane] = first + lane < block.sequences ? packed[first + lane] : 0; });
+    W::each([&](uint32_t lane) { words[lane] = first + lane < sequences ? packed[first + lane] : 0; });
   }
   /// Finds the bits of the group that was asked for, asks for them and for the next group.
   WARP_FN void read(typename W::template Var<Raw>& raws) {
     typename W::template Var<uint32_t> taken;
     W::each([&](uint32_t lane) {
       // The last sequence of all is followed by no state.
-      const uint32_t next = first + lane + 1 < block.sequences ? words[lane] & kNextMask : 0;
+      const uint32_t next = first + lane + 1 < sequences ? words[lane] & kNextMask : 0;
       taken[lane] = next + (words[lane] >> 5 & kExtraMask);
     });
     const auto taken_to = W::up_to(taken);
@@ -181,7 +187,7 @@ struct Reader {
       Raw& raw = raws[lane];
       raw.packed = words[lane];
       raw.at = left - static_cast<int32_t>(taken_to[lane] - taken[lane]);
-      if (first + lane < block.sequences) read_bits(bits, raw);
+      if (first + lane < sequences) read_bits(bits, raw);
     });
     left -= static_cast<int32_t>(W::of_lane(taken_to, warp::kLanes - 1));
     first += kGroup;
@@ -191,8 +197,8 @@ struct Reader {
 
 /// Resolves `count` sequences from number `first` on, at most 32.
 template <class W>
-WARP_FN void resolve_group(const Block& block, const typename W::template Var<Raw>& raws, Record* records,
-                           uint32_t first, uint32_t count, Resolved& resolved,
+WARP_FN void resolve_group(const typename W::template Var<Raw>& raws, Record* records,
+                           uint32_t first, uint32_t count, const Limits& limits, Resolved& resolved,
                            typename W::template Var<Notes>& notes) {
   typename W::template Var<uint32_t> literals, bytes, matches;
   typename W::template Var<Repeats> repeats;
@@ -221,7 +227,7 @@ WARP_FN void resolve_group(const Block& block, const typename W::template Var<Ra
   resolved.literals += W::of_lane(literals_to, warp::kLanes - 1);
   resolved.bytes += W::of_lane(bytes_to, warp::kLanes - 1);
   if (W::any(bad_offset)) resolved.error = kStreamBadOffset;
-  if (resolved.bytes > block.limit || resolved.literals > block.literals)
+  if (resolved.bytes > limits.bytes || resolved.literals > limits.literals)
     resolved.error = kStreamTooLong;
   Repeats after;
   typename W::template Var<uint32_t> last;
@@ -243,31 +249,33 @@ WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
   W::each([&](uint32_t lane) {
     notes[lane] = {0, {kUnused, kUnused, kUnused}, {0, 0, 0}};
   });
-  if (block.sequences > 0) {
+  const uint32_t sequences = block.sequences;
+  const Limits limits = {block.limit, block.literals};
+  if (sequences > 0) {
     const BitRange bits =
         BitRange::of(launch.chunks[block.chunk], block.sequences_at, block.sequence_bytes);
     Record* records = reinterpret_cast<Record*>(launch.records + block.records_to);
     Group* groups = reinterpret_cast<Group*>(launch.groups + block.groups_to);
-    Reader<W> reader = {block, bits, packed_sequences(launch, block), bits.end - first_bits(block), 0, {}};
+    Reader<W> reader = {bits, packed_sequences(launch, block), sequences, bits.end - first_bits(block), 0, {}};
     typename W::template Var<Raw> raws, next;
     reader.ask();
     reader.read(next);
     int32_t left = bits.first;
-    for (uint32_t first = 0; first < block.sequences && !resolved.error; first += kGroup) {
+    for (uint32_t first = 0; first < sequences && !resolved.error; first += kGroup) {
       raws = next;
       left = reader.left;
-      if (first + kGroup < block.sequences) reader.read(next);
+      if (first + kGroup < sequences) reader.read(next);
       W::each([&](uint32_t lane) {
         if (lane == 0) groups[first / kGroup] = {resolved.bytes, resolved.literals};
       });
-      const uint32_t rest = block.sequences - first;
-      resolve_group<W>(block, raws, records, first, rest < kGroup ? rest : kGroup, resolved, notes);
+      const uint32_t rest = sequences - first;
+      resolve_group<W>(raws, records, first, rest < kGroup ? rest : kGroup, limits, resolved, notes);
     }
     if (!resolved.error && left != bits.first)
       resolved.error = left < bits.first ? kStreamTruncated : kStreamTrailing;
   }
-  const uint32_t bytes = resolved.bytes + (block.literals - resolved.literals);
-  if (!resolved.error && bytes > block.limit) resolved.error = kStreamTooLong;
+  const uint32_t bytes = resolved.bytes + (limits.literals - resolved.literals);
+  if (!resolved.error && bytes > limits.bytes) resolved.error = kStreamTooLong;
   typename W::template Var<uint32_t> words;
   const auto most = [&](auto of) {
     W::each([&](uint32_t lane) { words[lane] = of(notes[lane]); });
