@@ -56,7 +56,11 @@ def timed(quick: bool) -> Iterator[tuple[str, int, list[bytes]]]:
     yield "3.28 MB level 19", 19, six[:3]
     rng = np.random.default_rng(1)
     values = len(six[0]) // 4
-    yield "3.28 MB full mantissa", 3, [np.cumsum(rng.standard_normal(values)).astype("<f4").tobytes() for _ in range(2)]
+    yield (
+        "3.28 MB full mantissa",
+        3,
+        [np.cumsum(rng.standard_normal(values)).astype("<f4").tobytes() for _ in range(2)],
+    )
     walk = [np.cumsum(rng.integers(-3, 4, 2 * values)).astype("<i2").tobytes() for _ in range(2)]
     yield "3.28 MB int16", 3, walk
     yield "3.28 MB random", 3, [rng.bytes(len(six[0])) for _ in range(2)]
@@ -83,7 +87,11 @@ def valid(rng: np.random.Generator) -> list[tuple[bytes, bytes]]:
     made = []
     for data in small(rng):
         for level in (1, 3, 7, 19):
-            settings = {libzstd.LEVEL: level, libzstd.CHECKSUM: int(rng.integers(2)), libzstd.CONTENT_SIZE: int(rng.integers(2))}
+            settings = {
+                libzstd.LEVEL: level,
+                libzstd.CHECKSUM: int(rng.integers(2)),
+                libzstd.CONTENT_SIZE: int(rng.integers(2)),
+            }
             if rng.random() < 0.3:
                 settings[libzstd.WINDOW_LOG] = int(rng.integers(10, 20))
             if rng.random() < 0.3:
@@ -97,7 +105,9 @@ def valid(rng: np.random.Generator) -> list[tuple[bytes, bytes]]:
     return made
 
 
-def damaged(rng: np.random.Generator, frames: list[tuple[bytes, bytes]], count: int) -> Iterator[tuple[bytes, int]]:
+def damaged(
+    rng: np.random.Generator, frames: list[tuple[bytes, bytes]], count: int
+) -> Iterator[tuple[bytes, int]]:
     """Encoded, and the size that it had to decode to."""
     frames = [(encoded, data) for encoded, data in frames if len(encoded) > 12]
     for _ in range(count):

@@ -1,10 +1,11 @@
 // Times our zstd decoder stage by stage, beside nvCOMP's, and compares every byte.
 //
 //   python make_frames.py /tmp/frames.bin
-//   nvcc -O3 -std=c++17 -arch=sm_90 -o /tmp/zstd_gpu zstd_gpu.cu host.cc -ldl && /tmp/zstd_gpu /tmp/frames.bin
+//   nvcc -O3 -std=c++17 -arch=sm_90 -o /tmp/zstd_gpu zstd_gpu.cu host.cc -ldl && /tmp/zstd_gpu
+//   /tmp/frames.bin
 //
-// More arguments: `check` does not time; `sweep` also times other shapes of the launches; `profile` decodes 48 frames once,
-// for ncu.
+// More arguments: `check` does not time; `sweep` also times other shapes of the launches; `profile`
+// decodes 48 frames once, for ncu.
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -20,6 +21,8 @@
 #include <string>
 #include <vector>
 
+// A wait that does not end is a failure of this program and not of the machine.
+#define ZSTD_GPU_MOST_POLLS (1u << 24)
 #include "../../src/kernels/zstd_decode.cu"
 #include "host.h"
 
@@ -73,7 +76,9 @@ std::vector<Set> read_sets(const char* path) {
 template <class T>
 class Array {
  public:
-  explicit Array(size_t count) : count_(count) { CHECK(cudaMalloc(&data_, std::max<size_t>(bytes(), 16))); }
+  explicit Array(size_t count) : count_(count) {
+    CHECK(cudaMalloc(&data_, std::max<size_t>(bytes(), 16)));
+  }
   explicit Array(const std::vector<T>& values) : Array(values.size()) {
     CHECK(cudaMemcpy(data_, values.data(), bytes(), cudaMemcpyHostToDevice));
   }
@@ -106,7 +111,7 @@ struct Shape {
     // Enough warps for 8 blocks each and a multiprocessor of 4 such warps, or fewer blocks a warp.
     uint32_t slots = 1;
     while (slots < 8 && blocks > multiprocessors() * 4 * slots) slots *= 2;
-    const uint32_t warps = chunks <= 2 * multiprocessors() ? 16 : 8;
+    const uint32_t warps = chunks <= multiprocessors() ? 16 : 8;
     return {slots, warps};
   }
 };
@@ -136,8 +141,13 @@ class Batch {
       // Frames have any alignment in a chunk; here as many as there are.
       encoded += set.timed ? 0 : i % 16;
       decoded += set.timed ? 0 : (i * 7 + 3) % 16;
-      Chunk chunk = {encoded, decoded, i * uint64_t{4}, static_cast<uint32_t>(frame.encoded.size()), frame.bytes,
-                     static_cast<uint32_t>(blocks.size()), 0};
+      Chunk chunk = {encoded,
+                     decoded,
+                     i * uint64_t{4},
+                     static_cast<uint32_t>(frame.encoded.size()),
+                     frame.bytes,
+                     static_cast<uint32_t>(blocks.size()),
+                     0};
       if (!errors[index]) {
         for (Block block : known[index]) {
           block.chunk = i;
@@ -145,7 +155,8 @@ class Batch {
           block.records_to = size.records;
           block.groups_to = size.groups;
           const ScratchSize own = scratch_size(block);
-          size = {size.literals + own.literals, size.records + own.records, size.groups + own.groups};
+          size = {size.literals + own.literals, size.records + own.records,
+                  size.groups + own.groups};
           blocks.push_back(block);
         }
         chunk.blocks = known[index].size();
@@ -167,8 +178,9 @@ class Batch {
       chunk.to += reinterpret_cast<uint64_t>(to_->get());
       chunk.status += reinterpret_cast<uint64_t>(status_->get());
       const bool first = i < set.frames.size();
-      const void* source = first ? static_cast<const void*>(set.frames[i].encoded.data())
-                                 : reinterpret_cast<const void*>(chunks[i % set.frames.size()].from);
+      const void* source = first
+                               ? static_cast<const void*>(set.frames[i].encoded.data())
+                               : reinterpret_cast<const void*>(chunks[i % set.frames.size()].from);
       CHECK(cudaMemcpy(reinterpret_cast<void*>(chunk.from), source, chunk.from_bytes,
                        first ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToDevice));
     }
@@ -178,16 +190,24 @@ class Batch {
     literals_ = std::make_unique<Array<Wide>>(size.literals);
     records_ = std::make_unique<Array<Wide>>(size.records);
     groups_ = std::make_unique<Array<Wide>>(size.groups);
-    scratch = summaries_->bytes() + literals_->bytes() + records_->bytes() + groups_->bytes() + blocks_->bytes();
-    launch_ = {chunks_->get(), blocks_->get(), summaries_->get(), literals_->get(), records_->get(), groups_->get(),
-               count, static_cast<uint32_t>(blocks.size())};
+    scratch = summaries_->bytes() + literals_->bytes() + records_->bytes() + groups_->bytes() +
+              blocks_->bytes();
+    launch_ = {chunks_->get(),
+               blocks_->get(),
+               summaries_->get(),
+               literals_->get(),
+               records_->get(),
+               groups_->get(),
+               count,
+               static_cast<uint32_t>(blocks.size())};
     for (const Block& block : blocks) sequences += block.sequences;
   }
 
   /// Begins anew: no summaries, no errors but those of headers.
   void reset(cudaStream_t stream) {
     CHECK(cudaMemsetAsync(summaries_->get(), 0, summaries_->bytes(), stream));
-    CHECK(cudaMemcpyAsync(status_->get(), statuses.data(), status_->bytes(), cudaMemcpyHostToDevice, stream));
+    CHECK(cudaMemcpyAsync(status_->get(), statuses.data(), status_->bytes(), cudaMemcpyHostToDevice,
+                          stream));
   }
 
   /// Launches a stage. `roles`: 1 sequences, 2 literals, of entropy.
@@ -205,7 +225,8 @@ class Batch {
       zstd_chain<<<(launch_.chunk_count + 31) / 32, 32, 0, stream>>>(launch_);
     } else {
       const uint32_t bytes = shape.warps * sizeof(ExecuteShared);
-      zstd_execute<<<launch_.chunk_count, 32 * shape.warps, bytes, stream>>>(launch_);
+      const auto kernel = shape.warps > 8 ? zstd_execute_few : zstd_execute_many;
+      kernel<<<launch_.chunk_count, 32 * shape.warps, bytes, stream>>>(launch_);
     }
     CHECK(cudaGetLastError());
   }
@@ -223,14 +244,20 @@ class Batch {
       const Frame& frame = set_.frames[i % set_.frames.size()];
       decoded.resize(frame.bytes);
       if (found[i] == 0)
-        CHECK(cudaMemcpy(decoded.data(), reinterpret_cast<const void*>(chunks[i].to), frame.bytes, cudaMemcpyDeviceToHost));
+        CHECK(cudaMemcpy(decoded.data(), reinterpret_cast<const void*>(chunks[i].to), frame.bytes,
+                         cudaMemcpyDeviceToHost));
       const bool may_refuse = set_.name == "damaged";
-      const bool right = frame.refused ? found[i] != 0 : found[i] ? may_refuse : decoded == frame.decoded;
+      const bool right = frame.refused ? found[i] != 0
+                         : found[i]    ? may_refuse
+                                       : decoded == frame.decoded;
       if (!right && ++wrong <= 5) {
-        const auto at = std::mismatch(decoded.begin(), decoded.end(), frame.decoded.begin()).first - decoded.begin();
-        std::printf("  WRONG: %s %zu of %u bytes: status %u in block %u, libzstd %s it, first difference at %td\n",
-                    set_.name.c_str(), i, frame.bytes, found[i] & 255, found[i] >> 8,
-                    frame.refused ? "refuses" : "takes", frame.refused || found[i] ? -1 : at);
+        const auto at = std::mismatch(decoded.begin(), decoded.end(), frame.decoded.begin()).first -
+                        decoded.begin();
+        std::printf(
+            "  WRONG: %s %zu of %u bytes: status %u in block %u, libzstd %s it, first difference "
+            "at %td\n",
+            set_.name.c_str(), i, frame.bytes, found[i] & 255, found[i] >> 8,
+            frame.refused ? "refuses" : "takes", frame.refused || found[i] ? -1 : at);
       }
     }
     return wrong;
@@ -255,9 +282,11 @@ class Batch {
   Launch launch_;
 };
 
-/// Milliseconds of each of `steps` in a stream, the median of `rounds` after one that is not counted.
+/// Milliseconds of each of `steps` in a stream, the median of `rounds` after one that is not
+/// counted.
 std::vector<float> time_steps(const std::function<void(cudaStream_t)>& before,
-                              const std::vector<std::function<void(cudaStream_t)>>& steps, int rounds) {
+                              const std::vector<std::function<void(cudaStream_t)>>& steps,
+                              int rounds) {
   cudaStream_t stream;
   CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
   std::vector<cudaEvent_t> events(steps.size() + 1);
@@ -335,15 +364,19 @@ class Nvcomp {
     const Array<size_t> d_from_bytes(from_bytes), d_to_bytes(to_bytes), d_actual(from.size());
     const Array<int> statuses(from.size());
     size_t scratch_bytes = 0;
-    if (size_(d_from.get(), d_from_bytes.get(), from.size(), largest, &scratch_bytes, total, {}, statuses.get(), nullptr))
+    if (size_(d_from.get(), d_from_bytes.get(), from.size(), largest, &scratch_bytes, total, {},
+              statuses.get(), nullptr))
       return {0, 0};
     CHECK(cudaDeviceSynchronize());
     const Array<uint8_t> scratch(scratch_bytes);
     bool failed = false;
-    const auto times = time_steps([](cudaStream_t) {}, {[&](cudaStream_t stream) {
-      failed |= decode_(d_from.get(), d_from_bytes.get(), d_to_bytes.get(), d_actual.get(), from.size(), scratch.get(),
-                        scratch_bytes, d_to.get(), {}, statuses.get(), stream) != 0;
-    }}, rounds);
+    const auto times =
+        time_steps([](cudaStream_t) {}, {[&](cudaStream_t stream) {
+                     failed |= decode_(d_from.get(), d_from_bytes.get(), d_to_bytes.get(),
+                                       d_actual.get(), from.size(), scratch.get(), scratch_bytes,
+                                       d_to.get(), {}, statuses.get(), stream) != 0;
+                   }},
+                   rounds);
     for (int status : statuses.values()) failed |= status != 0;
     return {failed ? 0 : times[0], scratch_bytes};
   }
@@ -353,9 +386,10 @@ class Nvcomp {
     int backend;
     char reserved[60];
   };
-  using Size = int (*)(const void* const*, const size_t*, size_t, size_t, size_t*, size_t, Options, int*, cudaStream_t);
-  using Decode = int (*)(const void* const*, const size_t*, const size_t*, size_t*, size_t, void*, size_t, void* const*,
-                         Options, int*, cudaStream_t);
+  using Size = int (*)(const void* const*, const size_t*, size_t, size_t, size_t*, size_t, Options,
+                       int*, cudaStream_t);
+  using Decode = int (*)(const void* const*, const size_t*, const size_t*, size_t*, size_t, void*,
+                         size_t, void* const*, Options, int*, cudaStream_t);
   Size size_ = nullptr;
   Decode decode_ = nullptr;
 };
@@ -379,8 +413,8 @@ bool check_small(const std::vector<Set>& sets) {
     Batch batch(set, set.frames.size());
     for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 16}, Shape{4, 3}}) {
       const bool same = is_right(batch, shape, true);
-      std::printf("%s, %zu frames, %u slots, %u warps: %s\n", set.name.c_str(), set.frames.size(), shape.slots,
-                  shape.warps, same ? "right" : "WRONG");
+      std::printf("%s, %zu frames, %u slots, %u warps: %s\n", set.name.c_str(), set.frames.size(),
+                  shape.slots, shape.warps, same ? "right" : "WRONG");
       right &= same;
     }
   }
@@ -392,7 +426,8 @@ void sweep(Batch& batch, const char* name) {
   for (const uint32_t slots : {1u, 2u, 4u, 8u}) {
     const Shape shape = {slots, 8};
     std::printf("  sweep %s, %u slots: sequences %.3f, literals %.3f, both %.3f ms\n", name, slots,
-                time_entropy(batch, shape, 1, 3), time_entropy(batch, shape, 2, 3), time_entropy(batch, shape, 3, 3));
+                time_entropy(batch, shape, 1, 3), time_entropy(batch, shape, 2, 3),
+                time_entropy(batch, shape, 3, 3));
   }
   for (const uint32_t warps : {4u, 8u, 12u, 16u}) {
     std::printf("  sweep %s, %u warps: execute %.3f ms\n", name, warps,
@@ -414,29 +449,39 @@ Row measure(const Set& set, uint32_t count, const Nvcomp& nvcomp, bool sweeps) {
   const bool right = is_right(batch, shape, false);
   const std::vector<float> stages = time_stages(batch, shape, 5);
   double ms = 0;
-  std::printf("%s x %u (%zu blocks, %.1f k sequences each, %u slots, %u warps, headers %.2f ms):", set.name.c_str(), count,
-              batch.blocks.size(), batch.sequences / 1e3 / std::max<size_t>(1, batch.blocks.size()), shape.slots, shape.warps,
-              batch.header_ms);
+  std::printf("%s x %u (%zu blocks, %.1f k sequences each, %u slots, %u warps, headers %.2f ms):",
+              set.name.c_str(), count, batch.blocks.size(),
+              batch.sequences / 1e3 / std::max<size_t>(1, batch.blocks.size()), shape.slots,
+              shape.warps, batch.header_ms);
   for (int stage = 0; stage < kStages; ++stage) {
     std::printf(" %s %.3f", kStageNames[stage], stages[stage]);
     ms += stages[stage];
   }
-  std::printf("; alone: sequences %.3f, literals %.3f ms\n", time_entropy(batch, shape, 1, 3), time_entropy(batch, shape, 2, 3));
+  std::printf("; alone: sequences %.3f, literals %.3f ms\n", time_entropy(batch, shape, 1, 3),
+              time_entropy(batch, shape, 2, 3));
   if (sweeps) sweep(batch, set.name.c_str());
   const auto [nvcomp_ms, nvcomp_scratch] = nvcomp.time(batch, count > 100 ? 2 : 3);
   std::fflush(stdout);
-  return {set.name, count, ms, stages[0], static_cast<double>(batch.bytes), static_cast<double>(batch.scratch),
-          nvcomp_ms, static_cast<double>(nvcomp_scratch), right};
+  return {set.name,
+          count,
+          ms,
+          stages[0],
+          static_cast<double>(batch.bytes),
+          static_cast<double>(batch.scratch),
+          nvcomp_ms,
+          static_cast<double>(nvcomp_scratch),
+          right};
 }
 
 void print_table(const std::vector<Row>& rows) {
-  std::printf("\n%-22s %6s %8s %8s %8s %8s %9s %9s %9s %9s %6s\n", "frames", "count", "ms", "GB/s", "SM-s/GB", "entropy",
-              "e. GB/s", "scratch", "nvCOMP ms", "GB/s", "right");
+  std::printf("\n%-22s %6s %8s %8s %8s %8s %9s %9s %9s %9s %6s\n", "frames", "count", "ms", "GB/s",
+              "SM-s/GB", "entropy", "e. GB/s", "scratch", "nvCOMP ms", "GB/s", "right");
   for (const Row& row : rows) {
-    std::printf("%-22s %6u %8.3f %8.1f %8.2f %8.3f %9.1f %6.0f MB %9.2f %9.1f %6s\n", row.name.c_str(), row.frames, row.ms,
-                gb_per_s(row.bytes, row.ms), row.ms * 1e-3 * multiprocessors() / (row.bytes / 1e9), row.entropy_ms,
-                gb_per_s(row.bytes, row.entropy_ms), row.scratch / 1e6, row.nvcomp_ms, gb_per_s(row.bytes, row.nvcomp_ms),
-                row.right ? "yes" : "NO");
+    std::printf("%-22s %6u %8.3f %8.1f %8.2f %8.3f %9.1f %6.0f MB %9.2f %9.1f %6s\n",
+                row.name.c_str(), row.frames, row.ms, gb_per_s(row.bytes, row.ms),
+                row.ms * 1e-3 * multiprocessors() / (row.bytes / 1e9), row.entropy_ms,
+                gb_per_s(row.bytes, row.entropy_ms), row.scratch / 1e6, row.nvcomp_ms,
+                gb_per_s(row.bytes, row.nvcomp_ms), row.right ? "yes" : "NO");
   }
   const auto verdict = [](bool go, bool stop) { return go ? "go" : stop ? "stop" : "between"; };
   double latency = 0, throughput = 0, all = 0;
@@ -445,8 +490,11 @@ void print_table(const std::vector<Row>& rows) {
     if (row.frames == 48) latency = row.entropy_ms, all = row.ms;
     if (row.frames == 768) throughput = gb_per_s(row.bytes, row.entropy_ms);
   }
-  std::printf("gate, entropy: 48 frames %.2f ms (go <= 2, stop > 4), 768 frames %.0f GB/s (go >= 250, stop < 120): %s\n",
-              latency, throughput, verdict(latency <= 2 && throughput >= 250, latency > 4 || throughput < 120));
+  std::printf(
+      "gate, entropy: 48 frames %.2f ms (go <= 2, stop > 4), 768 frames %.0f GB/s (go >= 250, stop "
+      "< 120): %s\n",
+      latency, throughput,
+      verdict(latency <= 2 && throughput >= 250, latency > 4 || throughput < 120));
   std::printf("gate, all: 48 frames %.2f ms (go <= 5): %s\n", all, all <= 5 ? "go" : "not reached");
 }
 
@@ -459,9 +507,13 @@ int main(int count, char** arguments) {
   }
   const std::string mode = count > 2 ? arguments[2] : "";
   const std::vector<Set> sets = read_sets(arguments[1]);
-  const size_t shared = std::max(8 * std::max<size_t>(sizeof(FseSlot), kHuffmanSlotBytes), 16 * sizeof(ExecuteShared));
+  const size_t shared = std::max(8 * std::max<size_t>(sizeof(FseSlot), kHuffmanSlotBytes),
+                                 16 * sizeof(ExecuteShared));
   CHECK(cudaFuncSetAttribute(zstd_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  CHECK(cudaFuncSetAttribute(zstd_execute, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  CHECK(
+      cudaFuncSetAttribute(zstd_execute_few, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  CHECK(
+      cudaFuncSetAttribute(zstd_execute_many, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   if (mode == "profile") {
     for (const Set& set : sets) {
       if (set.name != "3.28 MB") continue;
@@ -480,7 +532,9 @@ int main(int count, char** arguments) {
     for (const uint32_t frames : {1u, 6u, 48u, 96u, 384u, 768u}) {
       const uint64_t bytes = uint64_t{frames} * set.frames[0].bytes;
       if (bytes > 4'000'000'000 || (!main_set && frames != 48 && frames != 384)) continue;
-      rows.push_back(measure(set, frames, nvcomp, mode == "sweep" && set.name == "3.28 MB" && (frames == 48 || frames == 768)));
+      rows.push_back(
+          measure(set, frames, nvcomp,
+                  mode == "sweep" && set.name == "3.28 MB" && (frames == 48 || frames == 768)));
     }
   }
   print_table(rows);

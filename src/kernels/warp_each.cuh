@@ -1,10 +1,12 @@
 #pragma once
-// A warp whose lanes the code names: `each` runs a step on every lane, a `Var` holds one value for each.
+// A warp whose lanes the code names: `each` runs a step on every lane, a `Var` holds one value for
+// each.
 //
-// A kernel written against it is compiled twice: for a GPU, where a `Var` is a register and `each` a plain call, and
-// for the host (tests/kernels/host_warp.h), where a `Var` is an array and `each` a loop. Inside `each`, lanes run in any
-// order and read nothing that another lane writes; what one lane leaves in memory for another needs a `sync` between.
-// Values outside of `each` are the same on every lane.
+// A kernel written against it is compiled twice: for a GPU, where a `Var` is a register and `each`
+// a plain call, and for the host (tests/kernels/host_warp.h), where a `Var` is an array and `each`
+// a loop. Inside `each`, lanes run in any order and read nothing that another lane writes; what one
+// lane leaves in memory for another needs a `sync` between. Values outside of `each` are the same
+// on every lane.
 
 #include <cstdint>
 
@@ -58,7 +60,8 @@ WARP_FN uint32_t highest(uint32_t word, uint32_t count) { return shift_left(word
 /// The second-lowest byte of each word, the first word's lowest.
 WARP_FN uint32_t second_bytes(const uint32_t (&words)[4]) {
 #ifdef __CUDA_ARCH__
-  return __byte_perm(__byte_perm(words[0], words[1], 0x0051), __byte_perm(words[2], words[3], 0x0051), 0x5410);
+  return __byte_perm(__byte_perm(words[0], words[1], 0x0051),
+                     __byte_perm(words[2], words[3], 0x0051), 0x5410);
 #else
   uint32_t bytes = 0;
   for (int i = 0; i < 4; ++i) bytes |= (words[i] >> 8 & 255) << 8 * i;
@@ -134,7 +137,8 @@ struct Device {
   WARP_FN static void set_bits(uint32_t* word, uint32_t bits) { atomicOr(word, bits); }
   /// Makes a word in memory at least `value`.
   WARP_FN static void raise(uint32_t* word, uint32_t value) { atomicMax(word, value); }
-  /// Begins to copy 4 bytes to shared memory; a lane sees its own after `wait_for_copies`, others after a `sync` too.
+  /// Begins to copy 4 bytes to shared memory; a lane sees its own after `wait_for_copies`, others
+  /// after a `sync` too.
   WARP_FN static void copy_word(uint32_t* to, const uint32_t* from) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(

@@ -7,21 +7,23 @@
 //     kStep times: three lookups; their sum says how many bits the sequence takes; next states
 //       packed states -> memory, 4 sequences in a 16-byte store
 //
-// A state follows from the one before, so one lane walks a block and the time is latency: two dependent accesses to
-// shared memory a sequence would be one too many, so the bits are fetched beside the lookups. The extra bits are left to
-// zstd_resolve.cuh, which finds their place from the sums. The lanes of a warp are shared out evenly among its slots;
-// those of a slot do the same, but for copies and stores.
+// A state follows from the one before, so one lane walks a block and the time is latency: two
+// dependent accesses to shared memory a sequence would be one too many, so the bits are fetched
+// beside the lookups. The extra bits are left to zstd_resolve.cuh, which finds their place from the
+// sums. The lanes of a warp are shared out evenly among its slots; those of a slot do the same, but
+// for copies and stores.
 
 #include "zstd_block.cuh"
 
 namespace zstd_gpu {
 
-/// A table's entry: bits of the next state | extra bits << 5 | code << 11 (literal lengths) or << 17 (match lengths) |
-/// baseline of the next state << 23; an offset's code is the number of its extra bits. The first two of three entries add
-/// up without a carry.
+/// A table's entry: bits of the next state | extra bits << 5 | code << 11 (literal lengths) or <<
+/// 17 (match lengths) | baseline of the next state << 23; an offset's code is the number of its
+/// extra bits. The first two of three entries add up without a carry.
 constexpr uint32_t kSumBits = 11, kSumMask = (1 << kSumBits) - 1, kNextMask = 31, kExtraMask = 63;
 constexpr uint32_t kLiteralShift = 11, kMatchShift = 17, kBaseShift = 23, kCodeMask = 63;
-/// A packed sequence: the sum of three entries, the codes of the lengths where they are, the offset's behind them.
+/// A packed sequence: the sum of three entries, the codes of the lengths where they are, the
+/// offset's behind them.
 constexpr uint32_t kLengthCodes = kCodeMask << kLiteralShift | kCodeMask << kMatchShift;
 constexpr uint32_t kOffsetShift = 23;
 
@@ -29,7 +31,8 @@ constexpr uint32_t kOffsetShift = 23;
 constexpr uint32_t kFseStep = 16;
 constexpr uint32_t kFseRingWords = 128, kFsePieces = kFseRingWords / 4, kFseBatch = 8;
 constexpr uint32_t kFseNeedWords = (kFseStep * 89 + 96 + 31) / 32 + 1;
-static_assert(kFseNeedWords + 4 * kFseBatch + 4 <= kFseRingWords, "the ring holds a step and a batch");
+static_assert(kFseNeedWords + 4 * kFseBatch + 4 <= kFseRingWords,
+              "the ring holds a step and a batch");
 
 /// Shared memory of a block.
 struct alignas(16) FseSlot {
@@ -86,7 +89,8 @@ struct Window {
   uint32_t high, middle, low;
 };
 
-/// Word k of a stream holds its bits 32 k to 32 k + 31; `left` bits are left, so the next one is number left - 1.
+/// Word k of a stream holds its bits 32 k to 32 k + 31; `left` bits are left, so the next one is
+/// number left - 1.
 WARP_FN Window window_of(const FseSlot& slot, int32_t left) {
   const uint32_t* next =
       slot.words + FseSlot::kBefore + (static_cast<uint32_t>(left - 1) >> 5) % kFseRingWords;
@@ -96,8 +100,8 @@ WARP_FN Window window_of(const FseSlot& slot, int32_t left) {
           warp::shift_left(words[3], words[2], above)};
 }
 
-/// The blocks that a warp walks at once: `count` from `first` on, in `slots`, a power of two up to 32. Blocks without
-/// sequences have nothing to do.
+/// The blocks that a warp walks at once: `count` from `first` on, in `slots`, a power of two up
+/// to 32. Blocks without sequences have nothing to do.
 struct FseWork {
   const Launch& launch;
   FseSlot* shared;
@@ -110,7 +114,8 @@ struct FseWork {
 WARP_FN FseTable table_of(FseSlot& slot, const Block& block, uint32_t number) {
   int16_t* counts = slot.counts;
   if (number == 0) {
-    return {slot.literal_states, counts, kLiteralCodes, block.literal_log, kLiteralLengths, kLiteralShift};
+    return {slot.literal_states, counts,          kLiteralCodes,
+            block.literal_log,   kLiteralLengths, kLiteralShift};
   }
   counts += kLiteralCodes;
   if (number == 1) {
@@ -162,14 +167,16 @@ struct FseState {
 template <class W>
 WARP_FN void copy_piece(uint32_t* to, const BitRange& bits, int32_t piece) {
   if (bits.readable(piece * 16, 16)) {
-    W::copy_wide(reinterpret_cast<warp::Wide*>(to), reinterpret_cast<const warp::Wide*>(bits.base + piece * 16));
+    W::copy_wide(reinterpret_cast<warp::Wide*>(to),
+                 reinterpret_cast<const warp::Wide*>(bits.base + piece * 16));
     return;
   }
   WARP_NO_UNROLL
   for (int32_t i = 0; i < 4; ++i) to[i] = bits.word(piece * 4 + i);
 }
 
-/// Asks for the next batch of pieces, if the ring has room for it. The lanes of a slot share the work.
+/// Asks for the next batch of pieces, if the ring has room for it. The lanes of a slot share the
+/// work.
 template <class W>
 WARP_FN void copy_ahead(FseSlot& slot, FseState& state, uint32_t number, uint32_t lanes) {
   const int32_t last_in_use = (state.left - 1) >> 7;
@@ -185,7 +192,8 @@ WARP_FN void copy_ahead(FseSlot& slot, FseState& state, uint32_t number, uint32_
   state.copied = until < state.lowest ? state.lowest : until;
 }
 
-/// Goes on by one sequence; returns it packed. Shifts take their count modulo 32, so that entries need no masks.
+/// Goes on by one sequence; returns it packed. Shifts take their count modulo 32, so that entries
+/// need no masks.
 WARP_FN uint32_t walk_sequence(const FseSlot& slot, FseState& state) {
   using warp::highest;
   using warp::shift_left;
@@ -195,7 +203,8 @@ WARP_FN uint32_t walk_sequence(const FseSlot& slot, FseState& state) {
   const Window window = window_of(slot, state.left);
   const uint32_t sum = literal + match + offset;
   const bool many = sum & 32 << 5;  // extra bits
-  uint32_t next = shift_left(many ? window.low : window.middle, many ? window.middle : window.high, sum >> 5);
+  uint32_t next =
+      shift_left(many ? window.low : window.middle, many ? window.middle : window.high, sum >> 5);
   state.literal = (literal >> kBaseShift) + highest(next, literal);
   next = shift_left(0, next, literal);
   state.match = (match >> kBaseShift) + highest(next, match);
@@ -211,9 +220,11 @@ WARP_FN int32_t first_bits(const Block& block) {
   return block.literal_log + block.offset_log + block.match_log;
 }
 
-/// Where the packed sequences are: the second half of the block's records, which resolve overwrites from the front.
+/// Where the packed sequences are: the second half of the block's records, which resolve overwrites
+/// from the front.
 WARP_FN uint32_t* packed_sequences(const Launch& launch, const Block& block) {
-  return reinterpret_cast<uint32_t*>(launch.records + block.records_to) + round_up(block.sequences, 4);
+  return reinterpret_cast<uint32_t*>(launch.records + block.records_to) +
+         round_up(block.sequences, 4);
 }
 
 template <class W>
@@ -228,8 +239,8 @@ WARP_FN void walk_sequences(const FseWork& work) {
     state.rest = number < work.count ? work.block(number).sequences : 0;
     if (state.rest == 0) return;
     const Block& block = work.block(number);
-    state.bits = BitRange::of(work.launch.chunks[block.chunk], block.sequences_at,
-                              block.sequence_bytes);
+    state.bits =
+        BitRange::of(work.launch.chunks[block.chunk], block.sequences_at, block.sequence_bytes);
     state.left = state.bits.end;
     state.lowest = state.bits.first >> 7;
     state.copied = (state.bits.end >> 7) + 1;

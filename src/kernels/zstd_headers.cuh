@@ -1,9 +1,10 @@
 #pragma once
-// Reads the headers of a chunk's zstd frames: one Block each, tables included. One thread reads a chunk.
+// Reads the headers of a chunk's zstd frames: one Block each, tables included. One thread reads a
+// chunk.
 //
-// What is accepted is what src/codec/zstd/blocks.rs accepts of a frame, which lists where that is less than libzstd's
-// decoder takes; here, any number of frames, skippable ones among them.
-// Source: RFC 8878, sections 3.1.1, 3.1.2, 4.1.1 and 4.2.1.
+// What is accepted is what src/codec/zstd/blocks.rs accepts of a frame, which lists where that is
+// less than libzstd's decoder takes; here, any number of frames, skippable ones among them. Source:
+// RFC 8878, sections 3.1.1, 3.1.2, 4.1.1 and 4.2.1.
 
 #include "zstd_block.cuh"
 
@@ -41,7 +42,8 @@ struct Cursor {
 };
 
 /// Reads the description of an FSE table; false if it is not one.
-WARP_FN bool read_counts(Cursor& cursor, int16_t* counts, uint32_t codes, uint32_t max_log, uint8_t& log) {
+WARP_FN bool read_counts(Cursor& cursor, int16_t* counts, uint32_t codes, uint32_t max_log,
+                         uint8_t& log) {
   if (cursor.left() == 0) return false;
   const uint32_t table_log = (cursor.bytes[cursor.at] & 15u) + 5;
   if (table_log > max_log) return false;
@@ -78,7 +80,8 @@ WARP_FN bool read_counts(Cursor& cursor, int16_t* counts, uint32_t codes, uint32
 
 constexpr uint32_t kMaxWeightLog = 6, kMaxWeights = 255;
 
-/// Decodes weights that two FSE states took turns to encode, all that is left of the cursor; how many, or 0.
+/// Decodes weights that two FSE states took turns to encode, all that is left of the cursor; how
+/// many, or 0.
 WARP_FN uint32_t read_weights(Cursor& cursor, uint8_t* weights) {
   constexpr uint32_t kWeightCodes = kHuffmanBits + 2;
   int16_t counts[kWeightCodes];
@@ -105,7 +108,8 @@ WARP_FN uint32_t read_weights(Cursor& cursor, uint8_t* weights) {
     const uint32_t bits = log - warp::log2_floor(state);
     states[i] = static_cast<uint16_t>(bits | ((state << bits) - size) << 4 | code << 12);
   }
-  int32_t left = static_cast<int32_t>((cursor.left() - 1) * 8 + warp::log2_floor(cursor.bytes[cursor.end - 1]));
+  int32_t left = static_cast<int32_t>((cursor.left() - 1) * 8 +
+                                      warp::log2_floor(cursor.bytes[cursor.end - 1]));
   const auto take = [&](uint32_t bits) -> uint32_t {
     left -= static_cast<int32_t>(bits);
     return left < 0 ? 0 : cursor.forward(static_cast<uint32_t>(left)) & ((1u << bits) - 1);
@@ -118,7 +122,8 @@ WARP_FN uint32_t read_weights(Cursor& cursor, uint8_t* weights) {
     const uint32_t state = states[pair[count % 2]];
     weights[count] = static_cast<uint8_t>(state >> 12);
     pair[count % 2] = (state >> 4 & 255) + take(state & 15);
-    // The first state that has no bits left for its successor leaves the last weight to the other one.
+    // The first state that has no bits left for its successor leaves the last weight to the other
+    // one.
     if (left < 0) {
       weights[count + 1] = static_cast<uint8_t>(states[pair[(count + 1) % 2]] >> 12);
       return count + 2;
@@ -127,7 +132,8 @@ WARP_FN uint32_t read_weights(Cursor& cursor, uint8_t* weights) {
   return 0;
 }
 
-/// Completes `count` weights by the last one, which makes their sum a power of two, and puts them into the block.
+/// Completes `count` weights by the last one, which makes their sum a power of two, and puts them
+/// into the block.
 WARP_FN bool complete_tree(Block& block, uint8_t* weights, uint32_t count) {
   uint32_t sum = 0, ones = 0;
   for (uint32_t i = 0; i < count; ++i) {
@@ -169,18 +175,21 @@ WARP_FN bool read_tree(Cursor& cursor, Block& block) {
 }
 
 /// The default distributions. RFC 8878, section 3.1.1.3.2.2.
-WARP_CONSTANT int16_t kDefaultLiterals[kLiteralCodes] = {
-    4, 3, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2, 1, 1, 1, 2, 2,
-    2, 2, 2, 2, 2, 2, 2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
+WARP_CONSTANT int16_t kDefaultLiterals[kLiteralCodes] = {4, 3, 2, 2, 2, 2, 2, 2, 2,  2,  2,  2,
+                                                         2, 1, 1, 1, 2, 2, 2, 2, 2,  2,  2,  2,
+                                                         2, 3, 2, 1, 1, 1, 1, 1, -1, -1, -1, -1};
 WARP_CONSTANT int16_t kDefaultMatches[kMatchCodes] = {
-    1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,
+    1, 4, 3, 2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1,  1,  1,  1,  1,  1,  1, 1,
     1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, -1, -1};
-WARP_CONSTANT int16_t kDefaultOffsets[kOffsetCodes] = {1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 1, 1, 1, 1, 1, 1,
-                                                       1, 1, 1, 1, 1, 1, 1, 1, -1, -1, -1, -1, -1, 0, 0, 0};
+WARP_CONSTANT int16_t kDefaultOffsets[kOffsetCodes] = {1, 1, 1,  1,  1,  1,  2,  2, 2, 1, 1,
+                                                       1, 1, 1,  1,  1,  1,  1,  1, 1, 1, 1,
+                                                       1, 1, -1, -1, -1, -1, -1, 0, 0, 0};
 
-/// Reads one of the three tables by its mode; `counts` and `log` are those of the block before, if there are any.
-WARP_FN bool read_table(Cursor& cursor, uint32_t mode, int16_t* counts, uint32_t codes, uint32_t max_log,
-                        const int16_t* defaults, uint8_t default_log, uint8_t& log, bool& known) {
+/// Reads one of the three tables by its mode; `counts` and `log` are those of the block before, if
+/// there are any.
+WARP_FN bool read_table(Cursor& cursor, uint32_t mode, int16_t* counts, uint32_t codes,
+                        uint32_t max_log, const int16_t* defaults, uint8_t default_log,
+                        uint8_t& log, bool& known) {
   const bool repeat = mode == 3;
   if (repeat) return known;
   known = true;
@@ -226,7 +235,8 @@ WARP_FN StreamError read_literals(Cursor& cursor, Block& block, Known& known) {
   const uint32_t streams = format == 0 ? 1 : 4;
   uint32_t sizes[3] = {};
   for (uint32_t i = 0; i + 1 < streams; ++i) sizes[i] = static_cast<uint32_t>(coded.number(2));
-  const int64_t last_literals = block.literals - int64_t{streams - 1} * ((block.literals + streams - 1) / streams);
+  const int64_t last_literals =
+      block.literals - int64_t{streams - 1} * ((block.literals + streams - 1) / streams);
   if (coded.bad || last_literals <= 0) return kStreamBadHeader;
   block.literals_at = coded.at;
   for (uint32_t i = 0; i < streams; ++i) {
@@ -250,12 +260,12 @@ WARP_FN StreamError read_sequences(Cursor& cursor, Block& block, Known& known) {
   if (block.sequences == 0) return kStreamBadHeader;
   const uint32_t modes = static_cast<uint32_t>(cursor.number(1));
   if (cursor.bad || modes & 3) return kStreamBadHeader;
-  if (!read_table(cursor, modes >> 6, block.literal_counts, kLiteralCodes, kMaxLengthLog, kDefaultLiterals, 6,
-                  block.literal_log, known.literals) ||
-      !read_table(cursor, modes >> 4 & 3, block.offset_counts, kOffsetCodes, kMaxOffsetLog, kDefaultOffsets, 5,
-                  block.offset_log, known.offsets) ||
-      !read_table(cursor, modes >> 2 & 3, block.match_counts, kMatchCodes, kMaxLengthLog, kDefaultMatches, 6,
-                  block.match_log, known.matches)) {
+  if (!read_table(cursor, modes >> 6, block.literal_counts, kLiteralCodes, kMaxLengthLog,
+                  kDefaultLiterals, 6, block.literal_log, known.literals) ||
+      !read_table(cursor, modes >> 4 & 3, block.offset_counts, kOffsetCodes, kMaxOffsetLog,
+                  kDefaultOffsets, 5, block.offset_log, known.offsets) ||
+      !read_table(cursor, modes >> 2 & 3, block.match_counts, kMatchCodes, kMaxLengthLog,
+                  kDefaultMatches, 6, block.match_log, known.matches)) {
     return kStreamBadCode;
   }
   if (!cursor.marked()) return kStreamBadHeader;
@@ -266,7 +276,8 @@ WARP_FN StreamError read_sequences(Cursor& cursor, Block& block, Known& known) {
 }
 
 /// Reads a block behind its header, `bytes` long.
-WARP_FN StreamError read_block(Cursor& cursor, uint32_t kind, uint32_t size, Block& block, Known& known) {
+WARP_FN StreamError read_block(Cursor& cursor, uint32_t kind, uint32_t size, Block& block,
+                               Known& known) {
   if (size > block.limit) return kStreamBadHeader;
   if (kind < 2) {
     block.literals = size;
@@ -297,18 +308,21 @@ WARP_FN StreamError read_frame_header(Cursor& cursor, FrameHeader& header) {
   const uint32_t size = descriptor >> 6;
   header.content_bytes = ~uint64_t{0};
   if (size > 0 || single) header.content_bytes = cursor.number(1u << size) + (size == 1 ? 256 : 0);
-  header.window_bytes = single ? header.content_bytes : uint64_t{8 + (window & 7)} << (7 + (window >> 3));
+  header.window_bytes =
+      single ? header.content_bytes : uint64_t{8 + (window & 7)} << (7 + (window >> 3));
   header.checksum = descriptor & 0x04;
   constexpr uint64_t kMaxWindowBytes = uint64_t{15} << 28;
-  return cursor.bad || dictionary || header.window_bytes > kMaxWindowBytes ? kStreamBadHeader : kStreamOk;
+  return cursor.bad || dictionary || header.window_bytes > kMaxWindowBytes ? kStreamBadHeader
+                                                                           : kStreamOk;
 }
 
 /// What is left to whoever reads a chunk's headers: the blocks, one after the other.
 ///
-/// `take(block)` is called for each; the block is a copy of its own to keep. Returns a StreamError | block << 8. Scratch
-/// places and the chunk's number are not filled in.
+/// `take(block)` is called for each; the block is a copy of its own to keep. Returns a StreamError
+/// | block << 8. Scratch places and the chunk's number are not filled in.
 template <class Take>
-WARP_FN uint32_t read_chunk(const uint8_t* bytes, uint32_t size, uint32_t to_bytes, Block& block, Take take) {
+WARP_FN uint32_t read_chunk(const uint8_t* bytes, uint32_t size, uint32_t to_bytes, Block& block,
+                            Take take) {
   Cursor cursor = {bytes, 0, size, false};
   uint32_t number = 0;
   uint64_t least = 0;
@@ -322,19 +336,25 @@ WARP_FN uint32_t read_chunk(const uint8_t* bytes, uint32_t size, uint32_t to_byt
     FrameHeader header = {};
     if (cursor.bad || magic != 0xFD2FB528 || read_frame_header(cursor, header) != kStreamOk)
       return kStreamBadHeader | number << 8;
-    if (header.content_bytes != ~uint64_t{0} && header.content_bytes > to_bytes) return kStreamTooLong | number << 8;
+    if (header.content_bytes != ~uint64_t{0} && header.content_bytes > to_bytes)
+      return kStreamTooLong | number << 8;
     Known known = {};
     bool first = true, last = false;
     while (!last) {
       const uint32_t block_header = static_cast<uint32_t>(cursor.number(3));
       const uint32_t kind = block_header >> 1 & 3;
-      if (cursor.bad || kind == 3) return (cursor.bad ? kStreamTruncated : kStreamBadHeader) | number << 8;
+      if (cursor.bad || kind == 3)
+        return (cursor.bad ? kStreamTruncated : kStreamBadHeader) | number << 8;
       last = block_header & 1;
-      block.limit = header.window_bytes < kMaxBlockBytes ? static_cast<uint32_t>(header.window_bytes) : kMaxBlockBytes;
+      block.limit = header.window_bytes < kMaxBlockBytes
+                        ? static_cast<uint32_t>(header.window_bytes)
+                        : kMaxBlockBytes;
       block.literals = block.sequences = block.sequences_at = block.sequence_bytes = 0;
       for (uint32_t& stream : block.stream_bytes) stream = 0;
       block.first_of_frame = first;
-      block.content_bytes = header.content_bytes == ~uint64_t{0} ? kNotDeclared : static_cast<uint32_t>(header.content_bytes);
+      block.content_bytes = header.content_bytes == ~uint64_t{0}
+                                ? kNotDeclared
+                                : static_cast<uint32_t>(header.content_bytes);
       const StreamError error = read_block(cursor, kind, block_header >> 3, block, known);
       least += block.literals + uint64_t{kMinMatch} * block.sequences;
       if (error || least > to_bytes) return (error ? error : kStreamTooLong) | number << 8;

@@ -6,8 +6,8 @@
 //     copy bits ahead into rings of shared memory, those of the step before have arrived
 //     16 lookups -> 16 symbols, in one store
 //
-// Lane 4 i + s of a warp decodes stream s of its block i. Words of the rings are interleaved by lanes, so that lanes that
-// are equally far do not meet in a bank.
+// Lane 4 i + s of a warp decodes stream s of its block i. Words of the rings are interleaved by
+// lanes, so that lanes that are equally far do not meet in a bank.
 
 #include "zstd_block.cuh"
 
@@ -20,7 +20,8 @@ constexpr uint32_t kHuffmanRingWords = 32;
 constexpr uint32_t kHuffmanStep = 16, kHuffmanNeedWords = kHuffmanStep * kHuffmanBits / 32 + 3;
 /// Most words that are copied in a step.
 constexpr uint32_t kHuffmanBatch = 8;
-static_assert(kHuffmanNeedWords + kHuffmanBatch < kHuffmanRingWords, "the ring holds a step and a batch");
+static_assert(kHuffmanNeedWords + kHuffmanBatch < kHuffmanRingWords,
+              "the ring holds a step and a batch");
 
 /// Shared memory of a block; the rings of the warp's blocks are one array of words, then lanes.
 struct HuffmanCells {
@@ -45,8 +46,8 @@ struct HuffmanWork {
   WARP_FN uint32_t ring_stride() const { return slots * kStreams; }
 };
 
-/// Fills a block's cells; lane `number` of `lanes` does its share. The longest codes come first, those of a length by
-/// their symbols. RFC 8878, section 4.2.1.3.
+/// Fills a block's cells; lane `number` of `lanes` does its share. The longest codes come first,
+/// those of a length by their symbols. RFC 8878, section 4.2.1.3.
 WARP_FN void build_cells(uint16_t* cells, const Block& block, uint32_t number, uint32_t lanes) {
   uint32_t at = 0;
   for (uint32_t weight = 1; weight <= block.huffman_log; ++weight) {
@@ -131,7 +132,8 @@ WARP_FN uint32_t next_symbols(const HuffmanTables& tables, HuffmanState& state) 
 /// The next symbol.
 WARP_FN uint8_t next_symbol(const HuffmanTables& tables, HuffmanState& state) {
   const int32_t last = (state.left - 1) >> 5;
-  uint32_t high = warp::shift_left(tables.word(last - 1), tables.word(last), static_cast<uint32_t>(-state.left));
+  uint32_t high = warp::shift_left(tables.word(last - 1), tables.word(last),
+                                   static_cast<uint32_t>(-state.left));
   uint32_t low = 0;
   const uint32_t cell = next_cell(tables, high, low);
   state.left -= static_cast<int32_t>(cell & 255);
@@ -192,7 +194,8 @@ WARP_FN void decode_literals(const HuffmanWork& work) {
     if (slot >= work.count) return;
     const Block& block = work.block(slot);
     begin_stream(work.launch, block, lane % kStreams, state);
-    all_tables[lane] = {work.cells(slot), work.ring(lane), work.ring_stride(), 32u - block.huffman_log};
+    all_tables[lane] = {work.cells(slot), work.ring(lane), work.ring_stride(),
+                        32u - block.huffman_log};
     if (state.rest) copy_words_ahead<W>(all_tables[lane], state, kHuffmanRingWords);
   });
   W::wait_for_copies();

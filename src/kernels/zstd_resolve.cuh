@@ -1,25 +1,27 @@
 #pragma once
-// From packed sequences to lengths and offsets, and from blocks to chunks. Every limit is checked here.
+// From packed sequences to lengths and offsets, and from blocks to chunks. Every limit is checked
+// here.
 //
 //   resolve, a warp for each block, 32 sequences at once:
 //     bit position    end - the sum of bits of those before
 //     lengths, offset baselines + extra bits from there
-//     offset          through a scan: each sequence maps the three repeat offsets before it to those after it
-//     place           the sum of lengths before
+//     offset          through a scan: each sequence maps the three repeat offsets before it to
+//     those after it place           the sum of lengths before
 //   chain, a thread for each chunk, block after block:
 //     base += size; every match must start within what its frame has produced
 //
-// A block does not know what came before it: how much was produced, and the three repeat offsets. So resolve notes what
-// it needs of them (Summary). An offset is a number, or, with its highest bit set, `initial repeat offset i, minus k`
-// (k counts how often one was subtracted from it); the arithmetic on both is the same.
+// A block does not know what came before it: how much was produced, and the three repeat offsets.
+// So resolve notes what it needs of them (Summary). An offset is a number, or, with its highest bit
+// set, `initial repeat offset i, minus k` (k counts how often one was subtracted from it); the
+// arithmetic on both is the same.
 
 #include "zstd_fse.cuh"
 
 namespace zstd_gpu {
 
 constexpr uint32_t kUnused = 0xFFFFFFFF;
-// Larger than any offset into a chunk; `kInitial + i * kStep - k` stands for initial repeat offset i, minus k. k is below
-// the number of sequences, which is far below the margin.
+// Larger than any offset into a chunk; `kInitial + i * kStep - k` stands for initial repeat offset
+// i, minus k. k is below the number of sequences, which is far below the margin.
 constexpr uint32_t kSymbolic = 0x80000000, kInitial = 0xA0000000, kStep = 0x10000000,
                    kMargin = 0x01000000;
 
@@ -91,7 +93,8 @@ WARP_FN Repeats repeats_after(const Sequence& sequence) {
   const uint32_t number = is_new ? kRepeats : value - 1 + (sequence.literals == 0);
   uint32_t first = number == 0 ? repeat0 : number == 1 ? repeat1 : repeat2;
   first = number == kRepeats ? repeat0 - 1 : first;
-  return {{is_new ? offset : first, number == 0 ? repeat1 : repeat0, number < 2 ? repeat2 : repeat1}};
+  return {
+      {is_new ? offset : first, number == 0 ? repeat1 : repeat0, number < 2 ? repeat2 : repeat1}};
 }
 
 WARP_FN Record record_of(uint32_t bytes_before, uint32_t literals_before, uint32_t offset) {
@@ -166,13 +169,14 @@ struct Reader {
   const BitRange& bits;
   const uint32_t* packed;
   uint32_t sequences;  // of the block
-  int32_t left;    // bits
-  uint32_t first;  // the next group's first sequence
+  int32_t left;        // bits
+  uint32_t first;      // the next group's first sequence
   typename W::template Var<uint32_t> words;
 
   /// Asks for the packed sequences of the next group.
   WARP_FN void ask() {
-    W::each([&](uint32_t lane) { words[lane] = first + lane < sequences ? packed[first + lane] : 0; });
+    W::each(
+        [&](uint32_t lane) { words[lane] = first + lane < sequences ? packed[first + lane] : 0; });
   }
   /// Finds the bits of the group that was asked for, asks for them and for the next group.
   WARP_FN void read(typename W::template Var<Raw>& raws) {
@@ -246,9 +250,7 @@ WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
   Summary& summary = launch.summaries[number];
   Resolved resolved = {kStreamOk, 0, 0, {{kInitial, kInitial + kStep, kInitial + 2 * kStep}}};
   typename W::template Var<Notes> notes;
-  W::each([&](uint32_t lane) {
-    notes[lane] = {0, {kUnused, kUnused, kUnused}, {0, 0, 0}};
-  });
+  W::each([&](uint32_t lane) { notes[lane] = {0, {kUnused, kUnused, kUnused}, {0, 0, 0}}; });
   const uint32_t sequences = block.sequences;
   const Limits limits = {block.limit, block.literals};
   if (sequences > 0) {
@@ -256,7 +258,8 @@ WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
         BitRange::of(launch.chunks[block.chunk], block.sequences_at, block.sequence_bytes);
     Record* records = reinterpret_cast<Record*>(launch.records + block.records_to);
     Group* groups = reinterpret_cast<Group*>(launch.groups + block.groups_to);
-    Reader<W> reader = {bits, packed_sequences(launch, block), sequences, bits.end - first_bits(block), 0, {}};
+    Reader<W> reader = {
+        bits, packed_sequences(launch, block), sequences, bits.end - first_bits(block), 0, {}};
     typename W::template Var<Raw> raws, next;
     reader.ask();
     reader.read(next);
@@ -269,7 +272,8 @@ WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
         if (lane == 0) groups[first / kGroup] = {resolved.bytes, resolved.literals};
       });
       const uint32_t rest = sequences - first;
-      resolve_group<W>(raws, records, first, rest < kGroup ? rest : kGroup, limits, resolved, notes);
+      resolve_group<W>(raws, records, first, rest < kGroup ? rest : kGroup, limits, resolved,
+                       notes);
     }
     if (!resolved.error && left != bits.first)
       resolved.error = left < bits.first ? kStreamTruncated : kStreamTrailing;
@@ -304,7 +308,8 @@ WARP_FN void resolve_block(const Launch& launch, uint32_t number) {
   });
 }
 
-/// Puts a chunk's blocks together; a StreamError | block << 8. Without an error, all may be executed.
+/// Puts a chunk's blocks together; a StreamError | block << 8. Without an error, all may be
+/// executed.
 WARP_FN uint32_t chain_blocks(const Launch& launch, const Chunk& chunk) {
   Repeats repeats = {};
   uint32_t produced = 0, frame = 0, declared = kNotDeclared;
@@ -312,7 +317,8 @@ WARP_FN uint32_t chain_blocks(const Launch& launch, const Chunk& chunk) {
     const Block& block = launch.blocks[chunk.first_block + i];
     Summary& summary = launch.summaries[chunk.first_block + i];
     if (block.first_of_frame) {
-      if (declared != kNotDeclared && produced - frame != declared) return kStreamTooShort | (i - 1) << 8;
+      if (declared != kNotDeclared && produced - frame != declared)
+        return kStreamTooShort | (i - 1) << 8;
       repeats = {{1, 4, 8}};
       frame = produced;
       declared = block.content_bytes;
@@ -335,7 +341,8 @@ WARP_FN uint32_t chain_blocks(const Launch& launch, const Chunk& chunk) {
     repeats = next;
     produced += summary.bytes;
   }
-  const bool complete = produced == chunk.to_bytes && (declared == kNotDeclared || produced - frame == declared);
+  const bool complete =
+      produced == chunk.to_bytes && (declared == kNotDeclared || produced - frame == declared);
   return complete ? kStreamOk : kStreamTooShort | (chunk.blocks ? chunk.blocks - 1 : 0) << 8;
 }
 

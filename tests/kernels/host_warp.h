@@ -1,6 +1,6 @@
 #pragma once
-// The warp of src/kernels/warp_each.cuh on the host: lanes run one after the other, forwards or backwards, so that a step
-// that depends on their order shows.
+// The warp of src/kernels/warp_each.cuh on the host: lanes run one after the other, forwards or
+// backwards, so that a step that depends on their order shows.
 
 #include <cstdint>
 #include <cstring>

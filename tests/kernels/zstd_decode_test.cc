@@ -2,9 +2,9 @@
 //
 //   usage: zstd_decode_test CASES RESULTS
 //
-// A case is four uint32 (alignment of both sides, encoded size, decoded size, slots of a warp) and the encoded bytes. Its
-// result is a uint32, the chunk's status, and without an error the decoded bytes. All memory is of the exact size, so that a
-// sanitizer sees what is read or written outside.
+// A case is four uint32 (alignment of both sides, encoded size, decoded size, slots of a warp) and
+// the encoded bytes. Its result is a uint32, the chunk's status, and without an error the decoded
+// bytes. All memory is of the exact size, so that a sanitizer sees what is read or written outside.
 
 #include <cstdio>
 #include <cstdlib>
@@ -34,9 +34,11 @@ struct InOrder {
   }
 };
 
-/// A copy on the heap that begins `offset` bytes after a multiple of 16 and ends with its last byte.
+/// A copy on the heap that begins `offset` bytes after a multiple of 16 and ends with its last
+/// byte.
 struct Exact {
-  Exact(size_t bytes, size_t offset) : memory(new uint8_t[offset + bytes]), data(memory.get() + offset) {}
+  Exact(size_t bytes, size_t offset)
+      : memory(new uint8_t[offset + bytes]), data(memory.get() + offset) {}
   std::unique_ptr<uint8_t[]> memory;
   uint8_t* data;
 };
@@ -48,30 +50,42 @@ std::unique_ptr<T[]> filled(size_t count) {
   return memory;
 }
 
-uint32_t decode(const uint8_t* from, uint32_t from_bytes, uint8_t* to, uint32_t to_bytes, uint32_t slots) {
+uint32_t decode(const uint8_t* from, uint32_t from_bytes, uint8_t* to, uint32_t to_bytes,
+                uint32_t slots) {
   std::vector<Block> blocks;
   Block last = {};
   ScratchSize size = {};
-  const uint32_t header_error = read_chunk(from, from_bytes, to_bytes, last, [&](const Block& block) {
-    Block& placed = blocks.emplace_back(block);
-    placed.literals_to = size.literals;
-    placed.records_to = size.records;
-    placed.groups_to = size.groups;
-    const ScratchSize own = scratch_size(placed);
-    size = {size.literals + own.literals, size.records + own.records, size.groups + own.groups};
-  });
+  const uint32_t header_error =
+      read_chunk(from, from_bytes, to_bytes, last, [&](const Block& block) {
+        Block& placed = blocks.emplace_back(block);
+        placed.literals_to = size.literals;
+        placed.records_to = size.records;
+        placed.groups_to = size.groups;
+        const ScratchSize own = scratch_size(placed);
+        size = {size.literals + own.literals, size.records + own.records, size.groups + own.groups};
+      });
   if (header_error) return header_error;
   const uint32_t count = static_cast<uint32_t>(blocks.size());
-  const Chunk chunk = {reinterpret_cast<uintptr_t>(from), reinterpret_cast<uintptr_t>(to), 0, from_bytes, to_bytes, 0, count};
+  const Chunk chunk = {reinterpret_cast<uintptr_t>(from),
+                       reinterpret_cast<uintptr_t>(to),
+                       0,
+                       from_bytes,
+                       to_bytes,
+                       0,
+                       count};
   std::vector<Summary> summaries(count);
-  const auto literals = filled<Wide>(size.literals), records = filled<Wide>(size.records), groups = filled<Wide>(size.groups);
-  const Launch launch = {&chunk, blocks.data(), summaries.data(), literals.get(), records.get(), groups.get(), 1, count};
+  const auto literals = filled<Wide>(size.literals), records = filled<Wide>(size.records),
+             groups = filled<Wide>(size.groups);
+  const Launch launch = {
+      &chunk, blocks.data(), summaries.data(), literals.get(), records.get(), groups.get(),
+      1,      count};
   for (uint32_t first = 0; first < count; first += slots) {
     const uint32_t here = std::min(slots, count - first);
     const auto fse = filled<FseSlot>(slots);
     walk_sequences<Host>(FseWork{launch, fse.get(), first, here, slots});
     const auto huffman = filled<Wide>(slots * kHuffmanSlotBytes / sizeof(Wide));
-    decode_literals<Host>(HuffmanWork{launch, reinterpret_cast<uint8_t*>(huffman.get()), first, here, slots});
+    decode_literals<Host>(
+        HuffmanWork{launch, reinterpret_cast<uint8_t*>(huffman.get()), first, here, slots});
   }
   for (uint32_t block = 0; block < count; ++block) resolve_block<Host>(launch, block);
   if (const uint32_t error = chain_blocks(launch, chunk)) return error;

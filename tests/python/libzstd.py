@@ -25,7 +25,12 @@ def library():
         return None
     zstd = ctypes.CDLL(name)
     zstd.ZSTD_createCCtx.restype = zstd.ZSTD_createDCtx.restype = ctypes.c_void_p
-    for function in ["ZSTD_compressStream", "ZSTD_decompressDCtx", "ZSTD_compressBound", "ZSTD_compressStream2"]:
+    for function in [
+        "ZSTD_compressStream",
+        "ZSTD_decompressDCtx",
+        "ZSTD_compressBound",
+        "ZSTD_compressStream2",
+    ]:
         getattr(zstd, function).restype = ctypes.c_size_t
     return zstd
 
