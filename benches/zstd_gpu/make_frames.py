@@ -1,10 +1,10 @@
-"""Writes the frames that `zstd_gpu` decodes: ERA5-like fields in four sizes and other contents; valid and damaged small ones.
+"""Writes the frames that `zstd_gpu` decodes: ERA5-like fields in four sizes, other contents, damaged ones.
 
     python make_frames.py FILE [--quick]
 
-Needs numpy and libzstd.so.1. The file: for each set its name (32 bytes), whether it is timed and how many frames it has (two
-uint32); for each frame its encoded size, decoded size and whether libzstd refuses it (three uint32), the encoded bytes and,
-if it does not, the decoded ones.
+Needs numpy and libzstd.so.1. The file: for each set its name (32 bytes), whether it is timed and how many
+frames it has (two uint32); for each frame its encoded size, decoded size and if libzstd refuses it (three
+uint32), the encoded bytes and, if it does not, the decoded ones.
 """
 
 import argparse

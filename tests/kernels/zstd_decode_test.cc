@@ -2,13 +2,16 @@
 //
 //   usage: zstd_decode_test CASES RESULTS
 //
-// A case is four uint32 (alignment of both sides, encoded size, decoded size, slots of a warp) and
-// the encoded bytes. Its result is a uint32, the chunk's status, and without an error the decoded
-// bytes. All memory is of the exact size, so that a sanitizer sees what is read or written outside.
+// A case is five uint32 (alignment of both sides, encoded size, decoded size, blocks of a warp,
+// warps of a chunk) and the encoded bytes. Its result is a uint32, the chunk's status, and without
+// an error the decoded bytes. All memory is of the exact size, so that a sanitizer sees what is
+// read or written outside.
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
+#include <thread>
 #include <vector>
 
 #include "../../src/kernels/zstd_execute.cuh"
@@ -22,17 +25,39 @@ using namespace zstd_gpu;
 using warp::Host;
 using warp::Wide;
 
-/// Warps take groups in the order of the chunk here, so what one needs is always written.
-struct InOrder {
-  mutable uint32_t begun = 0;
+/// What the warps of a chunk know of each other; here each is a thread.
+struct Progress {
+  std::vector<std::atomic<uint32_t>>& begins;
+  uint32_t warp;
+
   void publish(uint32_t position) const {
-    if (position < begun) std::abort();
-    begun = position;
+    if (position < begins[warp]) std::abort();
+    begins[warp].store(position, std::memory_order_release);
   }
   void wait(uint32_t position) const {
-    if (position > begun) std::abort();
+    for (const std::atomic<uint32_t>& begin : begins) {
+      while (begin.load(std::memory_order_acquire) < position) std::this_thread::yield();
+    }
   }
 };
+
+void execute(const Launch& launch, uint32_t warps) {
+  std::vector<std::atomic<uint32_t>> begins(warps);
+  const auto run = [&](uint32_t warp) {
+    const std::unique_ptr<ExecuteShared> shared(new ExecuteShared);
+    std::memset(static_cast<void*>(shared.get()), 0xA5, sizeof(ExecuteShared));
+    const Progress progress = {begins, warp};
+    uint32_t turn = 0;
+    for (uint32_t block = 0; block < launch.block_count; ++block) {
+      execute_block<Host>(launch, launch.chunks[0], block, *shared, progress, warp, warps, turn);
+    }
+    progress.publish(~0u);
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t warp = 1; warp < warps; ++warp) threads.emplace_back(run, warp);
+  run(0);
+  for (std::thread& thread : threads) thread.join();
+}
 
 /// A copy on the heap that begins `offset` bytes after a multiple of 16 and ends with its last
 /// byte.
@@ -51,7 +76,7 @@ std::unique_ptr<T[]> filled(size_t count) {
 }
 
 uint32_t decode(const uint8_t* from, uint32_t from_bytes, uint8_t* to, uint32_t to_bytes,
-                uint32_t slots) {
+                uint32_t slots, uint32_t warps) {
   std::vector<Block> blocks;
   Block last = {};
   ScratchSize size = {};
@@ -89,12 +114,7 @@ uint32_t decode(const uint8_t* from, uint32_t from_bytes, uint8_t* to, uint32_t 
   }
   for (uint32_t block = 0; block < count; ++block) resolve_block<Host>(launch, block);
   if (const uint32_t error = chain_blocks(launch, chunk)) return error;
-  const auto shared = filled<ExecuteShared>(1);
-  const InOrder progress;
-  uint32_t turn = 0;
-  for (uint32_t block = 0; block < count; ++block) {
-    execute_block<Host>(launch, chunk, block, *shared.get(), progress, 0, 1, turn);
-  }
+  execute(launch, warps);
   return kStreamOk;
 }
 
@@ -104,13 +124,13 @@ int main(int, char** arguments) {
   FILE* cases = std::fopen(arguments[1], "rb");
   FILE* results = std::fopen(arguments[2], "wb");
   if (!cases || !results) return 1;
-  uint32_t header[4];
+  uint32_t header[5];
   while (std::fread(header, sizeof header, 1, cases) == 1) {
-    const auto [alignment, from_bytes, to_bytes, slots] = header;
+    const auto [alignment, from_bytes, to_bytes, slots, warps] = header;
     const Exact from(from_bytes, alignment), to(to_bytes, (alignment * 7 + 3) % 16);
     if (std::fread(from.data, 1, from_bytes, cases) != from_bytes) return 1;
     Host::backwards = !Host::backwards;
-    const uint32_t status = decode(from.data, from_bytes, to.data, to_bytes, slots);
+    const uint32_t status = decode(from.data, from_bytes, to.data, to_bytes, slots, warps);
     std::fwrite(&status, sizeof status, 1, results);
     if (!status) std::fwrite(to.data, 1, to_bytes, results);
   }

@@ -1,4 +1,4 @@
-"""libzstd through ctypes: frames with every setting that leads its encoder to another kind of block, and its decoder's word."""
+"""libzstd by ctypes: its encoder, with settings that lead to other kinds of blocks, and its decoder."""
 
 import ctypes
 import ctypes.util
@@ -8,7 +8,8 @@ LEVEL, WINDOW_LOG, MIN_MATCH, STRATEGY = 100, 101, 105, 107
 CONTENT_SIZE, CHECKSUM = 200, 201
 LITERAL_MODE, MAX_BLOCK_SIZE, TARGET_BLOCK_SIZE = 1002, 1015, 1003
 IGNORE_CHECKSUM = 1002
-"""Parameters of `ZSTD_CCtx_setParameter` and, the last one, of `ZSTD_DCtx_setParameter`. Those above 500 are experimental: a library without one ignores it here."""
+"""Parameters of `ZSTD_CCtx_setParameter` and, the last one, of `ZSTD_DCtx_setParameter`. Those above 500 are
+experimental: a library without one ignores it here."""
 
 
 class Buffer(ctypes.Structure):
