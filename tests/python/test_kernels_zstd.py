@@ -34,7 +34,7 @@ pytestmark = pytest.mark.skipif(libzstd.library() is None, reason="libzstd is no
 
 @dataclass(frozen=True)
 class Case:
-    """A chunk as the program takes it. `skew`: alignment of its buffers; `slots`, `warps`: how work is cut."""
+    """A chunk as the program takes it. `skew`: alignment of its buffers; `slots`, `warps`: how it is cut."""
 
     encoded: bytes
     data: bytes
