@@ -36,7 +36,7 @@ enum LiteralKind : uint8_t { kRawLiterals = 0, kRleLiterals = 1, kHuffmanLiteral
 
 constexpr uint32_t kNotDeclared = 0xFFFFFFFF;
 
-/// One block. Offsets count from the chunk's first byte. A raw or RLE block is one of literals
+/// One block, field for field the `Block` of src/codec/zstd/blocks.rs. Offsets count from the chunk's first byte. A raw or RLE block is one of literals
 /// without sequences.
 struct alignas(16) Block {
   uint32_t limit;        // the most bytes that it may regenerate
@@ -60,11 +60,12 @@ struct alignas(16) Block {
   uint8_t literal_log, match_log, offset_log, padding;
   int16_t literal_counts[kLiteralCodes], match_counts[kMatchCodes], offset_counts[kOffsetCodes];
   uint8_t weights[kSymbols / 2];  // of the Huffman tree; the lower half of a byte comes first
-  uint8_t padding_at_end[10];
+  uint16_t code_ends[kHuffmanBits + 1];  // of the Huffman codes, for zstd_check.cuh only
+  uint8_t padding_at_end[2];
 };
-static_assert(sizeof(Block) == 448, "mirrored in Rust");
+static_assert(sizeof(Block) == 464, "mirrored in Rust");
 
-/// One chunk: its encoded bytes and where the decoded ones go.
+/// One chunk, field for field the `ChunkOfFrames` of src/gpu/zstd.rs: its encoded bytes and where the decoded ones go.
 struct Chunk {
   uint64_t from;  // address of the encoded bytes, any alignment
   uint64_t to;    // address of the decoded bytes, any alignment
