@@ -481,7 +481,7 @@ mod tests {
     #[test]
     fn every_bad_value_names_its_argument() {
         type Change = fn(&mut Arguments);
-        let cases: [(&str, Change); 16] = [
+        let cases: [(&str, Change); 17] = [
             ("missing_chunks", |a| a.missing_chunks = "skip".into()),
             ("decode", |a| a.decode = "tpu".into()),
             ("gpu_zstd", |a| a.gpu_zstd = "libzstd".into()),
