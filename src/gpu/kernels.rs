@@ -372,7 +372,12 @@ impl Kernels {
     /// # Safety
     /// As for [`Kernels::decode`], for all arrays; so many bytes as [`zstd_scratch_bytes`](super::zstd_scratch_bytes) says
     /// from `scratch` on, which is aligned to 16 bytes, are not used otherwise until the stream has passed.
-    pub unsafe fn decode_zstd(&self, stream: &CudaStream, frames: &FramesToDecode, scratch: u64) -> Result<()> {
+    pub unsafe fn decode_zstd(
+        &self,
+        stream: &CudaStream,
+        frames: &FramesToDecode,
+        scratch: u64,
+    ) -> Result<()> {
         // SAFETY: the duties of the caller.
         unsafe { self.zstd.decode(stream, frames, scratch) }
     }

@@ -9,7 +9,8 @@ use crate::codec::zstd::{Block, CheckedFrame, Place, SUMMARY_BYTES, VALID_FRAME}
 use crate::decode::gpu_task::misalignment;
 use crate::decode::nvcomp::FramesOnDevice;
 use crate::gpu::{
-    CheckOnDevice, ChunkOfFrames, DeltaOnDevice, FramesToCheck, FramesToDecode, ShuffledOnDevice, StreamKernel, StreamOnDevice,
+    CheckOnDevice, ChunkOfFrames, DeltaOnDevice, FramesToCheck, FramesToDecode, ShuffledOnDevice,
+    StreamKernel, StreamOnDevice,
 };
 
 /// What the kernels of a group do, in device addresses.
@@ -218,7 +219,12 @@ impl GroupPlan {
     }
 
     /// Adds a frame for our own decoder, by the addresses of its encoded and decoded bytes and its status.
-    fn own_frame(&mut self, [from, to, status]: [u64; 3], [from_bytes, to_bytes]: [u64; 2], blocks: &[Block]) {
+    fn own_frame(
+        &mut self,
+        [from, to, status]: [u64; 3],
+        [from_bytes, to_bytes]: [u64; 2],
+        blocks: &[Block],
+    ) {
         self.place.chunk = self.own_frames.len() as u32;
         self.own_frames.push(ChunkOfFrames {
             from,
@@ -254,7 +260,8 @@ impl GroupPlan {
         };
         let blocks = list.put(&self.blocks);
         let (chunks, count) = list.put_list(&self.own_frames);
-        let decoded = FramesToDecode { chunks, count, blocks, block_count: self.blocks.len(), end: self.place };
+        let decoded =
+            FramesToDecode { chunks, count, blocks, block_count: self.blocks.len(), end: self.place };
         let checked = FramesToCheck {
             frames: list.put(&self.checked),
             count: self.checked.len(),
@@ -282,7 +289,16 @@ impl GroupPlan {
         let (conversions, channels) = self.regions.conversions();
         list.put(&conversions);
         list.put(&channels);
-        Lists { streams, frames, checked, decoded, levels, deltas, regions, region_tiles: self.regions.tiles() }
+        Lists {
+            streams,
+            frames,
+            checked,
+            decoded,
+            levels,
+            deltas,
+            regions,
+            region_tiles: self.regions.tiles(),
+        }
     }
 
     /// The start of a new area. The elements are aligned if this is the chunk's last area.

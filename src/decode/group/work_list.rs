@@ -4,7 +4,8 @@ use crate::assemble::device::{ChannelOnDevice, ConversionOnDevice, Region};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES};
 use crate::decode::nvcomp::FramesOnDevice;
 use crate::gpu::{
-    CheckOnDevice, ChunkOfFrames, DeltaOnDevice, FramesToCheck, FramesToDecode, ShuffledOnDevice, StreamKernel, StreamOnDevice,
+    CheckOnDevice, ChunkOfFrames, DeltaOnDevice, FramesToCheck, FramesToDecode, ShuffledOnDevice,
+    StreamKernel, StreamOnDevice,
 };
 
 /// Address and length of an array on the device.
