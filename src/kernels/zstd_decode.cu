@@ -9,6 +9,10 @@
 
 namespace zstd_gpu {
 
+// src/gpu/zstd.rs asks for as much shared memory.
+static_assert(sizeof(FseSlot) == 5648 && kHuffmanSlotBytes <= sizeof(FseSlot), "a slot of entropy");
+static_assert(sizeof(ExecuteShared) == 1680 && sizeof(Launch) == 56, "mirrored in Rust");
+
 /// What the warps of a chunk know of each other.
 struct SharedProgress {
   uint32_t* begins;  // shared memory: where each warp's piece begins
