@@ -322,6 +322,12 @@ taken from a model that trains on it, and on the GPU what it can of the rest (GP
 ``"gpu"`` refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole.
 ``"cpu"`` decodes everything on the CPU; the GPU backend then copies the decoded chunks.)code",
                     "auto")
+    .AddOptionalArg("gpu_zstd",
+                    R"code(What decodes zstd on the GPU: ``"nvcomp"`` or ``"own"``.
+
+``"own"`` is a decoder of this package, which takes less memory and time for few chunks; it has been
+tested against libzstd, but has not been measured in training yet.)code",
+                    "nvcomp")
     .AddOptionalArg(
         "num_io_threads",
         R"code(Number of threads that read chunks, in the CPU backend also decode them, at

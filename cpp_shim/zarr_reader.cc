@@ -101,6 +101,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.prefetch_queue_depth = spec.GetArgument<int64_t>("prefetch_queue_depth");
   args.missing_chunks = spec.GetArgument<std::string>("missing_chunks");
   args.decode = spec.GetArgument<std::string>("decode");
+  args.gpu_zstd = spec.GetArgument<std::string>("gpu_zstd");
   args.io = spec.GetArgument<std::string>("io");
   args.num_decode_threads = spec.GetArgument<int64_t>("num_decode_threads");
   args.cache_bytes = spec.GetArgument<int64_t>("cache_bytes");

@@ -37,7 +37,7 @@ GROUPS = {
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),
     "Reader shards and epochs": ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch"),
     "Decoding, threads and memory": (
-        *("decode", "io", "num_io_threads", "num_decode_threads"),
+        *("decode", "gpu_zstd", "io", "num_io_threads", "num_decode_threads"),
         *("cache_bytes", "cache_dir", "cache_dir_bytes"),
         *("device_memory_budget", "host_memory_budget", "prefetch_queue_depth", "lazy_init"),
     ),

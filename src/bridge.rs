@@ -72,6 +72,8 @@ mod ffi {
         missing_chunks: String,
         /// `auto`, `gpu` or `cpu`.
         decode: String,
+        /// `nvcomp` or `own`.
+        gpu_zstd: String,
         /// `auto`, `posix` or `gds`.
         io: String,
         /// 0: chosen from the machine.
@@ -225,6 +227,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             prefetch_queue_depth: args.prefetch_queue_depth,
             missing_chunks: args.missing_chunks.clone(),
             decode: args.decode.clone(),
+            gpu_zstd: args.gpu_zstd.clone(),
             io: args.io.clone(),
             num_io_threads: args.num_io_threads,
             num_decode_threads: args.num_decode_threads,

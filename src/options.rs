@@ -25,6 +25,15 @@ pub enum Decode {
     Cpu,
 }
 
+/// What decodes zstd frames on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GpuZstd {
+    /// nvCOMP, behind a check of ours.
+    Nvcomp,
+    /// The kernels of `src/kernels/zstd_decode.cu`.
+    Own,
+}
+
 /// How bytes are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Io {
@@ -102,6 +111,8 @@ pub struct Arguments {
     pub missing_chunks: String,
     /// `auto`, `gpu` or `cpu`.
     pub decode: String,
+    /// `nvcomp` or `own`.
+    pub gpu_zstd: String,
     /// `auto`, `posix` or `gds`.
     pub io: String,
     /// Threads that read; 0: automatic.
@@ -159,6 +170,7 @@ impl Arguments {
             prefetch_queue_depth: 1,
             missing_chunks: "fill".into(),
             decode: "auto".into(),
+            gpu_zstd: "nvcomp".into(),
             io: "auto".into(),
             num_io_threads: 0,
             num_decode_threads: 0,
@@ -190,6 +202,8 @@ pub struct Options {
     pub missing_chunks: MissingChunks,
     /// Who decodes. Default: auto.
     pub decode: Decode,
+    /// What decodes zstd on the GPU. Default: nvCOMP, until our own decoder is measured.
+    pub gpu_zstd: GpuZstd,
     /// Samples of a batch; 1 or more.
     pub batch_size: u64,
     /// The most samples of the chunks that a shuffle draws from at a time; 1 or more. Default 1024, as in DALI's readers.
@@ -298,6 +312,13 @@ impl Options {
                 ));
             }
         };
+        let gpu_zstd = match arguments.gpu_zstd.as_str() {
+            "nvcomp" => GpuZstd::Nvcomp,
+            "own" => GpuZstd::Own,
+            other => {
+                return Err(argument("gpu_zstd", format!("\"{other}\" is none of \"nvcomp\" and \"own\"")));
+            }
+        };
         let device = usize::try_from(arguments.device_id).ok();
         if decode == Decode::Gpu && device.is_none() {
             let problem = "\"gpu\" needs the GPU backend; give device=\"gpu\", or decode=\"auto\"";
@@ -354,6 +375,7 @@ impl Options {
         Ok(Self {
             missing_chunks,
             decode,
+            gpu_zstd,
             batch_size,
             initial_fill: at_least("initial_fill", arguments.initial_fill, 1)?,
             given_resident_bytes: u64::try_from(given)
@@ -459,9 +481,10 @@ mod tests {
     #[test]
     fn every_bad_value_names_its_argument() {
         type Change = fn(&mut Arguments);
-        let cases: [(&str, Change); 16] = [
+        let cases: [(&str, Change); 17] = [
             ("missing_chunks", |a| a.missing_chunks = "skip".into()),
             ("decode", |a| a.decode = "tpu".into()),
+            ("gpu_zstd", |a| a.gpu_zstd = "libzstd".into()),
             ("decode", |a| a.decode = "gpu".into()),
             ("io", |a| a.io = "uring".into()),
             ("io", |a| a.io = "gds".into()),

@@ -71,7 +71,7 @@ impl Device {
 fn compile() -> Option<PathBuf> {
     let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("zstd_test");
     let status = Command::new("g++")
-        .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror"])
+        .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-fno-strict-aliasing"])
         .args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-o"])
         .arg(&program)
         .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/zstd_test.cc"))

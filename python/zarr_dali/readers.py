@@ -49,6 +49,7 @@ def zarr(
     stick_to_shard: bool = False,
     pad_last_batch: bool = False,
     decode: Literal["auto", "gpu", "cpu"] = "auto",
+    gpu_zstd: Literal["nvcomp", "own"] = "nvcomp",
     io: Literal["auto", "posix", "gds"] = "auto",
     num_io_threads: int = 0,
     num_decode_threads: int = 0,
@@ -243,6 +244,9 @@ def zarr(
             from a model that trains on it, and on the GPU what it can of the rest (GPU backend only). `"gpu"`
             refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole. `"cpu"`
             decodes everything on the CPU; the GPU backend then copies the decoded chunks.
+        gpu_zstd: What decodes zstd on the GPU: `"nvcomp"` or `"own"`.
+            `"own"` is a decoder of this package, which takes less memory and time for few chunks; it has been
+            tested against libzstd, but has not been measured in training yet.
         io: How chunks are read: `"auto"`, `"posix"` or `"gds"`.
             `"auto"` uses cuFile for uncompressed chunks where it can read from the disk to the GPU without a
             detour through the host (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"`

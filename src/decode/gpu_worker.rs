@@ -51,7 +51,7 @@ pub struct GpuWorkerContext {
     pub kernels: Kernels,
     /// The SM partition, if the driver gives one.
     pub green: Option<Arc<GreenContext>>,
-    /// nvCOMP, if any array needs it.
+    /// nvCOMP, if any array needs it and it decodes zstd; without it our own decoder does.
     pub nvcomp: Option<Arc<Zstd>>,
     /// The arrays.
     pub dataset: Arc<Dataset>,
@@ -247,7 +247,8 @@ impl GpuWorker {
     /// Plans what the kernels do with a group, with areas from `areas` on and the tasks' statuses at `statuses`.
     fn plan(&self, group: &[GpuTask], areas: u64, statuses: u64) -> GroupPlan {
         let context = &self.context;
-        let mut plan = GroupPlan { areas, ..GroupPlan::default() };
+        let own_zstd = context.nvcomp.is_none();
+        let mut plan = GroupPlan { areas, own_zstd, ..GroupPlan::default() };
         for (number, task) in group.iter().enumerate() {
             let array = self.array(task);
             let fill = Source::Fill(array.fill_element().unwrap_or_default());
@@ -310,7 +311,11 @@ impl GpuWorker {
             // SAFETY: as above; the check may change nvCOMP's arrays.
             unsafe { kernels.check_zstd(&self.stream, &lists.checked)? };
             // SAFETY: as above, for the arrays and the frames; the scratch memory lies between areas and work list.
-            unsafe { decoder.decompress(&self.stream, &lists.frames, scratch)? };
+            unsafe { decoder.decompress(&self.stream, &lists.frames, scratch.clone())? };
+        }
+        if lists.decoded.count > 0 {
+            // SAFETY: as above; `enqueue` has checked that the scratch memory is large enough.
+            unsafe { kernels.decode_zstd(&self.stream, &lists.decoded, scratch.start)? };
         }
         for level in &lists.levels {
             // SAFETY: as above; the kernels before on the stream have written what these read.
@@ -389,7 +394,7 @@ impl GpuWorker {
         for (task, problem) in problems.iter_mut().enumerate().take(results.tasks) {
             // SAFETY: there is an entry for each task in the GPU worker's staging memory, and the copy into it has ended.
             let status = unsafe { *results.statuses.add(task) };
-            *problem = (status != 0).then(|| status_text(status).into());
+            *problem = (status != 0).then(|| problem_text(status));
         }
         for (i, frame) in results.frames.iter().enumerate() {
             // SAFETY: as above, for each frame.
@@ -432,6 +437,14 @@ impl GpuWorker {
             let later = task.chunk.ready(cached).into_iter();
             self.context.queue.push_front(later.map(|unit| GpuTask::cached(task.chunk.clone(), unit)));
         }
+    }
+}
+
+/// What a status says about a chunk.
+fn problem_text(status: StreamStatus) -> String {
+    match (status_text(status), status >> 8) {
+        (text, 0) => text.into(),
+        (text, block) => format!("{text}, in block {block} of a zstd frame"),
     }
 }
 

@@ -1,6 +1,7 @@
 //! The kernels of `src/kernels/`, compiled at build time and loaded from inside this library, with the types of their arguments.
 
 use super::Gpu;
+use super::zstd::{FramesToDecode, ZstdKernels};
 use crate::error::{Error, Result};
 
 use std::ffi::{CStr, c_void};
@@ -105,7 +106,7 @@ pub type StreamStatus = u32;
 
 /// A status in words.
 pub fn status_text(status: StreamStatus) -> &'static str {
-    match status {
+    match status & 255 {
         1 => "its compressed bytes end too early",
         2 => "it holds more than the chunk's bytes",
         3 => "it refers to bytes before its start",
@@ -179,6 +180,7 @@ pub struct Kernels {
     undo_delta: sys::CUfunction,
     zstd_check_blocks: sys::CUfunction,
     zstd_check_frames: sys::CUfunction,
+    zstd: ZstdKernels,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread.
@@ -238,6 +240,7 @@ impl Kernels {
             undo_delta: function(c"undo_delta")?,
             zstd_check_blocks: function(c"zstd_check_blocks")?,
             zstd_check_frames: function(c"zstd_check_frames")?,
+            zstd: ZstdKernels::load(gpu, function)?,
         })
     }
 
@@ -359,6 +362,24 @@ impl Kernels {
         ];
         // SAFETY: as above.
         unsafe { launch("checking zstd frames", stream, self.zstd_check_frames, grid, &mut arguments) }
+    }
+
+    /// Enqueues the decoding of zstd frames, with our own decoder. Damaged ones get an error status.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// As for [`Kernels::decode`], for all arrays; so many bytes as [`zstd_scratch_bytes`](super::zstd_scratch_bytes) says
+    /// from `scratch` on, which is aligned to 16 bytes, are not used otherwise until the stream has passed.
+    pub unsafe fn decode_zstd(
+        &self,
+        stream: &CudaStream,
+        frames: &FramesToDecode,
+        scratch: u64,
+    ) -> Result<()> {
+        // SAFETY: the duties of the caller.
+        unsafe { self.zstd.decode(stream, frames, scratch) }
     }
 
     /// Launches a kernel that takes a list and its length.

@@ -6,6 +6,7 @@ mod green;
 mod kernels;
 mod memory;
 mod pinned;
+mod zstd;
 
 pub use green::{GreenContext, GreenStream};
 pub use kernels::{
@@ -14,6 +15,7 @@ pub use kernels::{
 };
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use pinned::{PinnedBuffer, PinnedPool};
+pub use zstd::{ChunkOfFrames, FramesToDecode, zstd_scratch_bytes};
 
 use crate::error::{Error, Result};
 

@@ -24,6 +24,7 @@
 #include <cstring>
 
 #include "streams.cuh"
+#include "zstd_block.cuh"
 
 #ifdef __CUDACC__
 #define ZSTD_FUNCTION __device__ __forceinline__
@@ -40,16 +41,7 @@ constexpr int kMaxLengthLog = 9, kMaxOffsetLog = 8;
 constexpr int kHuffmanBits = 11;
 constexpr int kRepeats = 3;
 
-// Field for field the `Block` of src/codec/zstd/blocks.rs, which says what they mean.
-struct Block {
-  uint32_t limit, literals;
-  uint32_t streams_at, stream_bytes[4];
-  uint32_t sequences, sequences_at, sequence_bytes;
-  uint16_t code_ends[kHuffmanBits + 1];
-  int16_t literal_counts[kLiteralCodes], match_counts[kMatchCodes], offset_counts[kOffsetCodes];
-  uint8_t literal_log, match_log, offset_log, padding[3];
-};
-static_assert(sizeof(Block) == 312 && alignof(Block) == 4, "mirrored in Rust");
+using Block = zstd_gpu::Block;
 
 // Field for field the `CheckedFrame` of src/codec/zstd/blocks.rs.
 struct Frame {
@@ -260,7 +252,7 @@ ZSTD_FUNCTION uint32_t check_stream(const Tables& tables, const Block& block, co
                                     int number) {
   const uint32_t bytes = block.stream_bytes[number];
   if (bytes == 0) return kStreamOk;
-  const uint8_t* from = frame + block.streams_at;
+  const uint8_t* from = frame + block.literals_at;
   for (int i = 0; i < number; ++i) from += block.stream_bytes[i];
   uint32_t expected = block.literals;
   if (block.stream_bytes[1]) {

@@ -3,11 +3,13 @@
 use super::memory_plan::{GpuMemoryPlan, MemoryPlan};
 use super::setup::Setup;
 use crate::assemble::OutputMemory;
+use crate::codec::DecodePath;
+use crate::codec::zstd::MAX_OWN_CHUNK_BYTES;
 use crate::decode::nvcomp::Zstd;
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
 use crate::gpu::Gpu;
-use crate::options::{Io, argument};
+use crate::options::{GpuZstd, Io, argument};
 
 use std::sync::Arc;
 
@@ -17,7 +19,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 pub(super) struct Device {
     /// The GPU.
     pub gpu: Arc<Gpu>,
-    /// nvCOMP, if any array needs it.
+    /// nvCOMP, if any array needs it and our own decoder does not take its place.
     pub zstd: Option<Arc<Zstd>>,
     /// How its memory is shared out.
     pub memory: GpuMemoryPlan,
@@ -33,6 +35,7 @@ impl Device {
         let gpu = Gpu::open(ordinal)?;
         let zstd = match setup.planned_parts().find(|(_, plan)| plan.decode_path.needs_nvcomp()) {
             None => None,
+            Some(_) if uses_own_zstd(setup) => None,
             Some((array, _)) => Some(Arc::new(
                 Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
             )),
@@ -60,6 +63,15 @@ impl Device {
         event.record(&self.allocation).map_err(Error::cuda("recording an event"))?;
         Ok(event)
     }
+}
+
+/// Whether our own decoder takes the zstd frames of all arrays: it was asked for and no chunk is too large.
+fn uses_own_zstd(setup: &Setup) -> bool {
+    let fits = |path: &DecodePath| match path {
+        DecodePath::Gpu(chain) => chain.most().area_bytes <= MAX_OWN_CHUNK_BYTES,
+        DecodePath::Cpu(_) => true,
+    };
+    setup.options.gpu_zstd == GpuZstd::Own && setup.planned_parts().all(|(_, plan)| fits(&plan.decode_path))
 }
 
 fn open_cufile(setup: &Setup) -> Result<Option<Arc<Driver>>> {

@@ -12,7 +12,7 @@
 #![forbid(unsafe_code)]
 
 use super::frame::{BlockHeader, BlockKind, Cursor, Header, MAX_BLOCK_BYTES};
-use super::tables::{CodeEnds, Counts, HUFFMAN_BITS, last_bit, read_huffman};
+use super::tables::{CodeEnds, Counts, HUFFMAN_BITS, Tree, last_bit, read_huffman};
 
 const LITERAL_CODES: usize = 36;
 const MATCH_CODES: usize = 53;
@@ -27,16 +27,16 @@ const MAX_WINDOW_BYTES: u64 = 15 << 28;
 /// The fewest bytes that a match copies.
 const MIN_MATCH: u64 = 3;
 
-/// One block for the kernels. Field for field the `Block` of `zstd_check.cuh`; offsets count from the frame's first byte.
-#[repr(C)]
+/// One block for the kernels. Field for field the `Block` of `zstd_block.cuh`; offsets count from the frame's first byte.
+#[repr(C, align(16))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
     /// Block_Maximum_Size: the most bytes that it may regenerate.
     limit: u32,
     /// How many literals it regenerates; of a raw or RLE block, how many bytes.
     literals: u32,
-    /// Where the Huffman streams begin.
-    streams_at: u32,
+    /// Where the literals, the one that is repeated, or the Huffman streams begin.
+    literals_at: u32,
     /// Sizes of the Huffman streams: none, one or four of them.
     stream_bytes: [u32; 4],
     /// How many sequences.
@@ -45,19 +45,71 @@ pub struct Block {
     sequences_at: u32,
     /// Size of their bitstream.
     sequence_bytes: u32,
-    /// The Huffman codes, if there are streams.
-    code_ends: CodeEnds,
+    /// What the frame has to decode to, if it says so; of its first block.
+    content_bytes: u32,
+    /// Where in a launch it is.
+    place: Place,
+    first_of_frame: u8,
+    literal_kind: u8,
+    huffman_log: u8,
+    last_symbol: u8,
+    literal_log: u8,
+    match_log: u8,
+    offset_log: u8,
+    padding: u8,
     /// The FSE tables, if there are sequences; a table of one code, given as such, has log 0.
     literal_counts: [i16; LITERAL_CODES],
     match_counts: [i16; MATCH_CODES],
     offset_counts: [i16; OFFSET_CODES],
-    literal_log: u8,
-    match_log: u8,
-    offset_log: u8,
-    padding: [u8; 3],
+    /// The weights of the Huffman tree, if there are streams.
+    weights: [u8; 128],
+    /// The ends of its codes.
+    code_ends: CodeEnds,
+    padding_at_end: [u8; 2],
 }
 
-const _: () = assert!(size_of::<Block>() == 312 && align_of::<Block>() == 4 && HUFFMAN_BITS == 11);
+const _: () = assert!(size_of::<Block>() == 464 && align_of::<Block>() == 16 && HUFFMAN_BITS == 11);
+
+/// Where a block is among the chunks of a launch, and where its parts of the scratch memory begin, in units of 16 bytes.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Place {
+    /// Number of its chunk.
+    pub chunk: u32,
+    /// Of its decoded literals.
+    pub literals: u32,
+    /// Of its sequences.
+    pub records: u32,
+    /// Of the places of its sequences.
+    pub groups: u32,
+}
+
+impl Place {
+    /// The place behind a block that is here.
+    pub fn behind(self, block: &Block) -> Self {
+        let literals = if block.literal_kind == HUFFMAN_LITERALS { block.literals.div_ceil(16) } else { 0 };
+        Self {
+            literals: self.literals + literals,
+            records: self.records + block.sequences.next_multiple_of(4) / 2,
+            groups: self.groups + block.sequences.div_ceil(SEQUENCES_OF_GROUP).div_ceil(2),
+            ..self
+        }
+    }
+
+    /// Bytes of the three parts of scratch memory up to here.
+    pub fn scratch_bytes(self) -> [u64; 3] {
+        [self.literals, self.records, self.groups].map(|units| u64::from(units) * 16)
+    }
+}
+
+/// `kGroup` of `zstd_block.cuh`.
+const SEQUENCES_OF_GROUP: u32 = 32;
+/// `LiteralKind` of `zstd_block.cuh`.
+const RAW_LITERALS: u8 = 0;
+const RLE_LITERALS: u8 = 1;
+const HUFFMAN_LITERALS: u8 = 2;
+/// `kNotDeclared` of `zstd_block.cuh`.
+const NOT_DECLARED: u32 = u32::MAX;
 
 /// One frame for the kernels. Field for field the `Frame` of `zstd_check.cuh`.
 #[repr(C)]
@@ -105,13 +157,17 @@ pub fn blocks(encoded: &[u8], expected: u64) -> Result<Vec<Block>, String> {
         let header = BlockHeader::read(&mut cursor)?;
         let at = cursor.at;
         cursor.skip(header.encoded_bytes())?;
-        let block = match header.kind {
+        let mut block = match header.kind {
             _ if header.size > u64::from(limit) => Err("is larger than the window allows"),
-            BlockKind::Raw | BlockKind::Rle => Ok(Block::new(limit, header.size as u32)),
+            BlockKind::Raw => Ok(Block::new(limit, header.size as u32, RAW_LITERALS, at)),
+            BlockKind::Rle => Ok(Block::new(limit, header.size as u32, RLE_LITERALS, at)),
             BlockKind::Compressed => tables.read_block(&encoded[..cursor.at], at, limit),
         }
         .map_err(|problem| format!("block {} of the zstd frame {problem}", blocks.len()))?;
         least += block.least_bytes();
+        // The size that the frame declares is `expected`, which `check` has seen.
+        block.first_of_frame = blocks.is_empty().into();
+        block.content_bytes = NOT_DECLARED;
         blocks.push(block);
         if header.last {
             break;
@@ -126,24 +182,38 @@ pub fn blocks(encoded: &[u8], expected: u64) -> Result<Vec<Block>, String> {
 }
 
 impl Block {
-    fn new(limit: u32, literals: u32) -> Self {
+    fn new(limit: u32, literals: u32, literal_kind: u8, at: usize) -> Self {
         Self {
             limit,
             literals,
-            streams_at: 0,
+            literals_at: at as u32,
             stream_bytes: [0; 4],
             sequences: 0,
             sequences_at: 0,
             sequence_bytes: 0,
-            code_ends: [0; HUFFMAN_BITS + 1],
-            literal_counts: [0; LITERAL_CODES],
-            match_counts: [0; MATCH_CODES],
-            offset_counts: [0; OFFSET_CODES],
+            content_bytes: NOT_DECLARED,
+            place: Place::default(),
+            first_of_frame: 0,
+            literal_kind,
+            huffman_log: 0,
+            last_symbol: 0,
             literal_log: 0,
             match_log: 0,
             offset_log: 0,
-            padding: [0; 3],
+            padding: 0,
+            literal_counts: [0; LITERAL_CODES],
+            match_counts: [0; MATCH_CODES],
+            offset_counts: [0; OFFSET_CODES],
+            weights: [0; 128],
+            code_ends: [0; HUFFMAN_BITS + 1],
+            padding_at_end: [0; 2],
         }
+    }
+
+    /// The block at a place of a launch.
+    pub fn at(mut self, place: Place) -> Self {
+        self.place = place;
+        self
     }
 
     fn least_bytes(&self) -> u64 {
@@ -154,7 +224,7 @@ impl Block {
 /// What a block may take over from the ones before.
 #[derive(Default)]
 struct Tables {
-    huffman: Option<CodeEnds>,
+    huffman: Option<Tree>,
     literals: Option<Counts<LITERAL_CODES>>,
     matches: Option<Counts<MATCH_CODES>>,
     offsets: Option<Counts<OFFSET_CODES>>,
@@ -189,7 +259,8 @@ impl Tables {
         if literals > limit {
             return Err("has more literals than it can regenerate");
         }
-        let mut block = Block::new(limit, literals);
+        let literal_kind = [RAW_LITERALS, RLE_LITERALS, HUFFMAN_LITERALS, HUFFMAN_LITERALS][kind as usize];
+        let mut block = Block::new(limit, literals, literal_kind, rest.at);
         if kind < 2 {
             rest.take(if kind == 0 { literals as usize } else { 1 })?;
             return Ok(block);
@@ -197,13 +268,15 @@ impl Tables {
 
         let mut coded = rest.part((header >> size_bits) as usize)?;
         if kind == 2 {
-            let (codes, size) = read_huffman(coded.remaining())?;
+            let (tree, size) = read_huffman(coded.remaining())?;
             coded.take(size)?;
-            self.huffman = Some(codes);
+            self.huffman = Some(tree);
         }
-        block.code_ends = self.huffman.ok_or("takes over a Huffman tree that is not there")?;
+        let tree = self.huffman.ok_or("takes over a Huffman tree that is not there")?;
+        (block.code_ends, block.weights) = (tree.ends, tree.weights);
+        (block.huffman_log, block.last_symbol) = (tree.bits, tree.last_symbol);
         let sizes = if format == 0 { [usize::MAX; 4] } else { coded.jump_table()? };
-        block.streams_at = coded.at as u32;
+        block.literals_at = coded.at as u32;
         let last_literals = i64::from(literals) - 3 * i64::from(literals.div_ceil(4));
         let (streams, last_literals) =
             if format == 0 { (1, i64::from(literals)) } else { (4, last_literals) };

@@ -10,7 +10,7 @@ mod blocks;
 mod frame;
 mod tables;
 
-pub use blocks::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME, blocks};
+pub use blocks::{Block, CheckedFrame, Place, SUMMARY_BYTES, VALID_FRAME, blocks};
 pub use frame::Frame;
 
 use crate::memory;
@@ -20,6 +20,9 @@ use std::ops::RangeInclusive;
 
 /// nvCOMP's limit for a decoded chunk, `nvcompZstdDecompressionMaxAllowedChunkSize`.
 pub const MAX_GPU_CHUNK_BYTES: u64 = (1 << 31) - 1;
+
+/// Larger chunks are left to nvCOMP: an offset has 29 bits in what our own decoder makes of a sequence.
+pub const MAX_OWN_CHUNK_BYTES: u64 = (1 << 29) - 1;
 
 /// The most bytes that zstd makes of `decoded` bytes, whatever they are (`ZSTD_compressBound`).
 pub fn encoded_bound(decoded: u64) -> u64 {

@@ -85,8 +85,20 @@ fn forward(bytes: &[u8], at: usize) -> u32 {
 /// `[length]`, and the longest ones come first. Which symbols they stand for is left out.
 pub(super) type CodeEnds = [u16; HUFFMAN_BITS + 1];
 
+/// A Huffman tree.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Tree {
+    pub(super) ends: CodeEnds,
+    /// The weights of all symbols, two in a byte, the lower half first.
+    pub(super) weights: [u8; 128],
+    /// The last symbol that has a code.
+    pub(super) last_symbol: u8,
+    /// Bits of the longest codes.
+    pub(super) bits: u8,
+}
+
 /// Reads a Huffman tree description; also returns its size.
-pub(super) fn read_huffman(bytes: &[u8]) -> Result<(CodeEnds, usize), &'static str> {
+pub(super) fn read_huffman(bytes: &[u8]) -> Result<(Tree, usize), &'static str> {
     let &header = bytes.first().ok_or(TABLE_ENDS)?;
     let mut weights = [0; MAX_WEIGHTS];
     let (count, size) = if header >= 128 {
@@ -100,7 +112,7 @@ pub(super) fn read_huffman(bytes: &[u8]) -> Result<(CodeEnds, usize), &'static s
         let packed = bytes.get(1..1 + usize::from(header)).ok_or(TABLE_ENDS)?;
         (read_weights(packed, &mut weights)?, 1 + packed.len())
     };
-    Ok((code_ends(&weights[..count])?, size))
+    Ok((tree(&weights[..count])?, size))
 }
 
 /// Decodes weights that two FSE states took turns to encode; returns how many.
@@ -197,7 +209,7 @@ pub(super) fn last_bit(bytes: &[u8]) -> Option<usize> {
 }
 
 /// Completes the weights by the last one, which makes their sum a power of two.
-fn code_ends(weights: &[u8]) -> Result<CodeEnds, &'static str> {
+fn tree(weights: &[u8]) -> Result<Tree, &'static str> {
     const INVALID: &str = "a Huffman tree is not complete or too deep";
     // One more than is allowed: the last weight may be as large as all others together.
     let mut codes = [0u16; HUFFMAN_BITS + 2];
@@ -214,7 +226,8 @@ fn code_ends(weights: &[u8]) -> Result<CodeEnds, &'static str> {
     if bits as usize > HUFFMAN_BITS || !rest.is_power_of_two() {
         return Err(INVALID);
     }
-    codes[rest.ilog2() as usize + 1] += 1;
+    let last_weight = rest.ilog2() + 1;
+    codes[last_weight as usize] += 1;
     if codes[1] < 2 {
         return Err(INVALID);
     }
@@ -225,7 +238,11 @@ fn code_ends(weights: &[u8]) -> Result<CodeEnds, &'static str> {
         }
         *code_end = end;
     }
-    Ok(ends)
+    let mut packed = [0; 128];
+    for (symbol, weight) in weights.iter().copied().chain([last_weight as u8]).enumerate() {
+        packed[symbol / 2] |= weight << (symbol % 2 * 4);
+    }
+    Ok(Tree { ends, weights: packed, last_symbol: weights.len() as u8, bits: bits as u8 })
 }
 
 #[cfg(test)]
@@ -246,8 +263,9 @@ mod tests {
     #[test]
     fn a_direct_tree_is_completed() {
         // Weights 2 and 1, and one more of 1.
-        let (ends, size) = read_huffman(&[129, 0x21]).unwrap();
-        assert_eq!(size, 2);
+        let (tree, size) = read_huffman(&[129, 0x21]).unwrap();
+        let ends = tree.ends;
+        assert_eq!((size, tree.last_symbol, tree.bits, &tree.weights[..2]), (2, 2, 2, &[0x12, 0x01][..]));
         assert_eq!((ends[1], ends[2], ends[3]), (2048, 1024, 0));
         assert!(read_huffman(&[129, 0x20]).unwrap_err().contains("complete"));
         assert!(read_huffman(&[129, 0xC1]).is_err());
@@ -257,7 +275,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_is_accepted_is_complete(bytes in prop::collection::vec(any::<u8>(), 0..140)) {
-            if let Ok((ends, size)) = read_huffman(&bytes) {
+            if let Ok((Tree { ends, .. }, size)) = read_huffman(&bytes) {
                 prop_assert!(size <= bytes.len());
                 prop_assert_eq!(ends[1], 1 << HUFFMAN_BITS);
                 prop_assert!(ends[1..].is_sorted_by(|a, b| a >= b));

@@ -5,11 +5,12 @@ use super::work_list::{LevelLists, Lists, WorkList};
 use crate::assemble::device::Regions;
 use crate::codec::Work;
 use crate::codec::work::{Checksum, Decoder, Expected, Pass};
-use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES, VALID_FRAME};
+use crate::codec::zstd::{Block, CheckedFrame, Place, SUMMARY_BYTES, VALID_FRAME};
 use crate::decode::gpu_task::misalignment;
 use crate::decode::nvcomp::FramesOnDevice;
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, FramesToCheck, ShuffledOnDevice, StreamKernel, StreamOnDevice,
+    CheckOnDevice, ChunkOfFrames, DeltaOnDevice, FramesToCheck, FramesToDecode, ShuffledOnDevice,
+    StreamKernel, StreamOnDevice,
 };
 
 /// What the kernels of a group do, in device addresses.
@@ -19,13 +20,19 @@ pub struct GroupPlan {
     pub areas: u64,
     /// The streams of each kernel.
     pub streams: [Vec<StreamOnDevice>; StreamKernel::ALL.len()],
+    /// Whether our own decoder takes the zstd frames, and not nvCOMP.
+    pub own_zstd: bool,
+    /// The zstd frames that our own decoder takes.
+    pub own_frames: Vec<ChunkOfFrames>,
+    /// The place behind the blocks of these.
+    pub place: Place,
     /// The zstd frames that have to be checked. [`GroupPlan::put`] adds the verified ones behind them.
     pub frames: FrameArrays,
     /// The zstd frames of chunks that were found valid before.
     pub verified_frames: FrameArrays,
     /// The checks of `frames`, one for each.
     pub checked: Vec<CheckedFrame>,
-    /// The blocks of checked frames.
+    /// The blocks of checked frames, or of those that our own decoder takes.
     pub blocks: Vec<Block>,
     /// The passes, level after level.
     pub levels: Vec<Level>,
@@ -181,6 +188,10 @@ impl GroupPlan {
                 Decoder::BloscLz => StreamKernel::BloscLz,
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
+                Decoder::Zstd(blocks) if self.own_zstd => {
+                    self.own_frame([from, to, status], [from_bytes, to_bytes], blocks);
+                    continue;
+                }
                 Decoder::Zstd(blocks) => {
                     let frames = if verified { &mut self.verified_frames } else { &mut self.frames };
                     frames.frames.push(FrameOfTask { task, bytes: to_bytes });
@@ -207,6 +218,29 @@ impl GroupPlan {
         }
     }
 
+    /// Adds a frame for our own decoder, by the addresses of its encoded and decoded bytes and its status.
+    fn own_frame(
+        &mut self,
+        [from, to, status]: [u64; 3],
+        [from_bytes, to_bytes]: [u64; 2],
+        blocks: &[Block],
+    ) {
+        self.place.chunk = self.own_frames.len() as u32;
+        self.own_frames.push(ChunkOfFrames {
+            from,
+            to,
+            status,
+            from_bytes: from_bytes as u32,
+            to_bytes: to_bytes as u32,
+            first_block: self.blocks.len() as u32,
+            blocks: blocks.len() as u32,
+        });
+        for block in blocks {
+            self.blocks.push(block.at(self.place));
+            self.place = self.place.behind(block);
+        }
+    }
+
     /// Puts all arrays of the plan into a work list. `largest_frame`: decoded bytes of the largest zstd frame.
     pub fn put(&mut self, list: &mut WorkList, largest_frame: u64) -> Lists {
         let verified_frames = std::mem::take(&mut self.verified_frames);
@@ -224,12 +258,20 @@ impl GroupPlan {
             actual_bytes: list.put(&vec![0u64; frame_count]),
             statuses: list.put(&vec![0u32; frame_count]),
         };
+        let blocks = list.put(&self.blocks);
+        let (chunks, count) = list.put_list(&self.own_frames);
+        let decoded =
+            FramesToDecode { chunks, count, blocks, block_count: self.blocks.len(), end: self.place };
         let checked = FramesToCheck {
             frames: list.put(&self.checked),
             count: self.checked.len(),
-            blocks: list.put(&self.blocks),
+            blocks,
             block_count: self.blocks.len(),
-            summaries: list.put(&vec![[0u8; SUMMARY_BYTES as usize]; self.blocks.len()]),
+            // Our own decoder has others, in its scratch memory.
+            summaries: match self.checked.len() {
+                0 => 0,
+                _ => list.put(&vec![[0u8; SUMMARY_BYTES as usize]; self.blocks.len()]),
+            },
             encoded: frames.encoded,
             encoded_bytes: frames.encoded_bytes,
             valid: list.put(&VALID_FRAME),
@@ -247,7 +289,16 @@ impl GroupPlan {
         let (conversions, channels) = self.regions.conversions();
         list.put(&conversions);
         list.put(&channels);
-        Lists { streams, frames, checked, levels, deltas, regions, region_tiles: self.regions.tiles() }
+        Lists {
+            streams,
+            frames,
+            checked,
+            decoded,
+            levels,
+            deltas,
+            regions,
+            region_tiles: self.regions.tiles(),
+        }
     }
 
     /// The start of a new area. The elements are aligned if this is the chunk's last area.

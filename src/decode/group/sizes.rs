@@ -7,12 +7,12 @@
 use crate::assemble::device::{ConversionOnDevice, Region, Regions};
 use crate::assemble::{Conversion, whole_chunk};
 use crate::codec::work::Decoder;
-use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES};
+use crate::codec::zstd::{Block, CheckedFrame, Place, SUMMARY_BYTES};
 use crate::codec::{DecodePath, Work};
 use crate::decode::gpu_task::{ELEMENT_ALIGNMENT, GpuTask, OnDevice, Payload};
 use crate::decode::nvcomp::{Frames, Zstd};
 use crate::error::Result;
-use crate::gpu::DeviceMemory;
+use crate::gpu::{DeviceMemory, zstd_scratch_bytes};
 
 use std::ops::Range;
 
@@ -83,6 +83,10 @@ pub struct Sizes {
     pub work_list: u64,
     /// The zstd frames, which nvCOMP needs scratch memory for.
     pub zstd: Frames,
+    /// Blocks of the zstd frames.
+    pub zstd_blocks: u64,
+    /// The place behind them.
+    pub place: Place,
 }
 
 /// Where the parts of an arena are.
@@ -114,22 +118,25 @@ impl Sizes {
         let areas = work.areas() - u64::from(work.streams.is_empty());
         self.areas += area_bytes(work.bytes) * areas.saturating_sub(u64::from(has_target));
         for stream in &work.streams {
-            if let Decoder::Zstd(_) = stream.decoder {
+            if let Decoder::Zstd(blocks) = &stream.decoder {
+                self.place = blocks.iter().fold(self.place, Place::behind);
                 self.zstd = self.zstd.with(stream.to.end - stream.to.start);
                 self.work_list += FRAME_BYTES;
             }
         }
+        self.zstd_blocks += work.zstd_blocks();
         self.work_list += work.zstd_blocks() * BLOCK_BYTES;
         self.work_list += work.streams.len() as u64 * STREAM_BYTES + work.passes.len() as u64 * PASS_BYTES;
         self
     }
 
-    /// Bytes of the scratch memory.
+    /// Bytes of the scratch memory: nvCOMP's, or without it that of our own decoder.
     ///
     /// # Errors
     /// What nvCOMP says.
     pub fn scratch(&self, zstd: Option<&Zstd>) -> Result<u64> {
-        zstd.map_or(Ok(0), |zstd| zstd.usual_scratch_bytes(self.zstd))
+        let own = zstd_scratch_bytes(self.zstd_blocks, self.place);
+        zstd.map_or(Ok(own), |zstd| zstd.usual_scratch_bytes(self.zstd))
     }
 
     /// Bytes of all parts, with `scratch` bytes of scratch memory.

@@ -4,7 +4,8 @@ use crate::assemble::device::{ChannelOnDevice, ConversionOnDevice, Region};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES};
 use crate::decode::nvcomp::FramesOnDevice;
 use crate::gpu::{
-    CheckOnDevice, DeltaOnDevice, FramesToCheck, ShuffledOnDevice, StreamKernel, StreamOnDevice,
+    CheckOnDevice, ChunkOfFrames, DeltaOnDevice, FramesToCheck, FramesToDecode, ShuffledOnDevice,
+    StreamKernel, StreamOnDevice,
 };
 
 /// Address and length of an array on the device.
@@ -18,6 +19,8 @@ pub struct Lists {
     pub frames: FramesOnDevice,
     /// The frames that are checked before.
     pub checked: FramesToCheck,
+    /// The frames that our own decoder decodes.
+    pub decoded: FramesToDecode,
     /// The passes, level after level.
     pub levels: Vec<LevelLists>,
     /// The differences that are added up.
@@ -53,6 +56,7 @@ impl Plain for u8 {}
 impl Plain for [u8; SUMMARY_BYTES as usize] {}
 impl Plain for Block {}
 impl Plain for CheckedFrame {}
+impl Plain for ChunkOfFrames {}
 impl Plain for Region {}
 impl Plain for ConversionOnDevice {}
 impl Plain for ChannelOnDevice {}
@@ -79,7 +83,7 @@ impl WorkList {
 
     /// Adds an array. Returns its address on the device.
     pub fn put<T: Plain>(&mut self, values: &[T]) -> u64 {
-        self.bytes.resize(self.bytes.len().next_multiple_of(8), 0);
+        self.bytes.resize(self.bytes.len().next_multiple_of(align_of::<T>().max(8)), 0);
         let address = self.address + self.bytes.len() as u64;
         // SAFETY: `Plain` types have no padding and no invalid bytes.
         let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) };

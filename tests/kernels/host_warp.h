@@ -1,0 +1,64 @@
+#pragma once
+// The warp of src/kernels/warp_each.cuh on the host: lanes run one after the other, forwards or
+// backwards, so that a step that depends on their order shows.
+
+#include <cstdint>
+#include <cstring>
+
+#include "../../src/kernels/warp_each.cuh"
+
+namespace warp {
+
+struct Host {
+  static inline bool backwards = false;
+
+  template <class T>
+  struct Var {
+    T values[kLanes];
+    T& operator[](uint32_t lane) { return values[lane]; }
+    const T& operator[](uint32_t lane) const { return values[lane]; }
+  };
+  template <class Step>
+  static void each(Step step) {
+    for (uint32_t i = 0; i < kLanes; ++i) step(backwards ? kLanes - 1 - i : i);
+  }
+  static void sync() {}
+  static uint32_t ballot(const Var<bool>& var) {
+    uint32_t bits = 0;
+    for (uint32_t i = 0; i < kLanes; ++i) bits |= uint32_t{var[i]} << i;
+    return bits;
+  }
+  static bool any(const Var<bool>& var) { return ballot(var) != 0; }
+  static uint32_t of_lane(const Var<uint32_t>& var, uint32_t lane) { return var[lane]; }
+  static Var<uint32_t> gather(const Var<uint32_t>& var, const Var<uint32_t>& lane) {
+    Var<uint32_t> result;
+    for (uint32_t i = 0; i < kLanes; ++i) result[i] = var[lane[i] % kLanes];
+    return result;
+  }
+  static Var<uint32_t> from_before(const Var<uint32_t>& var, uint32_t step) {
+    Var<uint32_t> result;
+    for (uint32_t i = 0; i < kLanes; ++i) result[i] = var[i < step ? i : i - step];
+    return result;
+  }
+  static Var<uint32_t> from_next(Var<uint32_t> var, uint32_t last) {
+    for (uint32_t i = 0; i + 1 < kLanes; ++i) var[i] = var[i + 1];
+    var[kLanes - 1] = last;
+    return var;
+  }
+  static Var<uint32_t> up_to(Var<uint32_t> var) {
+    for (uint32_t i = 1; i < kLanes; ++i) var[i] += var[i - 1];
+    return var;
+  }
+  static uint32_t largest(const Var<uint32_t>& var) {
+    uint32_t result = 0;
+    for (uint32_t value : var.values) result = value > result ? value : result;
+    return result;
+  }
+  static void set_bits(uint32_t* word, uint32_t bits) { *word |= bits; }
+  static void raise(uint32_t* word, uint32_t value) { *word = value > *word ? value : *word; }
+  static void copy_word(uint32_t* to, const uint32_t* from) { *to = *from; }
+  static void copy_wide(Wide* to, const Wide* from) { *to = *from; }
+  static void wait_for_copies() {}
+};
+
+}  // namespace warp

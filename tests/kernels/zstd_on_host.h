@@ -1,0 +1,110 @@
+#pragma once
+// The stages of src/kernels/zstd_decode.cu on the host, for the tests.
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "../../src/kernels/zstd_execute.cuh"
+#include "../../src/kernels/zstd_huffman.cuh"
+#include "host_warp.h"
+
+namespace zstd_gpu {
+
+using warp::Host;
+using warp::Wide;
+
+/// What the warps of a chunk know of each other; here each is a thread.
+struct Progress {
+  std::vector<std::atomic<uint32_t>>& begins;
+  uint32_t warp;
+
+  void publish(uint32_t position) const {
+    if (position < begins[warp]) std::abort();
+    begins[warp].store(position, std::memory_order_release);
+  }
+  void wait(uint32_t position) const {
+    for (const std::atomic<uint32_t>& begin : begins) {
+      while (begin.load(std::memory_order_acquire) < position) std::this_thread::yield();
+    }
+  }
+};
+
+inline void execute(const Launch& launch, uint32_t warps) {
+  std::vector<std::atomic<uint32_t>> begins(warps);
+  const auto run = [&](uint32_t warp) {
+    const std::unique_ptr<ExecuteShared> shared(new ExecuteShared);
+    std::memset(static_cast<void*>(shared.get()), 0xA5, sizeof(ExecuteShared));
+    const Progress progress = {begins, warp};
+    uint32_t turn = 0;
+    for (uint32_t block = 0; block < launch.block_count; ++block) {
+      execute_block<Host>(launch, launch.chunks[0], block, *shared, progress, warp, warps, turn);
+    }
+    progress.publish(~0u);
+  };
+  std::vector<std::thread> threads;
+  for (uint32_t warp = 1; warp < warps; ++warp) threads.emplace_back(run, warp);
+  run(0);
+  for (std::thread& thread : threads) thread.join();
+}
+
+/// A copy on the heap that begins `offset` bytes after a multiple of 16 and ends with its last
+/// byte.
+struct Exact {
+  Exact(size_t bytes, size_t offset)
+      : memory(new uint8_t[offset + bytes]), data(memory.get() + offset) {}
+  std::unique_ptr<uint8_t[]> memory;
+  uint8_t* data;
+};
+
+template <class T>
+std::unique_ptr<T[]> filled(size_t count) {
+  std::unique_ptr<T[]> memory(new T[count]);
+  std::memset(static_cast<void*>(memory.get()), 0xA5, count * sizeof(T));
+  return memory;
+}
+
+/// Decodes a chunk whose blocks were read; places them in scratch memory. Returns its status.
+inline uint32_t decode_blocks(std::vector<Block>& blocks, const uint8_t* from, uint32_t from_bytes,
+                              uint8_t* to, uint32_t to_bytes, uint32_t slots, uint32_t warps) {
+  ScratchSize size = {};
+  for (Block& block : blocks) {
+    block.chunk = 0;
+    block.literals_to = size.literals;
+    block.records_to = size.records;
+    block.groups_to = size.groups;
+    const ScratchSize own = scratch_size(block);
+    size = {size.literals + own.literals, size.records + own.records, size.groups + own.groups};
+  }
+  const uint32_t count = static_cast<uint32_t>(blocks.size());
+  const Chunk chunk = {reinterpret_cast<uintptr_t>(from),
+                       reinterpret_cast<uintptr_t>(to),
+                       0,
+                       from_bytes,
+                       to_bytes,
+                       0,
+                       count};
+  std::vector<Summary> summaries(count);
+  const auto literals = filled<Wide>(size.literals), records = filled<Wide>(size.records),
+             groups = filled<Wide>(size.groups);
+  const Launch launch = {
+      &chunk, blocks.data(), summaries.data(), literals.get(), records.get(), groups.get(),
+      1,      count};
+  for (uint32_t first = 0; first < count; first += slots) {
+    const uint32_t here = std::min(slots, count - first);
+    const auto fse = filled<FseSlot>(slots);
+    walk_sequences<Host>(FseWork{launch, fse.get(), first, here, slots});
+    const auto huffman = filled<Wide>(slots * kHuffmanSlotBytes / sizeof(Wide));
+    decode_literals<Host>(
+        HuffmanWork{launch, reinterpret_cast<uint8_t*>(huffman.get()), first, here, slots});
+  }
+  for (uint32_t block = 0; block < count; ++block) resolve_block<Host>(launch, block);
+  if (const uint32_t error = chain_blocks(launch, chunk)) return error;
+  execute(launch, warps);
+  return kStreamOk;
+}
+
+}  // namespace zstd_gpu
