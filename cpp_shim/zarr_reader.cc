@@ -68,6 +68,8 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   for (const auto& path : spec.GetRepeatedArgument<std::string>("path")) {
     args.paths.emplace_back(path);
   }
+  args.join = spec.GetArgument<std::string>("join");
+  args.per_store = spec.GetArgument<std::string>("per_store");
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   for (const auto& array : arrays) args.arrays.emplace_back(array);

@@ -25,7 +25,10 @@ SCHEMA = "readers__Zarr"
 COLUMNS = 110
 
 GROUPS = {
-    "What is read": ("path", "arrays", "stack", "missing_chunks", "follow_links", "storage_options"),
+    "What is read": (
+        *("path", "join", "per_store", "arrays", "stack"),
+        *("missing_chunks", "follow_links", "storage_options"),
+    ),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
         *("roi_start", "roi_end", "exclude", "return_index"),

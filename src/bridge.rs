@@ -30,6 +30,10 @@ mod ffi {
     /// The operator's arguments as DALI delivered them, unchecked. Lists that were not given have `has_... = false`.
     struct ReaderArgs {
         paths: Vec<String>,
+        /// `concat` or `separate`.
+        join: String,
+        /// JSON; empty: not given.
+        per_store: String,
         arrays: Vec<String>,
         follow_links: bool,
         storage_options: String,
@@ -190,6 +194,8 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
     guarded("open_reader", || {
         let reader = reader::Reader::open(&Arguments {
             paths: args.paths.clone(),
+            join: args.join.clone(),
+            per_store: args.per_store.clone(),
             arrays: args.arrays.clone(),
             follow_links: args.follow_links,
             storage_options: args.storage_options.clone(),

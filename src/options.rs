@@ -14,6 +14,29 @@ pub enum MissingChunks {
     Error,
 }
 
+/// How several stores are read together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// As one dataset, one behind the other along the first dimension: windows cross from one to the next.
+    Concat,
+    /// As a dataset each: every sample lies in one store.
+    Separate,
+}
+
+impl Join {
+    /// How the arguments join stores.
+    ///
+    /// # Errors
+    /// A value that is not known.
+    pub fn check(arguments: &Arguments) -> Result<Self> {
+        match arguments.join.as_str() {
+            "concat" => Ok(Self::Concat),
+            "separate" => Ok(Self::Separate),
+            other => Err(argument("join", format!("\"{other}\" is none of \"concat\" and \"separate\""))),
+        }
+    }
+}
+
 /// Who decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decode {
@@ -39,9 +62,12 @@ pub enum Io {
 /// The operator's arguments as the user gave them, unchecked.
 #[derive(Clone, Debug)]
 pub struct Arguments {
-    /// Folders of stores, groups or arrays, or patterns that match some; more than one are joined along the sample
-    /// dimension.
+    /// Folders of stores, groups or arrays, or patterns that match some; more than one are read together as `join` says.
     pub paths: Vec<String>,
+    /// `concat` or `separate`.
+    pub join: String,
+    /// Of stores that are read separately, `roi_start`, `roi_end` and `exclude` of each: a JSON list of objects, or empty.
+    pub per_store: String,
     /// Array paths inside the store, one output each; empty: the path itself is an array.
     pub arrays: Vec<String>,
     /// Whether symbolic links may lead out of a store's folder.
@@ -123,6 +149,8 @@ impl Arguments {
     pub fn new(path: &str) -> Self {
         Self {
             paths: vec![path.into()],
+            join: "concat".into(),
+            per_store: String::new(),
             arrays: vec![],
             follow_links: true,
             storage_options: String::new(),

@@ -72,7 +72,7 @@ def better_chunks(array: ArrayReport, arguments: dict[str, Any]) -> str:
     steps = arguments.get("stride") or [1, *window[1:]]
     covered = [max(1, min(pair)) for pair in zip(window, steps)]
     shape = [*covered, *array.shape[len(covered) :]]
-    element_bytes = array.decoded_bytes / math.prod(array.shape)
+    element_bytes = array.decoded_bytes / array.values
 
     def chunk_bytes() -> float:
         return math.prod(shape) * element_bytes

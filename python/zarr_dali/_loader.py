@@ -85,10 +85,10 @@ class Loader:
 
         Args:
             path: A Zarr array, or a group together with `arrays`; a list or a pattern is joined along the
-                first dimension. A path or URL, or an object that stands for a store: a store, group or array
-                of zarr-python 3 (on disk, of fsspec, obstore or Icechunk), or a Dataset or DataArray as
-                `xarray.open_zarr` returned it, whose variables then are `arrays` unless some are named, and
-                with `mask_and_scale` if xarray decodes them.
+                first dimension, or with `join="separate"` read store by store. A path or URL, or an object
+                that stands for a store: a store, group or array of zarr-python 3 (on disk, of fsspec, obstore
+                or Icechunk), or a Dataset or DataArray as `xarray.open_zarr` returned it, whose variables
+                then are `arrays` unless some are named, and with `mask_and_scale` if xarray decodes them.
             arrays: Paths of arrays inside the group: the keys of a batch. Without it the key is "data", as
                 with `stack=True`.
             batch_size: Samples of a batch, of each rank.
@@ -446,6 +446,7 @@ def _with_selection(
     chosen = _select.select(
         path,
         arrays=arrays or None,
+        join=arguments.get("join", "concat"),
         **{name: arguments.get(name) for name in asked},
         follow_links=arguments.get("follow_links", True),
         storage_options=arguments.get("storage_options"),

@@ -7,6 +7,7 @@ coordinates of dimensions are read.
 from __future__ import annotations
 
 import datetime
+import json
 import numbers
 import os
 import posixpath
@@ -14,7 +15,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -33,6 +34,7 @@ def select(
     path: Paths,
     *,
     arrays: str | Sequence[str] | None = None,
+    join: Literal["concat", "separate"] = "concat",
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
     follow_links: bool = True,
@@ -45,9 +47,11 @@ def select(
 
     Args:
         path: As for the reader: a group, an array (its coordinates are looked for in its group), a list of
-            either or a pattern, joined along the first dimension. Or an object that stands for a store, as
-            for `Loader`.
+            either or a pattern, joined along the first dimension unless `join` says otherwise. Or an object
+            that stands for a store, as for `Loader`.
         arrays: Paths of arrays below `path`, all in one group.
+        join: As for the reader: with "separate" labels are looked up in each store, and a store in which they
+            select nothing is left out. Time spans of `offsets` have to be as many steps in each.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
             or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate.
         exclude: What no sample may touch along the first dimension: a label, a slice or a list of them, of
@@ -61,8 +65,8 @@ def select(
             selected by position.
 
     Returns:
-        `path`, and `arrays`, `roi_start`, `roi_end`, `offsets`, `exclude`, `follow_links` and
-        `storage_options` where they apply.
+        `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `offsets`, `exclude`,
+        `follow_links` and `storage_options` where they apply.
 
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected is not one ascending range
@@ -76,7 +80,9 @@ def select(
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
     elif location.arrays:
         arrays = location.arrays
-    coordinates = _Coordinates.of(path, arrays, follow_links, storage_options)
+    if join not in ("concat", "separate"):
+        raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
+    stores = _opened(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
         chosen["storage_options"] = _core.as_json(storage_options)
@@ -84,6 +90,9 @@ def select(
         chosen["follow_links"] = False
     if arrays is not None:
         chosen["arrays"] = arrays
+    if join == "separate":
+        return chosen | {"join": join} | _separately(stores, labels, offsets, exclude)
+    coordinates = _Coordinates.joined(stores)
     ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
     if ranges:
         region = coordinates.region(ranges)
@@ -99,6 +108,91 @@ def select(
         if left_out:
             chosen["exclude"] = left_out
     return chosen
+
+
+def _separately(
+    stores: Sequence[tuple[str, _Coordinates]], labels: dict[str, Any], offsets: Any, exclude: Any
+) -> dict[str, Any]:
+    """Arguments for what labels name in each of several stores."""
+    _check_dimensions(stores)
+    entries: list[dict[str, list[int]] | None] = []
+    left_out_by = None
+    steps: dict[str, list[int]] = {}
+    for store, coordinates in stores:
+        try:
+            ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
+        except AbsentError as error:
+            left_out_by = left_out_by or error
+            entries.append(None)
+            continue
+        region = coordinates.region(ranges) if ranges else []
+        entries.append(
+            {"roi_start": [start for start, _ in region], "roi_end": [end for _, end in region]}
+            if region
+            else {}
+        )
+        if offsets is not None:
+            first = coordinates.dimensions[0]
+            start, end = ranges.get(first, (0, coordinates.sizes[first]))
+            steps[store] = _steps(offsets, first, coordinates.indexes.get(first), start, end)
+    if left_out_by is not None and not any(entry is not None for entry in entries):
+        raise ValueError(f"in none of {len(entries)} stores: {left_out_by}") from left_out_by
+    chosen: dict[str, Any] = {}
+    if steps:
+        (one, wanted), *others = steps.items()
+        for store, found in others:
+            if found != wanted:
+                raise ValueError(
+                    f"offsets: {offsets} are the steps {wanted} in {one}, but {found} in {store}; stores "
+                    "that are read together need the same spacing"
+                )
+        chosen["offsets"] = wanted
+    if exclude is not None:
+        _exclude_separately(stores, entries, exclude)
+    if any(entry != {} for entry in entries):
+        chosen["per_store"] = json.dumps(entries)
+    return chosen
+
+
+def _exclude_separately(
+    stores: Sequence[tuple[str, _Coordinates]], entries: Sequence[dict[str, list[int]] | None], exclude: Any
+) -> None:
+    """Adds what is to be left out to the entry of each store. A label has to be in one of the stores."""
+    import xarray as xr
+
+    name = stores[0][1].dimensions[0]
+    if isinstance(exclude, xr.DataArray) and exclude.dtype == bool and name in exclude.indexes:
+        exclude = list(exclude.indexes[name][exclude.values])
+    one = isinstance(exclude, (str, bytes, slice)) or not isinstance(exclude, Iterable)
+    labels = [exclude] if one else list(exclude)
+    if any(isinstance(label, (bool, np.bool_)) for label in labels) or isinstance(exclude, xr.DataArray):
+        raise ValueError(
+            "exclude: a mask of several separate stores needs labels, as a DataArray over "
+            f"{name} has them; or give the labels themselves"
+        )
+    absent: dict[int, AbsentError] = {}
+    found: set[int] = set()
+    for (_, coordinates), entry in zip(stores, entries):
+        indices: set[int] = set()
+        for number, label in enumerate(labels):
+            try:
+                indices.update(map(int, np.ravel(coordinates.positions(name, label))))
+                found.add(number)
+            except AbsentError as error:
+                absent[number] = error
+        if entry is None:
+            continue
+        start = entry.get("roi_start", [0])[0]
+        end = entry.get("roi_end", [coordinates.sizes[name]])[0]
+        if inside := sorted(index for index in indices if start <= index < end):
+            entry["exclude"] = inside
+    for number, error in absent.items():
+        if number not in found:
+            raise ValueError(f"exclude, in none of {len(entries)} stores: {error}") from error
+
+
+class AbsentError(ValueError):
+    """A label that a coordinate has not."""
 
 
 def _import_xarray() -> None:
@@ -125,38 +219,20 @@ class _Coordinates:
     """Dimensions of each array."""
 
     @classmethod
-    def of(
-        cls,
-        path: Paths,
-        arrays: Sequence[str] | None,
-        follow_links: bool,
-        options: _core.StorageOptions = None,
-    ) -> _Coordinates:
-        names, parts, opened = stores(path, options), [], None
-        for name in names:
-            opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
-            if opened.is_folder:
-                parts.append(_of_folder(name, arrays, follow_links))
-                continue
-            try:
-                parts.append(_of_store(opened, arrays))
-            except RuntimeError as error:  # what the store answers
-                raise ValueError(f"path: {error}") from error
+    def joined(cls, stores: Sequence[tuple[str, _Coordinates]]) -> _Coordinates:
+        """Of stores that are joined along the first dimension."""
+        parts = [part for _, part in stores]
         whole = parts[0]
         if len(parts) == 1:
             return whole
+        _check_dimensions(stores)
         first, *others = whole.dimensions
-        for store, part in zip(names[1:], parts[1:]):
-            if part.dimensions != whole.dimensions:
-                raise ValueError(
-                    f"path: the dimensions in {_core.without_secrets(store)} are {part.dimensions}, in the "
-                    f"first store {whole.dimensions}; only stores of the same kind can be joined"
-                )
+        for store, part in stores[1:]:
             for name in others:
                 mine, its = whole.indexes.get(name), part.indexes.get(name)
                 if (mine is None) != (its is None) or (mine is not None and not mine.equals(its)):
                     raise ValueError(
-                        f"path: the coordinate {name} in {_core.without_secrets(store)} differs from "
+                        f"path: the coordinate {name} in {store} differs from "
                         "that in the first store; only stores on the same grid can be joined"
                     )
         sizes = whole.sizes | {first: sum(part.sizes[first] for part in parts)}
@@ -181,7 +257,7 @@ class _Coordinates:
         try:
             return along.sel({name: label}).values
         except (KeyError, IndexError) as error:
-            raise ValueError(f"{name}={label!r} is not there: {self.extent(name)}") from error
+            raise AbsentError(f"{name}={label!r} is not there: {self.extent(name)}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
@@ -212,7 +288,7 @@ class _Coordinates:
                     "; a slice goes from one end to the other in that order, and a range that wraps around "
                     "(such as longitudes across 0) is two ranges: give each a reader of its own"
                 )
-            raise ValueError(problem)
+            raise AbsentError(problem)
         steps = np.unique(np.diff(found))
         if steps.size == 0 or (steps.size == 1 and steps[0] == 1):
             return int(found[0]), int(found[-1]) + 1
@@ -286,6 +362,37 @@ class _Coordinates:
                 f"exclude: the mask has {mask.size} values without labels, but {name} has {size} indices"
             )
         return np.flatnonzero(mask.values)
+
+
+def _opened(
+    path: Paths,
+    arrays: Sequence[str] | None,
+    follow_links: bool,
+    options: _core.StorageOptions = None,
+) -> list[tuple[str, _Coordinates]]:
+    """The stores that a path means, as they are shown, with their coordinates."""
+    found, opened = [], None
+    for name in stores(path, options):
+        shown = _core.without_secrets(name)
+        opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
+        if opened.is_folder:
+            found.append((shown, _of_folder(name, arrays, follow_links)))
+            continue
+        try:
+            found.append((shown, _of_store(opened, arrays)))
+        except RuntimeError as error:  # what the store answers
+            raise ValueError(f"path: {error}") from error
+    return found
+
+
+def _check_dimensions(stores: Sequence[tuple[str, _Coordinates]]) -> None:
+    whole = stores[0][1]
+    for store, part in stores[1:]:
+        if part.dimensions != whole.dimensions:
+            raise ValueError(
+                f"path: the dimensions in {store} are {part.dimensions}, in the first store "
+                f"{whole.dimensions}; only stores of the same kind can be joined"
+            )
 
 
 def _of_folder(store: str, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:

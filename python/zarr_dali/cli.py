@@ -38,6 +38,12 @@ def main() -> None:
 @main.command(context_settings={"show_default": True})
 @click.argument("store", nargs=-1, required=True)
 @click.option("--arrays", type=_List(str), help="Names of arrays, read together; else each array by itself.")
+@click.option(
+    "--join",
+    type=click.Choice(["concat", "separate"]),
+    default="concat",
+    help="Several stores as one array, or each by itself.",
+)
 @click.option("--window", type=_List(int), help="Extents of a sample along the leading dimensions.")
 @click.option("--stride", type=_List(int), help="Steps between neighbouring samples.")
 @click.option("--batch-size", type=int, default=1, help="Samples of a batch.")
@@ -60,7 +66,8 @@ def main() -> None:
 def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any) -> None:
     """Says what the arrays of a STORE are and how they would be read: on the GPU, on the CPU or not at all.
 
-    Several stores are joined along the first dimension. Only metadata and file sizes are read.
+    Several stores are joined along the first dimension, unless `--join separate` is given. Only metadata and
+    file sizes are read.
     """
     import zarr_dali  # loads DALI, which `--help` need not wait for
 

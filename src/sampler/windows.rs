@@ -1,7 +1,7 @@
 //! Samples as windows over the leading dimensions of an array.
 
 use super::axis::{Axis, Run};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::argument;
 
 /// The arguments that decide which windows there are, as the user gave them.
@@ -17,6 +17,20 @@ pub struct WindowArguments<'a> {
     pub exclude: &'a [i64],
     /// The most windows that are listed where some are excluded; none: [`Windows::MOST_LISTED`].
     pub most_listed: Option<u64>,
+}
+
+/// Why an array has no windows.
+enum NoWindows {
+    /// The arguments do not fit each other, or name what is not there.
+    Refused(Error),
+    /// No window fits into the region, or each is excluded.
+    NoRoom(Error),
+}
+
+impl From<Error> for NoWindows {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
 }
 
 /// An arrangement of windows, numbered row by row.
@@ -41,15 +55,41 @@ impl Windows {
     /// # Errors
     /// Arguments that do not fit the shape or each other, named.
     pub fn new(shape: &[u64], given: &WindowArguments<'_>) -> Result<Self> {
+        Self::arrange(shape, given).map_err(|(NoWindows::Refused(error) | NoWindows::NoRoom(error))| error)
+    }
+
+    /// The same for one of several arrays: one that is too small for a window, or of which every window is excluded, has no
+    /// windows, and the inner error says why.
+    ///
+    /// # Errors
+    /// Arguments that do not fit each other, named.
+    pub fn fitting(shape: &[u64], given: &WindowArguments<'_>) -> Result<std::result::Result<Self, Error>> {
+        match Self::arrange(shape, given) {
+            Ok(windows) => Ok(Ok(windows)),
+            Err(NoWindows::NoRoom(error)) => Ok(Err(error)),
+            Err(NoWindows::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Checks `roi_start`, `roi_end` and `exclude` against a shape.
+    ///
+    /// # Errors
+    /// Indices that lie outside of it.
+    pub fn check_region(shape: &[u64], given: &WindowArguments<'_>) -> Result<()> {
+        region(shape, given)?;
+        within("exclude", given.exclude, shape.first().copied().unwrap_or(0)).map(drop)
+    }
+
+    fn arrange(shape: &[u64], given: &WindowArguments<'_>) -> std::result::Result<Self, NoWindows> {
         if shape.is_empty() {
             let problem = "the array has no dimensions, so there is nothing to take samples along";
-            return Err(argument("path", problem.into()));
+            return Err(argument("path", problem.into()).into());
         }
         let extents = extents(given)?;
         let asked = extents.len();
         if asked > shape.len() {
             let problem = format!("{extents:?} has {asked} extents, but the array has the shape {shape:?}");
-            return Err(argument("window", problem));
+            return Err(argument("window", problem).into());
         }
         let dilation = per_dimension("dilation", given.dilation, asked)?.unwrap_or_else(|| vec![1; asked]);
         if given.offsets.is_some() && dilation[0] != 1 {
@@ -57,7 +97,7 @@ impl Windows {
                 "{dilation:?} and offsets={:?} both say which steps a sample has; leave one out, or give 1 in the first place",
                 given.offsets.unwrap_or_default()
             );
-            return Err(argument("dilation", problem));
+            return Err(argument("dilation", problem).into());
         }
         let stride = per_dimension("stride", given.stride, asked)?;
         let region = region(shape, given)?;
@@ -81,7 +121,7 @@ impl Windows {
             let problem = format!(
                 "{extents:?} has more places in the shape {shape:?} than can be counted; cover fewer dimensions"
             );
-            return Err(argument("window", problem));
+            return Err(argument("window", problem).into());
         }
         Ok(windows)
     }
@@ -164,7 +204,7 @@ fn axis(
     extents: &[u64],
     dilation: &[u64],
     stride: Option<u64>,
-) -> Result<Axis> {
+) -> std::result::Result<Axis, NoWindows> {
     let offsets = given.offsets.filter(|_| d == 0);
     let (runs, anchor) = match offsets {
         Some(offsets) => runs_of(offsets)?,
@@ -192,12 +232,17 @@ fn axis(
             "{values} does not fit into {place}: {asked} steps are asked for in dimension {d}, which has {}",
             bounds.1 - bounds.0
         );
-        argument(if offsets.is_some() { "offsets" } else { "window" }, problem)
+        NoWindows::NoRoom(argument(if offsets.is_some() { "offsets" } else { "window" }, problem))
     })
 }
 
 /// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps.
-fn exclude(axis: &mut Axis, steps: u64, given: &WindowArguments<'_>, extents: &[u64]) -> Result<()> {
+fn exclude(
+    axis: &mut Axis,
+    steps: u64,
+    given: &WindowArguments<'_>,
+    extents: &[u64],
+) -> std::result::Result<(), NoWindows> {
     let indices = within("exclude", given.exclude, steps)?;
     let most = given.most_listed.unwrap_or(u64::MAX).min(Windows::MOST_LISTED);
     if axis.count() > most {
@@ -205,7 +250,7 @@ fn exclude(axis: &mut Axis, steps: u64, given: &WindowArguments<'_>, extents: &[
             "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",
             axis.count(),
         );
-        return Err(argument("exclude", problem));
+        return Err(argument("exclude", problem).into());
     }
     axis.exclude(&indices);
     if axis.count() == 0 {
@@ -213,7 +258,7 @@ fn exclude(axis: &mut Axis, steps: u64, given: &WindowArguments<'_>, extents: &[
             "its {} indices touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
             indices.len()
         );
-        return Err(argument("exclude", problem));
+        return Err(NoWindows::NoRoom(argument("exclude", problem)));
     }
     Ok(())
 }
