@@ -92,19 +92,19 @@ the next; further dimensions need the same extents. ``"separate"`` is for stores
 continuation of each other, such as runs, positions or years with gaps: every sample lies in one
 store, and samples are numbered store by store in the order of `path`. The stores need the same
 dimensions in the same order; extents may differ along the dimensions that `window` covers (without
-`window`: the first). `roi_start`, `roi_end` and `exclude` count in each store, as far as it reaches,
+`window`: the first). `roi_start`, `roi_end`, `exclude` and `breaks` count in each store, as far as it reaches,
 or see `per_store`. A store without room for a window has no samples, which is said once. Arrays
 without the first dimension, such as static fields, are those of the sample's own store.
 `return_index` gives the store's number, too.)code",
                     "concat")
-    .AddOptionalArg(
-        "per_store",
-        R"code(Regions that differ from store to store, with ``join="separate"``: a JSON list.
+    .AddOptionalArg("per_store",
+                    R"code(What differs from store to store, with ``join="separate"``: a JSON list.
 
 It has an entry for each store in the order of `path`: an object that may have ``roi_start``,
-``roi_end`` and ``exclude``, each a list as the argument of that name, or ``null``, which leaves the
-store out. ``zarr_dali.select`` makes it from labels.)code",
-        "")
+``roi_end``, ``exclude`` and ``breaks``, each a list as the argument of that name, which is then not
+given for all stores, or ``null``, which leaves the store out. ``zarr_dali.select`` makes it from
+labels.)code",
+                    "")
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
@@ -205,6 +205,14 @@ By default the extent of the array.)code",
 
 Samples that would are left out before samples are counted and shared out to reader
 shards.)code",
+        nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "breaks",
+        R"code(Indices of the first dimension that no sample may reach over, such as the first steps behind gaps.
+
+A sample with steps before one of them has none at or behind it; others are left out as those of
+`exclude` are. The reader looks at no coordinate: ``zarr_dali.select(..., gaps="skip")`` and
+``Loader(gaps="skip")`` find the indices.)code",
         nullptr)
     .AddOptionalArg("return_index",
                     R"code(Determines whether the indices of each sample are a further, last output.

@@ -88,6 +88,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.has_roi_start = ListArgument(spec, "roi_start", args.roi_start);
   args.has_roi_end = ListArgument(spec, "roi_end", args.roi_end);
   ListArgument(spec, "exclude", args.exclude);
+  ListArgument(spec, "breaks", args.breaks);
   args.return_index = spec.GetArgument<bool>("return_index");
   args.initial_fill = spec.GetArgument<int64_t>("initial_fill");
   args.position = spec.GetArgument<std::string>("position");

@@ -31,7 +31,7 @@ GROUPS = {
     ),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
-        *("roi_start", "roi_end", "exclude", "return_index"),
+        *("roi_start", "roi_end", "exclude", "breaks", "return_index"),
     ),
     "Values": ("mask_and_scale", "mean", "std", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),

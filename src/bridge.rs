@@ -56,6 +56,7 @@ mod ffi {
         has_roi_end: bool,
         roi_end: Vec<i64>,
         exclude: Vec<i64>,
+        breaks: Vec<i64>,
         return_index: bool,
         initial_fill: i64,
         /// Where to start, as `save_state` gives it; empty: at the start.
@@ -211,6 +212,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             roi_start: args.has_roi_start.then(|| args.roi_start.clone()),
             roi_end: args.has_roi_end.then(|| args.roi_end.clone()),
             exclude: args.exclude.clone(),
+            breaks: args.breaks.clone(),
             return_index: args.return_index,
             initial_fill: args.initial_fill,
             position: args.position.clone(),

@@ -61,6 +61,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             roi_start,
             roi_end,
             exclude,
+            breaks,
             return_index,
             initial_fill,
             position,

@@ -66,7 +66,7 @@ pub struct Arguments {
     pub paths: Vec<String>,
     /// `concat` or `separate`.
     pub join: String,
-    /// Of stores that are read separately, `roi_start`, `roi_end` and `exclude` of each: a JSON list of objects, or empty.
+    /// Of stores that are read separately, `roi_start`, `roi_end`, `exclude` and `breaks` of each: a JSON list of objects, or empty.
     pub per_store: String,
     /// Array paths inside the store, one output each; empty: the path itself is an array.
     pub arrays: Vec<String>,
@@ -98,6 +98,8 @@ pub struct Arguments {
     pub roi_end: Option<Vec<i64>>,
     /// Indices of the first dimension that no sample may touch.
     pub exclude: Vec<i64>,
+    /// Indices of the first dimension that no sample may reach over: before one, and at or behind it.
+    pub breaks: Vec<i64>,
     /// One more output with the indices of samples.
     pub return_index: bool,
     /// Draw the samples of a reader shard in random order.
@@ -166,6 +168,7 @@ impl Arguments {
             roi_start: None,
             roi_end: None,
             exclude: vec![],
+            breaks: vec![],
             return_index: false,
             initial_fill: 1024,
             position: String::new(),

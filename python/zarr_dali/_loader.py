@@ -7,11 +7,11 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from zarr_dali import _core, _element_types, _loader_checks, _locations, _outputs, _select
+from zarr_dali import _core, _element_types, _loader_checks, _locations, _outputs, _select, _steps
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Loader:
         world_size: int | None = None,
         names: Sequence[str] | None = None,
         select: Mapping[str, Any] | None = None,
+        gaps: Literal["error", "skip", "allow"] | None = None,
         dtype: Any = None,
         layout: str | Sequence[str | None] | Mapping[str, str] | None = None,
         graph: Callable[[dict[str, DataNode]], Any] | None = None,
@@ -104,6 +105,10 @@ class Loader:
             select: Labels, as `zarr_dali.select` takes them: `select={"time": slice("2010", "2015")}`.
                 `offsets` may hold time spans with or without it; what `exclude` holds are labels with it, and
                 without it indices, or labels if they are texts, times, slices or a mask.
+            gaps: What becomes of samples of several steps where the coordinate of the first dimension has a
+                gap, as `zarr_dali.select` takes it. Without it "error" if `offsets` are time spans; else they
+                are allowed, and a warning names the first gap, if there is such a coordinate and xarray to
+                read it.
             dtype: Element type of all outputs, as a type or name of NumPy, torch or DALI, rounded and
                 saturated as the reader does; a list with one for each of `arrays`; or a dictionary with some
                 by their names: `dtype={"label": "int64"}`. None leaves a type as it is. "bfloat16" is made of
@@ -146,7 +151,7 @@ class Loader:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
         self._transform = transform
-        arguments = _with_selection(path, arrays, select, arguments)
+        arguments = _with_selection(path, arrays, select, arguments, gaps)
         names = _outputs.names_of(arrays, arguments, names)
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
@@ -433,7 +438,11 @@ def _parts(count: int, ranks: int) -> list[int]:
 
 
 def _with_selection(
-    path: str | list[str], arrays: list[str], labels: Mapping[str, Any] | None, arguments: dict[str, Any]
+    path: str | list[str],
+    arrays: list[str],
+    labels: Mapping[str, Any] | None,
+    arguments: dict[str, Any],
+    gaps: str | None,
 ) -> dict[str, Any]:
     """The reader's arguments, with indices for what labels and time spans mean."""
     asked = ("offsets", "exclude")
@@ -442,18 +451,38 @@ def _with_selection(
     else:
         _loader_checks.check_labels(labels, arguments)
     if labels is None and not asked:
-        return arguments | {"path": path}
+        arguments = arguments | {"path": path}
+        return arguments | _without_gaps(arrays, arguments, gaps)
+    computed = {"window", "offsets", *asked}
     chosen = _select.select(
         path,
         arrays=arrays or None,
         join=arguments.get("join", "concat"),
-        **{name: arguments.get(name) for name in asked},
+        **{name: arguments.get(name) for name in computed},
+        gaps=gaps,
         follow_links=arguments.get("follow_links", True),
         storage_options=arguments.get("storage_options"),
         **(labels or {}),
     )
-    others = {name: value for name, value in arguments.items() if name not in asked}
+    others = {name: value for name, value in arguments.items() if name not in computed}
+    for name in ("breaks", "per_store"):
+        if name in chosen and others.get(name) is not None:
+            raise ValueError(f"{name} and labels, time spans or gaps: give one of them")
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
+
+
+def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
+    """The reader's arguments that keep samples from reaching over gaps, for a reader of indices."""
+    several = _steps.are_several(arguments.get("window"), arguments.get("offsets"))
+    if gaps == "allow" or arguments.get("breaks") is not None or not (several or gaps is not None):
+        return {}
+    try:
+        return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)
+    except (ImportError, ValueError, RuntimeError):
+        # Nobody asked, and what is wrong with the store the reader says.
+        if gaps is not None:
+            raise
+        return {}
 
 
 def _is_of_indices(value: Any) -> bool:

@@ -6,20 +6,18 @@ coordinates of dimensions are read.
 
 from __future__ import annotations
 
-import datetime
 import json
-import numbers
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from zarr_dali import _core, _local, _locations
+from zarr_dali import _core, _local, _locations, _steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +33,10 @@ def select(
     *,
     arrays: str | Sequence[str] | None = None,
     join: Literal["concat", "separate"] = "concat",
+    window: int | Sequence[int] | None = None,
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
+    gaps: Literal["error", "skip", "allow"] | None = None,
     follow_links: bool = True,
     storage_options: _core.StorageOptions = None,
     **labels: Any,
@@ -52,11 +52,19 @@ def select(
         arrays: Paths of arrays below `path`, all in one group.
         join: As for the reader: with "separate" labels are looked up in each store, and a store in which they
             select nothing is left out. Time spans of `offsets` have to be as many steps in each.
+        window: As for the reader, which gets it: whether a sample has several steps, between which gaps can
+            be.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
             or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate.
         exclude: What no sample may touch along the first dimension: a label, a slice or a list of them, of
             which a text that is a part of a date means all of it; or a mask, True for what is left out: a
             DataArray over the first dimension, or as many values as it has indices.
+        gaps: What becomes of samples of several steps where the coordinate of the first dimension has a gap:
+            "error" refuses the store, "skip" leaves out the samples that reach over a gap, and "allow" takes
+            them, with steps counted by index. Without it "error" if `offsets` are time spans, else "allow"
+            with a warning that names the first gap. With time spans a gap is where steps are not as far apart
+            as most are; else where they are more than one and a half times as far apart as usual (the
+            median), or not in the coordinate's order. Only the range that is selected counts.
         follow_links: As for the reader: False refuses symbolic links that lead out of the store's folder, and
             of an array by itself also those in its group that lead out of the group.
         storage_options: Credentials and endpoints of stores at URLs, as for the reader.
@@ -65,8 +73,8 @@ def select(
             selected by position.
 
     Returns:
-        `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `offsets`, `exclude`,
-        `follow_links` and `storage_options` where they apply.
+        `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `window`, `offsets`, `exclude`,
+        `breaks`, `follow_links` and `storage_options` where they apply.
 
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected is not one ascending range
@@ -82,7 +90,7 @@ def select(
         arrays = location.arrays
     if join not in ("concat", "separate"):
         raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
-    stores = _opened(path, arrays, follow_links, storage_options)
+    opened = _opened(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
         chosen["storage_options"] = _core.as_json(storage_options)
@@ -90,34 +98,44 @@ def select(
         chosen["follow_links"] = False
     if arrays is not None:
         chosen["arrays"] = arrays
+    if window is not None:
+        chosen["window"] = np.atleast_1d(window).tolist()
+    several = _steps.are_several(window, offsets)
     if join == "separate":
-        return chosen | {"join": join} | _separately(stores, labels, offsets, exclude)
-    coordinates = _Coordinates.joined(stores)
+        return chosen | {"join": join} | _separately(opened, labels, offsets, exclude, gaps, several)
+    coordinates = _Coordinates.joined(opened)
     ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
     if ranges:
         region = coordinates.region(ranges)
         chosen["roi_start"] = [start for start, _ in region]
         chosen["roi_end"] = [end for _, end in region]
-    first = coordinates.dimensions[0]
-    start, end = ranges.get(first, (0, coordinates.sizes[first]))
-    if offsets is not None:
-        chosen["offsets"] = _steps(offsets, first, coordinates.indexes.get(first), start, end)
+    line = coordinates.line(ranges)
+    steps, (breaks,) = _steps.resolve([line], offsets, gaps, several)
+    if steps is not None:
+        chosen["offsets"] = steps
+    if breaks:
+        chosen["breaks"] = breaks
     if exclude is not None:
         left_out = coordinates.excluded(exclude)
-        left_out = left_out[(left_out >= start) & (left_out < end)].tolist()
+        left_out = left_out[(left_out >= line.start) & (left_out < line.end)].tolist()
         if left_out:
             chosen["exclude"] = left_out
     return chosen
 
 
 def _separately(
-    stores: Sequence[tuple[str, _Coordinates]], labels: dict[str, Any], offsets: Any, exclude: Any
+    stores: Sequence[tuple[str, _Coordinates]],
+    labels: dict[str, Any],
+    offsets: Any,
+    exclude: Any,
+    gaps: str | None,
+    several: bool,
 ) -> dict[str, Any]:
     """Arguments for what labels name in each of several stores."""
     _check_dimensions(stores)
     entries: list[dict[str, list[int]] | None] = []
     left_out_by = None
-    steps: dict[str, list[int]] = {}
+    lines = []
     for store, coordinates in stores:
         try:
             ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
@@ -131,27 +149,60 @@ def _separately(
             if region
             else {}
         )
-        if offsets is not None:
-            first = coordinates.dimensions[0]
-            start, end = ranges.get(first, (0, coordinates.sizes[first]))
-            steps[store] = _steps(offsets, first, coordinates.indexes.get(first), start, end)
-    if left_out_by is not None and not any(entry is not None for entry in entries):
+        lines.append(coordinates.line(ranges, store))
+    if not lines:
         raise ValueError(f"in none of {len(entries)} stores: {left_out_by}") from left_out_by
     chosen: dict[str, Any] = {}
-    if steps:
-        (one, wanted), *others = steps.items()
-        for store, found in others:
-            if found != wanted:
-                raise ValueError(
-                    f"offsets: {offsets} are the steps {wanted} in {one}, but {found} in {store}; stores "
-                    "that are read together need the same spacing"
-                )
-        chosen["offsets"] = wanted
+    steps, breaks = _steps.resolve(lines, offsets, gaps, several)
+    if steps is not None:
+        chosen["offsets"] = steps
+    for entry, found in zip((entry for entry in entries if entry is not None), breaks):
+        if found:
+            entry["breaks"] = found
     if exclude is not None:
         _exclude_separately(stores, entries, exclude)
     if any(entry != {} for entry in entries):
         chosen["per_store"] = json.dumps(entries)
     return chosen
+
+
+def breaks_of(
+    path: Paths, arrays: Sequence[str] | None, arguments: Mapping[str, Any], gaps: str | None
+) -> dict[str, Any]:
+    """The reader's arguments that keep samples from reaching over gaps, for a reader of indices.
+
+    `arguments` are those of the reader: `window`, `offsets`, `join`, and the region that counts.
+
+    Raises:
+        ValueError: There are gaps, and `gaps` is "error"; or coordinates cannot be read.
+        ImportError: xarray or zarr is missing.
+    """
+    _import_xarray()
+    opened = _opened(path, arrays, arguments.get("follow_links", True), arguments.get("storage_options"))
+    separate = arguments.get("join") == "separate"
+    own = json.loads(arguments.get("per_store") or "[]") or [{}] * len(opened)
+    parts = opened if separate else [("", _Coordinates.joined(opened))]
+    entries, lines = [], []
+    for (store, coordinates), entry in zip(parts, own):
+        entries.append(entry if entry is None else dict(entry))
+        if entry is None:
+            continue
+        given = {**arguments, **entry}
+        size = coordinates.sizes[coordinates.dimensions[0]]
+        start, end = (
+            min(given.get(name)[0], size) if given.get(name) else default
+            for name, default in (("roi_start", 0), ("roi_end", size))
+        )
+        lines.append(coordinates.line({coordinates.dimensions[0]: (start, end)}, store))
+    _, breaks = _steps.resolve(lines, None, gaps, True)
+    if not any(breaks):
+        return {}
+    if not separate:
+        return {"breaks": breaks[0]}
+    for entry, found in zip((entry for entry in entries if entry is not None), breaks):
+        if found:
+            entry["breaks"] = found
+    return {"per_store": json.dumps(entries)}
 
 
 def _exclude_separately(
@@ -262,6 +313,12 @@ class _Coordinates:
             raise ValueError(
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
+
+    def line(self, ranges: Mapping[str, tuple[int, int]], store: str = "") -> _steps.Line:
+        """The first dimension, as far as it is selected."""
+        first = self.dimensions[0]
+        start, end = ranges.get(first, (0, self.sizes[first]))
+        return _steps.Line(first, self.indexes.get(first), start, end, store)
 
     def extent(self, name: str) -> str:
         """The index of a dimension in words."""
@@ -507,72 +564,3 @@ def stores(path: Paths, options: _core.StorageOptions = None) -> list[str]:
     """The stores that a reader's `path` means."""
     parts = [path] if isinstance(path, (str, os.PathLike)) else path
     return _core.expand([os.fspath(part) for part in parts], options)
-
-
-def _steps(offsets: Sequence[Any], name: str, index: pd.Index | None, start: int, end: int) -> list[int]:
-    """Offsets as numbers of indices along the first dimension."""
-    if isinstance(offsets, (str, numbers.Integral, datetime.timedelta, np.timedelta64)):
-        offsets = [offsets]
-    spacing = None
-    steps = []
-    for offset in offsets:
-        if isinstance(offset, numbers.Integral) and not isinstance(offset, (bool, np.timedelta64)):
-            steps.append(int(offset))
-            continue
-        span = _time_span(offset)
-        if spacing is None:
-            spacing = _spacing(offset, name, index, start, end)
-        if span % spacing:
-            raise ValueError(
-                f"offsets: {offset!r} is no multiple of {spacing}, the spacing of the coordinate {name}"
-            )
-        steps.append(span // spacing)
-    return steps
-
-
-def _time_span(offset: Any) -> pd.Timedelta:
-    import pandas as pd
-
-    if isinstance(offset, (str, datetime.timedelta, np.timedelta64)):
-        try:
-            span = pd.Timedelta(offset)
-        except ValueError as error:
-            raise ValueError(
-                f"offsets: {offset!r} is no time span ({error}); write it as in -6h or 1D"
-            ) from error
-        if not pd.isna(span):
-            return span
-    raise ValueError(f"offsets: {offset!r} is neither a number of steps nor a time span such as -6h")
-
-
-def _spacing(offset: Any, name: str, index: pd.Index | None, start: int, end: int) -> pd.Timedelta:
-    """The time between neighbouring indices of a range, which has to be the same everywhere in it."""
-    import pandas as pd
-
-    asked = f"offsets: {offset!r} is a time span"
-    if index is None:
-        raise ValueError(
-            f"{asked}, but the first dimension, {name}, has no coordinate; give numbers of steps"
-        )
-    labels = index[start:end]
-    if len(labels) < 2:
-        raise ValueError(
-            f"{asked}, but only one index of {name} is selected, so that there is no spacing; give numbers "
-            "of steps"
-        )
-    differences = np.diff(np.asarray(labels))
-    # Times of calendars beside the usual one are objects, as are their differences.
-    if not (differences.dtype.kind == "m" or isinstance(differences[0], datetime.timedelta)):
-        raise ValueError(f"{asked}, but the coordinate {name} holds no times; give numbers of steps")
-    spans = pd.TimedeltaIndex(differences)
-    unequal = np.flatnonzero(spans != spans[0])
-    if unequal.size:
-        at = int(unequal[0])
-        raise ValueError(
-            f"{asked}, but the coordinate {name} is not evenly spaced: {spans[0]} apart at first, "
-            f"{spans[at]} from {labels[at]} (index {start + at}) to {labels[at + 1]}; select a part that is, "
-            "or give numbers of steps"
-        )
-    if not spans[0]:
-        raise ValueError(f"{asked}, but the coordinate {name} repeats {labels[0]}; give numbers of steps")
-    return spans[0]

@@ -34,6 +34,7 @@ def zarr(
     roi_start: int | Sequence[int] | None = None,
     roi_end: int | Sequence[int] | None = None,
     exclude: int | Sequence[int] | None = None,
+    breaks: int | Sequence[int] | None = None,
     return_index: bool = False,
     mask_and_scale: bool = False,
     mean: float | Sequence[float] | None = None,
@@ -122,14 +123,15 @@ def zarr(
             continuation of each other, such as runs, positions or years with gaps: every sample lies in one
             store, and samples are numbered store by store in the order of `path`. The stores need the same
             dimensions in the same order; extents may differ along the dimensions that `window` covers
-            (without `window`: the first). `roi_start`, `roi_end` and `exclude` count in each store, as far as
-            it reaches, or see `per_store`. A store without room for a window has no samples, which is said
-            once. Arrays without the first dimension, such as static fields, are those of the sample's own
-            store. `return_index` gives the store's number, too.
-        per_store: Regions that differ from store to store, with `join="separate"`: a JSON list.
+            (without `window`: the first). `roi_start`, `roi_end`, `exclude` and `breaks` count in each store,
+            as far as it reaches, or see `per_store`. A store without room for a window has no samples, which
+            is said once. Arrays without the first dimension, such as static fields, are those of the sample's
+            own store. `return_index` gives the store's number, too.
+        per_store: What differs from store to store, with `join="separate"`: a JSON list.
             It has an entry for each store in the order of `path`: an object that may have `roi_start`,
-            `roi_end` and `exclude`, each a list as the argument of that name, or `null`, which leaves the
-            store out. `zarr_dali.select` makes it from labels.
+            `roi_end`, `exclude` and `breaks`, each a list as the argument of that name, which is then not
+            given for all stores, or `null`, which leaves the store out. `zarr_dali.select` makes it from
+            labels.
         arrays: Paths of arrays below `path`, one output each, in this order.
             The dimensions that `window` covers (without `window`: the first) must have the same extents in
             all of them; further dimensions and element types may differ. If not given or empty, `path` itself
@@ -178,6 +180,11 @@ def zarr(
             By default the extent of the array.
         exclude: Indices of the first dimension that no sample may touch, such as missing or bad days.
             Samples that would are left out before samples are counted and shared out to reader shards.
+        breaks: Indices of the first dimension that no sample may reach over, such as the first steps behind
+            gaps.
+            A sample with steps before one of them has none at or behind it; others are left out as those of
+            `exclude` are. The reader looks at no coordinate: `zarr_dali.select(..., gaps="skip")` and
+            `Loader(gaps="skip")` find the indices.
         return_index: Determines whether the indices of each sample are a further, last output.
             It is int64 with one value for each dimension of `window`: the index at which the sample starts,
             or, with `offsets`, the one it is named by. With `join="separate"` the number of the sample's

@@ -192,7 +192,7 @@ fn check_fingerprint(theirs: &Value, ours: &Value) -> Result<()> {
     }
     if differs("samples") || differs("windows") {
         return Err(refused(format!(
-            "it was written for {} samples, this reader has {}: stride, dilation, offsets, roi_start, roi_end, exclude, per_store or the extents of the arrays were others",
+            "it was written for {} samples, this reader has {}: stride, dilation, offsets, roi_start, roi_end, exclude, breaks, per_store or the extents of the arrays were others",
             theirs["samples"], ours["samples"]
         )));
     }

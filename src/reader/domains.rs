@@ -22,6 +22,7 @@ pub(super) fn domains(reference: &Joined, arguments: &Arguments, options: &Optio
         roi_start: arguments.roi_start.as_deref(),
         roi_end: arguments.roi_end.as_deref(),
         exclude: &arguments.exclude,
+        breaks: &arguments.breaks,
         most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
     };
     if reference.is_separate {
@@ -38,28 +39,31 @@ pub(super) fn domains(reference: &Joined, arguments: &Arguments, options: &Optio
 /// Windows over each store by itself. Stores that have none are left out.
 fn separate(stores: &[ArrayInfo], arguments: &Arguments, given: WindowArguments<'_>) -> Result<Domains> {
     let each = per_store(arguments, stores.len())?;
-    if each.is_none() {
-        // What one store has room for may lie beyond the end of another one.
-        let extents = |d: usize| stores.iter().map(|store| store.shape[d]).max().unwrap_or(0);
-        let largest: Vec<u64> = (0..stores[0].shape.len()).map(extents).collect();
-        Windows::check_region(&largest, &given)?;
-    }
+    // What one store has room for may lie beyond the end of another one.
+    let extents = |d: usize| stores.iter().map(|store| store.shape[d]).max().unwrap_or(0);
+    let largest: Vec<u64> = (0..stores[0].shape.len()).map(extents).collect();
+    Windows::check_region(&largest, &given)?;
     let mut most_listed = given.most_listed.unwrap_or(u64::MAX);
     let (mut found, mut empty) = (vec![], vec![]);
     for (number, store) in stores.iter().enumerate() {
-        let region = match each.as_ref().map(|each| &each[number]) {
+        let region = Region::inside(&given, &store.shape);
+        let (region, is_empty) = match each.as_ref().map(|each| &each[number]) {
+            None => (region.clone(), region.is_empty()),
             Some(None) => continue,
-            Some(Some(region)) => region.clone(),
-            None => Region::inside(&given, &store.shape),
+            Some(Some(own)) => {
+                let is_shared = own.start.is_none() && own.end.is_none();
+                (region.with(own), is_shared && region.is_empty())
+            }
         };
         let given = WindowArguments {
             roi_start: region.start.as_deref(),
             roi_end: region.end.as_deref(),
             exclude: &region.exclude,
+            breaks: &region.breaks,
             most_listed: Some(most_listed),
             ..given
         };
-        let windows = match each.is_none() && region.is_empty() {
+        let windows = match is_empty {
             true => Err(argument("roi_start", "the region begins behind the end of the array".into())),
             false => {
                 Windows::fitting(&store.shape, &given).map_err(|error| name_array(error, &store.context()))?
@@ -67,7 +71,7 @@ fn separate(stores: &[ArrayInfo], arguments: &Arguments, given: WindowArguments<
         };
         match windows {
             Ok(windows) => {
-                if !region.exclude.is_empty() {
+                if !region.exclude.is_empty() || !region.breaks.is_empty() {
                     most_listed = most_listed.saturating_sub(windows.axes()[0].count());
                 }
                 found.push((number, windows));
@@ -103,6 +107,7 @@ struct Region {
     start: Option<Vec<i64>>,
     end: Option<Vec<i64>>,
     exclude: Vec<i64>,
+    breaks: Vec<i64>,
 }
 
 impl Region {
@@ -116,10 +121,23 @@ impl Region {
             (depth > 0).then(|| extents().enumerate().map(at).collect::<Vec<i64>>())
         };
         let steps = i64::try_from(shape[0]).unwrap_or(i64::MAX);
+        let known = |indices: &[i64]| indices.iter().copied().filter(|&index| index < steps).collect();
         Self {
             start: within(starts, &|_| 0),
             end: within(ends, &|extent| extent),
-            exclude: given.exclude.iter().copied().filter(|&index| index < steps).collect(),
+            exclude: known(given.exclude),
+            breaks: known(given.breaks),
+        }
+    }
+
+    /// The same with what is said of the store itself.
+    fn with(&self, own: &Self) -> Self {
+        let list = |own: &Vec<i64>, all: &Vec<i64>| if own.is_empty() { all.clone() } else { own.clone() };
+        Self {
+            start: own.start.clone().or_else(|| self.start.clone()),
+            end: own.end.clone().or_else(|| self.end.clone()),
+            exclude: list(&own.exclude, &self.exclude),
+            breaks: list(&own.breaks, &self.breaks),
         }
     }
 
@@ -145,9 +163,13 @@ fn per_store(arguments: &Arguments, stores: usize) -> Result<Option<Vec<Option<R
         ("roi_start", arguments.roi_start.is_some()),
         ("roi_end", arguments.roi_end.is_some()),
         ("exclude", !arguments.exclude.is_empty()),
+        ("breaks", !arguments.breaks.is_empty()),
     ];
-    if let Some((name, _)) = all_stores.iter().find(|(_, is_given)| *is_given) {
-        return Err(refused(format!("has the region of each store, so that {name} is not given beside it")));
+    let is_twice = |name: &str| given.iter().flatten().any(|own| own.contains_key(name));
+    if let Some((name, _)) = all_stores.iter().find(|(name, is_given)| *is_given && is_twice(name)) {
+        return Err(refused(format!(
+            "has {name} of single stores, and {name} is given for all; give one of them"
+        )));
     }
     let region = |(number, given): (usize, Option<Map<String, Value>>)| {
         let Some(given) = given else { return Ok(None) };
@@ -160,9 +182,10 @@ fn per_store(arguments: &Arguments, stores: usize) -> Result<Option<Vec<Option<R
                 "roi_start" => region.start = from_value(value).map_err(wrong)?,
                 "roi_end" => region.end = from_value(value).map_err(wrong)?,
                 "exclude" => region.exclude = from_value(value).map_err(wrong)?,
+                "breaks" => region.breaks = from_value(value).map_err(wrong)?,
                 _ => {
                     let problem = format!(
-                        "its entry {number} has \"{name}\", which is none of roi_start, roi_end and exclude"
+                        "its entry {number} has \"{name}\", which is none of roi_start, roi_end, exclude and breaks"
                     );
                     return Err(refused(problem));
                 }
@@ -197,8 +220,10 @@ mod tests {
             let error = per_store(&arguments(text), 3).unwrap_err().to_string();
             assert!(error.contains(problem), "{error}");
         }
-        let both = Arguments { exclude: vec![1], ..arguments("[null, null, null]") };
+        let both = Arguments { exclude: vec![1], ..arguments(r#"[null, {"exclude": [1]}, null]"#) };
         let error = per_store(&both, 3).unwrap_err().to_string();
-        assert!(error.contains("exclude is not given beside it"), "{error}");
+        assert!(error.contains("exclude is given for all"), "{error}");
+        let others = Arguments { exclude: vec![1], ..arguments(r#"[null, {"breaks": [1]}, null]"#) };
+        assert!(per_store(&others, 3).is_ok());
     }
 }

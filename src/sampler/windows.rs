@@ -15,6 +15,7 @@ pub struct WindowArguments<'a> {
     pub roi_start: Option<&'a [i64]>,
     pub roi_end: Option<&'a [i64]>,
     pub exclude: &'a [i64],
+    pub breaks: &'a [i64],
     /// The most windows that are listed where some are excluded; none: [`Windows::MOST_LISTED`].
     pub most_listed: Option<u64>,
 }
@@ -71,13 +72,15 @@ impl Windows {
         }
     }
 
-    /// Checks `roi_start`, `roi_end` and `exclude` against a shape.
+    /// Checks `roi_start`, `roi_end`, `exclude` and `breaks` against a shape.
     ///
     /// # Errors
     /// Indices that lie outside of it.
     pub fn check_region(shape: &[u64], given: &WindowArguments<'_>) -> Result<()> {
         region(shape, given)?;
-        within("exclude", given.exclude, shape.first().copied().unwrap_or(0)).map(drop)
+        let steps = shape.first().copied().unwrap_or(0);
+        within("exclude", given.exclude, steps)?;
+        within("breaks", given.breaks, steps).map(drop)
     }
 
     fn arrange(shape: &[u64], given: &WindowArguments<'_>) -> std::result::Result<Self, NoWindows> {
@@ -112,7 +115,7 @@ impl Windows {
                 axes.extend(Axis::new(vec![whole], 0, bounds, 1));
             }
         }
-        if !given.exclude.is_empty() {
+        if !given.exclude.is_empty() || !given.breaks.is_empty() {
             exclude(&mut axes[0], shape[0], given, &extents)?;
         }
         let windows = Self { axes, asked, drops_first: given.window.is_none() && given.offsets.is_none() };
@@ -236,7 +239,7 @@ fn axis(
     })
 }
 
-/// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps.
+/// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps, or reach over breaks.
 fn exclude(
     axis: &mut Axis,
     steps: u64,
@@ -244,21 +247,24 @@ fn exclude(
     extents: &[u64],
 ) -> std::result::Result<(), NoWindows> {
     let indices = within("exclude", given.exclude, steps)?;
+    let breaks = within("breaks", given.breaks, steps)?;
+    let name = if indices.is_empty() { "breaks" } else { "exclude" };
     let most = given.most_listed.unwrap_or(u64::MAX).min(Windows::MOST_LISTED);
     if axis.count() > most {
         let problem = format!(
             "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",
             axis.count(),
         );
-        return Err(argument("exclude", problem).into());
+        return Err(argument(name, problem).into());
     }
-    axis.exclude(&indices);
+    axis.exclude(&indices, &breaks);
     if axis.count() == 0 {
+        let also = if breaks.is_empty() || indices.is_empty() { "" } else { ", with those of breaks," };
         let problem = format!(
-            "its {} indices touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
-            indices.len()
+            "its {} indices{also} touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
+            if indices.is_empty() { breaks.len() } else { indices.len() }
         );
-        return Err(NoWindows::NoRoom(argument("exclude", problem)));
+        return Err(NoWindows::NoRoom(argument(name, problem)));
     }
     Ok(())
 }
@@ -428,10 +434,12 @@ mod tests {
             window in 1i64..6, dilation in 1i64..4,
             offsets in prop::option::of(prop::collection::vec(-8i64..9, 1..5)),
             exclude in prop::collection::vec(0i64..30, 0..4),
+            breaks in prop::collection::vec(0i64..30, 0..3),
         ) {
             let roi = (roi.0.min(extent - 1), roi.1.min(extent));
             prop_assume!(roi.0 < roi.1);
             let exclude: Vec<i64> = exclude.into_iter().filter(|&index| index < extent).collect();
+            let breaks: Vec<i64> = breaks.into_iter().filter(|&index| index < extent).collect();
             let steps: Vec<i64> =
                 offsets.clone().unwrap_or_else(|| (0..window).map(|i| i * dilation).collect());
             let (window, dilation, bounds) = ([window], [dilation], ([roi.0], [roi.1]));
@@ -443,6 +451,7 @@ mod tests {
                 roi_start: Some(&bounds.0),
                 roi_end: Some(&bounds.1),
                 exclude: &exclude,
+                breaks: &breaks,
                 most_listed: None,
             };
             let inside = |t: i64| steps.iter().all(|o| (roi.0..roi.1).contains(&(t + o)));
@@ -452,6 +461,12 @@ mod tests {
                     .map(|i| first + i * stride)
                     .take_while(|&t| inside(t))
                     .filter(|t| steps.iter().all(|o| !exclude.contains(&(t + o))))
+                    .filter(|t| {
+                        breaks.iter().all(|&at| {
+                            let before = steps.iter().filter(|&o| t + o < at).count();
+                            before == 0 || before == steps.len()
+                        })
+                    })
                     .collect()
             });
             match Windows::new(&[extent as u64], &given) {
@@ -520,6 +535,17 @@ mod tests {
             ),
             (&[10], WindowArguments { exclude: &[10], ..none() }, &["`exclude`", "10"]),
             (&[3], WindowArguments { exclude: &[0, 1, 2], ..none() }, &["`exclude`", "no sample"]),
+            (&[10], WindowArguments { breaks: &[-1], ..none() }, &["`breaks`", "-1"]),
+            (
+                &[3],
+                WindowArguments { window: Some(&[2]), breaks: &[1, 2], ..none() },
+                &["`breaks`", "its 2 indices", "no sample"],
+            ),
+            (
+                &[3],
+                WindowArguments { window: Some(&[2]), breaks: &[1], exclude: &[2], ..none() },
+                &["`exclude`", "with those of breaks", "no sample"],
+            ),
         ];
         for (shape, given, expected) in cases {
             let error = Windows::new(shape, &given).unwrap_err().to_string();

@@ -45,6 +45,8 @@ def draw_sampling(rng, shape, shared):
             given["roi_end"] = ends[: draw(1, len(ends))]
     if maybe(0.35):
         given["exclude"] = tuple(draw(0, shape[0] - 1) for _ in range(draw(1, 3)))
+    if maybe(0.2):
+        given["breaks"] = tuple(draw(0, shape[0] - 1) for _ in range(draw(1, 2)))
     return Sampling(**given)
 
 

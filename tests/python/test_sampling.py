@@ -89,7 +89,7 @@ def check_configuration(backend, scene, rng, number):
     if not starts:
         with pytest.raises(ValueError) as caught:
             build(backend, path, **arguments)
-        named = ("window", "offsets", "roi_start", "roi_end", "exclude")
+        named = ("window", "offsets", "roi_start", "roi_end", "exclude", "breaks")
         assert any(name in arguments and name in str(caught.value) for name in named), (
             f"{what}: {caught.value}"
         )

@@ -113,14 +113,14 @@ def draw_separate(rng, scene):
     entries, samplings = [], []
     for shape in scene.shapes:
         own = draw_sampling(rng, shape, scene.shared)
-        own = replace(sampling, roi_start=own.roi_start, roi_end=own.roi_end, exclude=own.exclude)
+        names = ("roi_start", "roi_end", "exclude", "breaks")
+        own = replace(sampling, **{name: getattr(own, name) for name in names})
         left_out = rng.random() < 0.2
         samplings.append(None if left_out else own)
-        names = ("roi_start", "roi_end", "exclude")
         entries.append(
             None if left_out else {name: getattr(own, name) for name in names if getattr(own, name)}
         )
-    arguments = replace(sampling, roi_start=None, roi_end=None, exclude=None).arguments()
+    arguments = replace(sampling, **dict.fromkeys(names)).arguments()
     return arguments | {"per_store": json.dumps(entries)}, samplings
 
 
@@ -336,7 +336,11 @@ REFUSED = {
     "join": ({}, {"join": "merge"}, ["`join`", "merge", "concat", "separate"]),
     "no JSON": ({}, {"per_store": "[{]"}, ["`per_store`", "no JSON list"]),
     "too few": ({}, {"per_store": "[{}]"}, ["`per_store`", "1 entries for 5 stores"]),
-    "twice": ({}, {"per_store": "[{}, {}, {}, {}, {}]", "roi_end": [3]}, ["`per_store`", "roi_end"]),
+    "twice": (
+        {},
+        {"per_store": '[{}, {"exclude": [0]}, {}, {}, {}]', "exclude": [3]},
+        ["`per_store`", "exclude is given for all"],
+    ),
     "outside": (
         {},
         {"per_store": '[{}, {"roi_end": [6]}, {}, {}, {}]'},
@@ -611,5 +615,5 @@ def test_labels_that_are_nowhere(backend, labelled, arguments, texts):
 def test_offsets_in_time_need_one_spacing(backend, labelled):
     folder, _ = labelled
     write_labelled(folder / "d.zarr", pd.date_range("2012-01-01", periods=5, freq="12h"), np.arange(5), 0)
-    with pytest.raises(ValueError, match=r"\[0, 2\] in .*a.zarr, but \[0, 1\] in .*d.zarr.*same spacing"):
+    with pytest.raises(ValueError, match=r"time of .*d.zarr goes on by 0 days 12:00.* where 0 days 06:00"):
         zarr_dali.select(f"{folder}/*.zarr", arrays=["t"], join="separate", offsets=["0h", "12h"])
