@@ -16,7 +16,7 @@ namespace {
 /// indices come last.
 int OutputCount(const dali::OpSpec& spec) {
   const int index = spec.GetArgument<bool>("return_index") ? 1 : 0;
-  if (spec.GetArgument<bool>("stack")) return 1 + index;
+  if (spec.GetArgument<bool>("stack") || spec.GetArgument<bool>("stack_channels")) return 1 + index;
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   return std::max<int>(1, arrays.size()) + index;
@@ -121,6 +121,16 @@ sample of C arrays has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `wi
 All arrays need the same shape and element type. The layout gets a ``C`` there, or is empty if the
 arrays have one already.)code",
                     false)
+    .AddOptionalArg("stack_channels",
+                    R"code(Determines whether levels and arrays become the channels of one output.
+
+A sample has the shape ``(window[0], C, ...)``, or ``(C, ...)`` if `window` is not given. The last two
+dimensions of the arrays are the grid (the last one if an array has no more), of the same extents in
+all of them. What an array has in between, such as levels, are its channels, and the arrays follow one
+another in the order of `arrays`. Arrays without the first dimension, such as a land mask, are repeated
+for each step of the window. All arrays need the same element type: see `dtype`. The layout gets a
+``C`` there. ``zarr_dali.stats`` tells what each channel is.)code",
+                    false)
     .AddOptionalArg(
         "mask_and_scale",
         R"code(Determines whether values are decoded by the CF attributes of their array.
@@ -154,6 +164,20 @@ type of the output unless `dtype` is given.)code",
 
 Not 0. See `mean`; either can be given alone.)code",
         nullptr)
+    .AddOptionalArg(
+        "normalize",
+        R"code(What each array, or each channel of it, is normalised by, as JSON: in place of `mean` and `std`.
+
+An object with the mean and the standard deviation of arrays by their names, such as
+``{"t2m": {"mean": 280, "std": 21}, "t": {"dim": "level", "mean": [220, 250], "std": [9, 12]}}``. Lists
+have one number for each index that the store has along the dimension ``dim``; without ``dim`` that is the
+first dimension behind those of `window`. Arrays that the object does not name, or names with ``null``, are
+not normalised. It may name arrays that are not read as long as it names all that are. In place of the
+object a list may stand with one entry for each of `arrays`.
+
+A sample has the whole of ``dim``, or a region of it: no windows lie along it. The computation is that of
+`mean` and `std`.)code",
+        "")
     .AddOptionalArg<std::vector<int64_t>>(
         "window",
         R"code(Extents of a sample along the leading dimensions of the array, in elements.
@@ -199,6 +223,17 @@ behind those of the window are then cut to the region. By default 0.)code",
 
 By default the extent of the array.)code",
         nullptr)
+    .AddOptionalArg(
+        "select",
+        R"code(Indices of dimensions by name, which are laid one behind another in their order, as JSON.
+
+An object with a list for each dimension, of indices and of ranges ``[start, end]`` or
+``[start, end, step]``: ``{"level": [7, 3], "longitude": [[350, 360], [0, 11]]}`` takes two levels in that
+order, and longitudes across the end as two pieces. It applies to each array with a dimension of that name,
+wherever it stands in it; chunks without any of the indices are not read. `window`, `roi_start` and
+`roi_end` count in what is selected. A sample has all of it: no windows lie along such a dimension, and the
+one that samples are taken along is none. ``zarr_dali.select`` makes it from labels.)code",
+        "")
     .AddOptionalArg<std::vector<int64_t>>(
         "exclude",
         R"code(Indices of the first dimension that no sample may touch, such as missing or bad days.

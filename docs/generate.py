@@ -26,14 +26,14 @@ COLUMNS = 110
 
 GROUPS = {
     "What is read": (
-        *("path", "join", "per_store", "arrays", "stack"),
+        *("path", "join", "per_store", "arrays", "stack", "stack_channels"),
         *("missing_chunks", "follow_links", "storage_options"),
     ),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
-        *("roi_start", "roi_end", "exclude", "breaks", "return_index"),
+        *("roi_start", "roi_end", "select", "exclude", "breaks", "return_index"),
     ),
-    "Values": ("mask_and_scale", "mean", "std", "dtype"),
+    "Values": ("mask_and_scale", "mean", "std", "normalize", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),
     "Reader shards and epochs": ("shard_id", "num_shards", "stick_to_shard", "pad_last_batch"),
     "Decoding, threads and memory": (

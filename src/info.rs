@@ -7,6 +7,7 @@ use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
+use crate::json;
 use crate::options::{Arguments, DeviceBudget, Join, Options, argument};
 use crate::reader::{Setup, decode_path};
 use crate::store::{Access, KeptDocuments, Session, Sessions};
@@ -50,16 +51,19 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             follow_links,
             storage_options,
             stack,
+            stack_channels,
             mask_and_scale,
             dtype,
             mean,
             std,
+            normalize,
             window,
             stride,
             dilation,
             offsets,
             roi_start,
             roi_end,
+            select,
             exclude,
             breaks,
             return_index,
@@ -115,12 +119,13 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     for (number, name) in names.iter().enumerate() {
         let mut asked = arguments.clone();
         asked.arrays = Some(name.clone()).filter(|name| !name.is_empty()).into_iter().collect();
-        asked.stack = false;
+        (asked.stack, asked.stack_channels) = (false, false);
         for values in [&mut asked.mean, &mut asked.std] {
             if values.len() == names.len() {
                 *values = vec![values[number]];
             }
         }
+        asked.normalize = of_array(&arguments.normalize, name, number);
         let declared = Dataset::declared(&arguments.paths, name, &Access::new(arguments)?)?;
         let mut description = json!({
             "name": name,
@@ -148,6 +153,30 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
     Ok(json!({"arrays": arrays, "together": together}))
 }
 
+/// The part of `normalize` for one array; text that cannot be read as it is.
+fn of_array(normalize: &str, name: &str, number: usize) -> String {
+    match json::parse(normalize.as_bytes()) {
+        Ok(Value::Object(entries)) => {
+            let of_name = |(key, _): &(&String, &Value)| key.trim_matches('/') == name;
+            let entry = entries.iter().find(of_name);
+            entry.map_or_else(String::new, |(_, entry)| json!([entry]).to_string())
+        }
+        Ok(Value::Array(entries)) if number < entries.len() => json!([entries[number]]).to_string(),
+        _ => normalize.into(),
+    }
+}
+
+/// The part of `select` for an array with these dimensions; text that cannot be read as it is.
+fn of_dimensions(select: &str, names: &[String]) -> String {
+    match from_str::<serde_json::Map<String, Value>>(select) {
+        Ok(mut given) => {
+            given.retain(|name, _| names.contains(name));
+            if given.is_empty() { String::new() } else { Value::Object(given).to_string() }
+        }
+        Err(_) => select.into(),
+    }
+}
+
 struct Describer {
     options: Options,
     /// GPU memory for a reader on the GPU backend.
@@ -160,6 +189,8 @@ impl Describer {
         let join = Join::check(asked)?;
         let dataset = Dataset::open_joined(&asked.paths, &asked.arrays, &Access::new(asked)?, join)?;
         let array = &dataset.arrays[0];
+        let select = of_dimensions(&asked.select, &array.first().dimension_names);
+        let asked = &Arguments { select, ..asked.clone() };
         let decode_paths =
             array.parts.iter().map(|part| decode_path(part, &self.options)).collect::<Result<Vec<_>>>()?;
         let on_cpu = decode_paths.iter().find(|decode_path| matches!(decode_path, DecodePath::Cpu(_)));

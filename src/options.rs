@@ -76,6 +76,8 @@ pub struct Arguments {
     pub storage_options: String,
     /// One output in which the arrays are stacked on a new axis, instead of one each.
     pub stack: bool,
+    /// One output in which levels and arrays are channels.
+    pub stack_channels: bool,
     /// Decode by the CF attributes.
     pub mask_and_scale: bool,
     /// The outputs' type, as DALI names it.
@@ -84,6 +86,8 @@ pub struct Arguments {
     pub mean: Vec<f64>,
     /// The values are divided by: nothing, one value, or one per array.
     pub std: Vec<f64>,
+    /// What each array, or each channel of it, is normalised by in place of `mean` and `std`: JSON, or empty.
+    pub normalize: String,
     /// Extents of a sample along the leading dimensions.
     pub window: Option<Vec<i64>>,
     /// Steps between the starts of neighbouring samples along the window's dimensions.
@@ -96,6 +100,8 @@ pub struct Arguments {
     pub roi_start: Option<Vec<i64>>,
     /// Where it ends.
     pub roi_end: Option<Vec<i64>>,
+    /// Indices of dimensions by name, laid one behind another: JSON, or empty.
+    pub select: String,
     /// Indices of the first dimension that no sample may touch.
     pub exclude: Vec<i64>,
     /// Indices of the first dimension that no sample may reach over: before one, and at or behind it.
@@ -157,16 +163,19 @@ impl Arguments {
             follow_links: true,
             storage_options: String::new(),
             stack: false,
+            stack_channels: false,
             mask_and_scale: false,
             dtype: None,
             mean: vec![],
             std: vec![],
+            normalize: String::new(),
             window: None,
             stride: None,
             dilation: None,
             offsets: None,
             roi_start: None,
             roi_end: None,
+            select: String::new(),
             exclude: vec![],
             breaks: vec![],
             return_index: false,

@@ -6,8 +6,8 @@ needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipe
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
 reader, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
-done, `rechunk` copies a store into chunks that fit what is read, `open_store` lends stores to xarray, and
-`example_store` writes a small one to try things with.
+done, `statistics` computes what a reader normalises with, `rechunk` copies a store into chunks that fit what
+is read, `open_store` lends stores to xarray, and `example_store` writes a small one to try things with.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.
@@ -23,6 +23,7 @@ from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
 from zarr_dali._rechunk import Rechunked, rechunk
 from zarr_dali._select import select
+from zarr_dali._statistics import statistics
 from zarr_dali._stats import stats
 
 __all__ = [
@@ -43,6 +44,7 @@ __all__ = [
     "readers",
     "rechunk",
     "select",
+    "statistics",
     "stats",
 ]
 

@@ -7,7 +7,7 @@ with 16 cores in November 2026; those of nvCOMP are of 5.3.0, with chunks that a
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from zarr_dali._codecs import inner_codecs, short_name
@@ -43,7 +43,7 @@ def of(
     rules = [_small, _large, _spanning, _many, _monolithic, _deflate, _level, _uncompressed, _on_cpu, _beside]
     found: dict[tuple[str, str], list[str]] = {}
     for array in arrays:
-        if array.decoded_bytes is None or array.decoded_bytes < SMALL_ARRAY_BYTES:
+        if array.coordinate or array.decoded_bytes is None or array.decoded_bytes < SMALL_ARRAY_BYTES:
             continue
         for rule in rules:
             for code, text in rule(array, device, arguments):
@@ -66,24 +66,55 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.2g}"
 
 
-def better_chunks(array: ArrayReport, arguments: dict[str, Any]) -> str:
-    """Chunks that fit the samples: a step of the window each, inside sharded chunks where that is small."""
+def better_chunks(array: ArrayReport, arguments: dict[str, Any]) -> tuple[int, ...]:
+    """Extents of chunks that fit the samples: a step of the window each, and larger where that is little.
+
+    They have `TINY_INNER_CHUNK_BYTES` at least, or are the whole array, and `LARGE_CHUNK_BYTES` at most.
+    """
     window = arguments.get("window") or [1]
     steps = arguments.get("stride") or [1, *window[1:]]
-    covered = [max(1, min(pair)) for pair in zip(window, steps)]
-    shape = [*covered, *array.shape[len(covered) :]]
-    element_bytes = array.decoded_bytes / array.values
-
-    def chunk_bytes() -> float:
-        return math.prod(shape) * element_bytes
-
-    while chunk_bytes() < TINY_INNER_CHUNK_BYTES and shape[0] < array.shape[0]:
-        shape[0] = min(shape[0] * 2, array.shape[0])
-    while chunk_bytes() > LARGE_CHUNK_BYTES:
+    covered = [max(1, min(extents)) for extents in zip(window, steps, array.shape)]
+    least = [*covered, *array.shape[len(covered) :]]
+    shape = grown(least, array.shape, lambda extents: _bytes_of(array, extents) >= TINY_INNER_CHUNK_BYTES)
+    while _bytes_of(array, shape) > LARGE_CHUNK_BYTES:
         longest = shape.index(max(shape))
         shape[longest] = -(-shape[longest] // 2)
-    extents = f"{tuple(shape)} ({size(chunk_bytes())})"
-    if chunk_bytes() < SMALL_CHUNK_BYTES:
+    return tuple(shape)
+
+
+def grown(extents: Sequence[int], shape: Sequence[int], enough: Callable[[Sequence[int]], bool]) -> list[int]:
+    """Extents of a chunk, doubled one by one until they are enough or those of the array.
+
+    As evenly as the shape allows, so that no dimension gets all.
+    """
+    chunk = list(extents)
+    while not enough(chunk):
+        smaller = [axis for axis, extent in enumerate(shape) if chunk[axis] < extent]
+        if not smaller:
+            break
+        axis = min(smaller, key=lambda axis: chunk[axis] / extents[axis])
+        chunk[axis] = min(2 * chunk[axis], shape[axis])
+    return chunk
+
+
+def _bytes_of(array: ArrayReport, extents: Sequence[int]) -> float:
+    """Decoded bytes of a chunk."""
+    return math.prod(extents) * (array.decoded_bytes / array.values)
+
+
+def _decoded_for_a_sample(array: ArrayReport, chunk: Sequence[int], arguments: dict[str, Any]) -> float:
+    """Decoded bytes for each that a sample uses, whose window begins where a chunk does."""
+    window = [*(arguments.get("window") or [1])][: len(array.shape)]
+    window = [*window, *array.shape[len(window) :]]
+    decoded = math.prod(-(-one // extent) * extent for one, extent in zip(window, chunk))
+    return decoded / math.prod(window)
+
+
+def _better(array: ArrayReport, arguments: dict[str, Any]) -> str:
+    """What to write instead, in words."""
+    shape = better_chunks(array, arguments)
+    extents = f"{shape} ({size(_bytes_of(array, shape))})"
+    if _bytes_of(array, shape) < SMALL_CHUNK_BYTES:
         return f"sharded chunks with inner chunks of {extents}"
     return f"chunks of {extents}"
 
@@ -99,6 +130,8 @@ def _small(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     least = TINY_INNER_CHUNK_BYTES if sharded else SMALL_CHUNK_BYTES
     if array.read_chunk_bytes >= least or array.chunks == 1:
         return
+    if _bytes_of(array, better_chunks(array, arguments)) <= array.read_chunk_bytes:
+        return
     what = "inner chunks" if sharded else "chunks"
     text = f"{what} of {size(array.read_chunk_bytes)} decoded are small ({USUAL}): "
     text += "each is a read of its own" if sharded else "each is a file of its own to open and read"
@@ -110,7 +143,7 @@ def _small(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
             '1 GB/s; 7 ms for 6144, 48 GB/s), so that decode="cpu" is faster with few in flight (16 threads: '
             "7 to 15 GB/s)"
         )
-    yield "small-chunks", f"{text}; write {better_chunks(array, arguments)}"
+    yield "small-chunks", f"{text}; write {_better(array, arguments)}"
 
 
 def _large(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
@@ -123,7 +156,7 @@ def _large(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     if reading and reading.gpu_memory and reading.chunks_per_batch:
         one = (reading.gpu_memory.total - reading.gpu_memory.outputs) / reading.chunks_per_batch
         text += f", which takes up to {size(one)} of GPU memory while it is decoded"
-    yield "large-chunks", f"{text}; write {better_chunks(array, arguments)}"
+    yield "large-chunks", f"{text}; write {_better(array, arguments)}"
 
 
 def _spanning(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
@@ -131,21 +164,28 @@ def _spanning(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rul
     wasted = bool(reading) and (reading.sample_amplification or 0) >= WASTE
     if not wasted or array.read_chunk_bytes <= TINY_INNER_CHUNK_BYTES:
         return
+    if (
+        _decoded_for_a_sample(array, better_chunks(array, arguments), arguments)
+        >= reading.sample_amplification
+    ):
+        return
     alone, batch = number(reading.sample_amplification), number(reading.batch_amplification)
     text = (
         f"a sample that is read on its own, as shuffled samples mostly are, has {alone} bytes decoded for "
         f"each that it uses; a batch of {reading.batch_size} with these arguments {batch}"
     )
-    yield "spans-samples", f"{text}; write {better_chunks(array, arguments)}"
+    yield "spans-samples", f"{text}; write {_better(array, arguments)}"
 
 
 def _many(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     reading = array.reading
     if not reading or reading.chunks_per_sample < MANY_CHUNKS or any(_small(array, device, arguments)):
         return
+    if _bytes_of(array, better_chunks(array, arguments)) <= array.read_chunk_bytes:
+        return
     what = "inner chunks" if array.inner_chunk else "chunks"
     text = f"a sample touches {number(reading.chunks_per_sample)} {what}, each read and decoded by itself"
-    yield "many-chunks", f"{text}; write {better_chunks(array, arguments)}"
+    yield "many-chunks", f"{text}; write {_better(array, arguments)}"
 
 
 def _monolithic(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:

@@ -163,8 +163,15 @@ class ArrayReport:
     """Those that have a file; the others read as fill value."""
     sampled: bool = False
     """`stored_bytes` and `chunks_present` are estimated from the files of 4096 chunks."""
+    dimensions: tuple[str, ...] = ()
+    """Their names; empty where not all have one."""
+    coordinate: bool = False
+    """Whether it belongs to others that are listed, as a coordinate of a dimension or by CF attributes."""
+    static: Output | None = None
+    """What comes of it beside an array with more dimensions, where it lacks the first of these: all of it, or
+    what is under the window, in every sample."""
     reading: Reading | None = None
-    """A reader of this array alone."""
+    """A reader of this array alone; None for static arrays."""
     problem: str | None = None
     """Why there is no such reader with these arguments."""
 

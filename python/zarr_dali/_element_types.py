@@ -15,7 +15,7 @@ from zarr_dali._outputs import NOT_OF_TORCH, Outputs, lacking
 
 TO_FLOATS = ("mean", "std", "normalize")
 """Arguments with which all values become floating-point numbers."""
-OF_VALUES = ("mask_and_scale", "mean", "std", "follow_links", "storage_options")
+OF_VALUES = ("mask_and_scale", "mean", "std", "normalize", "follow_links", "storage_options")
 """Arguments of the reader that its types, or what it may open, depend on."""
 
 

@@ -6,11 +6,11 @@ import ctypes
 import json
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _core, _locations, _plugin
-from zarr_dali._description import Advice, ArrayReport, Reading
+from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _plugin
+from zarr_dali._description import Advice, ArrayReport, Output, Reading
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -32,6 +32,12 @@ class Info:
     """Why there is no such reader."""
     advice: tuple[Advice, ...] = field(default=())
 
+    @property
+    def unreadable(self) -> tuple[str, ...]:
+        """Arrays, besides coordinates, that are refused or have no reader with these arguments."""
+        wrong = (one for one in self.arrays if one.decode_path == "refused" or one.problem)
+        return tuple(one.name for one in wrong if not one.coordinate)
+
     def to_dict(self) -> dict[str, Any]:
         """Everything as dicts, lists, numbers and texts."""
         values = asdict(self)
@@ -47,7 +53,7 @@ class Info:
         """The report for a console of rich."""
         from zarr_dali import _report  # rich is only needed here
 
-        return _report.render(
+        return _report.Report(
             self.path, self.arguments, self.arrays, self.together, self.problem, self.advice
         )
 
@@ -93,7 +99,7 @@ def info(
     if device == "cpu":
         asked["device_id"] = -1
     answer = _describe(asked)
-    reports = tuple(ArrayReport.of(array) for array in answer["arrays"])
+    reports = _placed(tuple(ArrayReport.of(array) for array in answer["arrays"]), asked, answer["together"])
     together, problem = Reading.of(answer["together"])
     return Info(
         path=tuple(_core.without_secrets(one) for one in asked["path"]),
@@ -107,6 +113,62 @@ def info(
     )
 
 
+def _placed(
+    reports: tuple[ArrayReport, ...], asked: dict[str, Any], together: dict[str, Any] | None
+) -> tuple[ArrayReport, ...]:
+    """Reports with the place of each array among the others: its dimensions, coordinates, static arrays."""
+    names = [report.name for report in reports]
+    options = asked.get("storage_options")
+    (store, *_) = _core.expand(asked["path"], options)
+    opened = _core.Objects(store, options, follow_links=asked.get("follow_links", True), soon=True)
+    nodes = _dimensions.nodes_of(opened, names)
+    # An array that is asked for by name is not there for the sake of others.
+    coordinates = set() if asked.get("arrays") else _dimensions.coordinates_of(nodes, names)
+    placed = [
+        replace(
+            report,
+            dimensions=its if len(its := nodes[report.name].dimensions) == len(report.shape) else (),
+            coordinate=report.name in coordinates,
+        )
+        for report in reports
+    ]
+    static = _static([report for report in placed if not report.coordinate], asked, together)
+    return tuple(
+        replace(report, static=static[report.name], reading=None, problem=None)
+        if report.name in static
+        else report
+        for report in placed
+    )
+
+
+def _static(
+    reports: Sequence[ArrayReport], asked: dict[str, Any], together: dict[str, Any] | None
+) -> dict[str, Output]:
+    """Outputs of the arrays that lack the first dimension of the one with the most."""
+    readable = [report for report in reports if report.decode_path != "refused"]
+    reference = max(readable, key=lambda report: len(report.shape), default=None)
+    if reference is None:
+        return {}
+    rest = set(reference.dimensions[1:])
+    static = [report.name for report in readable if report.dimensions and rest.issuperset(report.dimensions)]
+    names = [reference.name, *static]
+    if not static:
+        return {}
+    if asked.get("arrays") and not asked.get("stack"):
+        names = [report.name for report in reports]
+    else:
+        of_each = ("mean", "std", "stack")
+        alike = {name: value for name, value in asked.items() if name not in of_each}
+        try:
+            together = _describe(alike | {"arrays": names})["together"]
+        except (ValueError, RuntimeError):
+            return {}
+    outputs = Reading.of(together)[0].outputs if together and "problem" not in together else ()
+    if len(outputs) != len(names):
+        return {}
+    return {name: output for name, output in zip(names, outputs) if name in static}
+
+
 def _plain(name: str, value: Any) -> Any:
     """An argument as JSON can hold it. What DALI takes as a list it also takes as a single value."""
     if name in ("window", "stride", "mean", "std"):
@@ -114,6 +176,10 @@ def _plain(name: str, value: Any) -> Any:
         return list(value) if isinstance(value, (list, tuple)) else [value]
     if name == "storage_options" and not isinstance(value, str):
         return _core.as_json(value)
+    if name == "normalize":
+        return _normalize.as_json(value)
+    if name == "select":
+        return value if isinstance(value, str) else json.dumps(value)
     if name == "cache_dir":
         return os.fspath(value)
     if name == "dtype":  # a name, or a type of DALI or NumPy, which has one

@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from zarr_dali import _core, _element_types, _loader_checks, _locations, _outputs, _select, _steps
+from zarr_dali import (
+    _core,
+    _element_types,
+    _loader_checks,
+    _locations,
+    _normalize,
+    _outputs,
+    _select,
+    _steps,
+)
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -91,7 +100,7 @@ class Loader:
                 or Icechunk), or a Dataset or DataArray as `xarray.open_zarr` returned it, whose variables
                 then are `arrays` unless some are named, and with `mask_and_scale` if xarray decodes them.
             arrays: Paths of arrays inside the group: the keys of a batch. Without it the key is "data", as
-                with `stack=True`.
+                with `stack`.
             batch_size: Samples of a batch, of each rank.
             shuffle: A new random order in every epoch.
             device: Where the tensors are and chunks are decoded: "cuda" (the current device), "cuda:1" or
@@ -125,9 +134,12 @@ class Loader:
                 the training. What it returns is the batch.
             num_threads: Threads of the pipeline. The reader has its own, see `num_io_threads`.
             prefetch: Batches that are kept ready besides those that the reader has in flight.
-            **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack`,
-                `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and
-                others; `storage_options` as a dictionary.
+            **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack` (True, or
+                "channels": levels and arrays as channels, named by `loader.channels`), `mask_and_scale`,
+                `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and others;
+                `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a file of
+                JSON. In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
+                number for each index of the first dimension behind those of the window.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -151,6 +163,8 @@ class Loader:
         if transform is not None and not callable(transform):
             raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
         self._transform = transform
+        arguments = _normalize.reader_arguments(arguments, arrays)
+        arguments |= _stacking(arguments.pop("stack", None))
         arguments = _with_selection(path, arrays, select, arguments, gaps)
         names = _outputs.names_of(arrays, arguments, names)
         arguments["dtype"], self._outputs = _outputs.outputs_of(
@@ -163,6 +177,7 @@ class Loader:
         )
         self.names: list[str] = []
         """Keys of a batch, known once the pipeline is built."""
+        self._channels: list[str] | None = None
         self._reader = arguments | {
             "arrays": arrays or None,
             "device": self.device.type.replace("cuda", "gpu"),
@@ -191,6 +206,7 @@ class Loader:
         self._pipeline: Pipeline | None = None
         self._build(self._place)
         self._identity = self._read_identity()
+        self._channel_indices = self._read_stats()["channels"]
         if len(self) == 0:
             raise ValueError(
                 f"drop_last: {self._count} samples do not fill one batch of batch_size={batch_size} on each "
@@ -206,6 +222,17 @@ class Loader:
     @property
     def epoch(self) -> int:
         return self._place.epoch
+
+    @property
+    def channels(self) -> list[str] | None:
+        """What the channels are with `stack="channels"`: arrays, and levels by their labels as in `q_500`, or
+        by their indices where there is no coordinate; None without it."""
+        if self._channels is None and self._channel_indices is not None:
+            from zarr_dali import _channels
+
+            options = {name: self._reader.get(name) for name in ("follow_links", "storage_options")}
+            self._channels = _channels.names(self._channel_indices, self._reader["path"], options)
+        return self._channels
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """The batches of one epoch. Nothing happens before the first is asked for."""
@@ -365,10 +392,13 @@ class Loader:
     def _drop(self) -> None:
         self._pipeline = self._batches_of_pipeline = None
 
-    def _read_identity(self) -> dict[str, Any]:
+    def _read_stats(self) -> dict[str, Any]:
         from zarr_dali._stats import stats
 
-        return _without_counters(stats(self._pipeline, READER)["position"])
+        return stats(self._pipeline, READER)
+
+    def _read_identity(self) -> dict[str, Any]:
+        return _without_counters(self._read_stats()["position"])
 
     def _place_of(self, state: Mapping[str, Any]) -> _Place:
         """The place that a state names, in this loader's ranks and batch size."""
@@ -492,6 +522,15 @@ def _is_of_indices(value: Any) -> bool:
     return value is None or all(
         isinstance(one, numbers.Integral) and not isinstance(one, no_index) for one in values
     )
+
+
+def _stacking(stack: bool | str | None) -> dict[str, bool]:
+    """The reader's arguments for `stack`."""
+    if isinstance(stack, str):
+        if stack != "channels":
+            raise ValueError(f'stack is {stack!r}, but has to be True, False or "channels"')
+        return {"stack_channels": True}
+    return {} if stack is None else {"stack": bool(stack)}
 
 
 def _plain(value: Any) -> Any:

@@ -78,7 +78,8 @@ def names_of(
 ) -> list[str]:
     """The names of a reader's outputs; of several with `return_index` the last is that of the indices."""
     with_index = bool(arguments.get("return_index"))
-    own = list(arrays) if arrays and not arguments.get("stack") else ["data"]
+    stacked = arguments.get("stack") or arguments.get("stack_channels")
+    own = list(arrays) if arrays and not stacked else ["data"]
     expected = len(own) + with_index
     chosen = list(own if names is None else [names] if isinstance(names, str) else names)
     if with_index and len(chosen) == len(own):

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from zarr_dali import _core, _local, _locations, _steps
+from zarr_dali import _core, _local, _locations, _pieces, _steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,20 +68,22 @@ def select(
         follow_links: As for the reader: False refuses symbolic links that lead out of the store's folder, and
             of an array by itself also those in its group that lead out of the group.
         storage_options: Credentials and endpoints of stores at URLs, as for the reader.
-        labels: For a dimension a label, a slice of labels (both ends belong to it) or a list. A dimension
-            keeps its place with a single label: its extent is 1 then. A dimension without a coordinate is
-            selected by position.
+        labels: For a dimension a label, a slice of labels (both ends belong to it) or a list, whose order the
+            samples have. It applies to every array with that dimension. A dimension keeps its place with a
+            single label: its extent is 1 then. A dimension without a coordinate is selected by position.
+            Longitudes are a circle: `slice(350, 10)` and `slice(-10, 10)` are two pieces of a coordinate from
+            0 to 359, one behind the other.
 
     Returns:
-        `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `window`, `offsets`, `exclude`,
-        `breaks`, `follow_links` and `storage_options` where they apply.
+        `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `select`, `window`, `offsets`,
+        `exclude`, `breaks`, `follow_links` and `storage_options` where they apply. `select` has what is no
+        range of the leading dimensions of all arrays: `window` has to cover all of it, or none.
 
     Raises:
-        ValueError: There is no such array, dimension or label, or what is selected is not one ascending range
-            of indices, which is all that a reader can take.
+        ValueError: There is no such array, dimension or label, or what is selected along the first dimension
+            is not one ascending range of indices.
         ImportError: xarray or zarr is missing.
     """
-    _import_xarray()
     location = _locations.located(path, storage_options)
     path, storage_options = location.path, location.storage_options
     if arrays is not None:
@@ -90,6 +92,7 @@ def select(
         arrays = location.arrays
     if join not in ("concat", "separate"):
         raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
+    _import_xarray()
     opened = _opened(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
@@ -103,21 +106,21 @@ def select(
     several = _steps.are_several(window, offsets)
     if join == "separate":
         return chosen | {"join": join} | _separately(opened, labels, offsets, exclude, gaps, several)
-    coordinates = _Coordinates.joined(opened)
-    ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
-    if ranges:
-        region = coordinates.region(ranges)
+    known = _Coordinates.joined(opened)
+    (start, end), region, pieces = known.selected(labels)
+    if region:
         chosen["roi_start"] = [start for start, _ in region]
         chosen["roi_end"] = [end for _, end in region]
-    line = coordinates.line(ranges)
-    steps, (breaks,) = _steps.resolve([line], offsets, gaps, several)
+    if pieces:
+        chosen["select"] = _pieces.as_json(pieces)
+    steps, (breaks,) = _steps.resolve([known.line(start, end)], offsets, gaps, several)
     if steps is not None:
         chosen["offsets"] = steps
     if breaks:
         chosen["breaks"] = breaks
     if exclude is not None:
-        left_out = coordinates.excluded(exclude)
-        left_out = left_out[(left_out >= line.start) & (left_out < line.end)].tolist()
+        left_out = known.excluded(exclude)
+        left_out = left_out[(left_out >= start) & (left_out < end)].tolist()
         if left_out:
             chosen["exclude"] = left_out
     return chosen
@@ -136,29 +139,38 @@ def _separately(
     entries: list[dict[str, list[int]] | None] = []
     left_out_by = None
     lines = []
-    for store, coordinates in stores:
+    pieces: dict[str, str] = {}
+    for store, known in stores:
         try:
-            ranges = {name: coordinates.range(name, label) for name, label in labels.items()}
+            (start, end), region, found = known.selected(labels)
         except AbsentError as error:
             left_out_by = left_out_by or error
             entries.append(None)
             continue
-        region = coordinates.region(ranges) if ranges else []
         entries.append(
             {"roi_start": [start for start, _ in region], "roi_end": [end for _, end in region]}
             if region
             else {}
         )
-        lines.append(coordinates.line(ranges, store))
+        lines.append(known.line(start, end, store))
+        pieces[store] = _pieces.as_json(found) if found else ""
     if not lines:
         raise ValueError(f"in none of {len(entries)} stores: {left_out_by}") from left_out_by
-    chosen: dict[str, Any] = {}
+    (one, wanted), *others = pieces.items()
+    for store, found in others:
+        if found != wanted:
+            raise ValueError(
+                f"{', '.join(labels)}: other indices in {store} than in {one}, and a reader takes the same "
+                "of all stores where they are no range of the leading dimensions; give each a reader of its "
+                "own"
+            )
+    chosen: dict[str, Any] = {"select": wanted} if wanted else {}
     steps, breaks = _steps.resolve(lines, offsets, gaps, several)
     if steps is not None:
         chosen["offsets"] = steps
-    for entry, found in zip((entry for entry in entries if entry is not None), breaks):
-        if found:
-            entry["breaks"] = found
+    for entry, behind in zip((entry for entry in entries if entry is not None), breaks):
+        if behind:
+            entry["breaks"] = behind
     if exclude is not None:
         _exclude_separately(stores, entries, exclude)
     if any(entry != {} for entry in entries):
@@ -183,17 +195,17 @@ def breaks_of(
     own = json.loads(arguments.get("per_store") or "[]") or [{}] * len(opened)
     parts = opened if separate else [("", _Coordinates.joined(opened))]
     entries, lines = [], []
-    for (store, coordinates), entry in zip(parts, own):
+    for (store, known), entry in zip(parts, own):
         entries.append(entry if entry is None else dict(entry))
         if entry is None:
             continue
         given = {**arguments, **entry}
-        size = coordinates.sizes[coordinates.dimensions[0]]
+        size = known.sizes[known.dimensions[0]]
         start, end = (
             min(given.get(name)[0], size) if given.get(name) else default
             for name, default in (("roi_start", 0), ("roi_end", size))
         )
-        lines.append(coordinates.line({coordinates.dimensions[0]: (start, end)}, store))
+        lines.append(known.line(start, end, store))
     _, breaks = _steps.resolve(lines, None, gaps, True)
     if not any(breaks):
         return {}
@@ -223,18 +235,18 @@ def _exclude_separately(
         )
     absent: dict[int, AbsentError] = {}
     found: set[int] = set()
-    for (_, coordinates), entry in zip(stores, entries):
+    for (_, known), entry in zip(stores, entries):
         indices: set[int] = set()
         for number, label in enumerate(labels):
             try:
-                indices.update(map(int, np.ravel(coordinates.positions(name, label))))
+                indices.update(map(int, np.ravel(known.positions(name, label))))
                 found.add(number)
             except AbsentError as error:
                 absent[number] = error
         if entry is None:
             continue
         start = entry.get("roi_start", [0])[0]
-        end = entry.get("roi_end", [coordinates.sizes[name]])[0]
+        end = entry.get("roi_end", [known.sizes[name]])[0]
         if inside := sorted(index for index in indices if start <= index < end):
             entry["exclude"] = inside
     for number, error in absent.items():
@@ -244,6 +256,22 @@ def _exclude_separately(
 
 class AbsentError(ValueError):
     """A label that a coordinate has not."""
+
+
+def coordinates(
+    path: Paths,
+    arrays: Sequence[str] | None,
+    follow_links: bool | None = None,
+    storage_options: _core.StorageOptions = None,
+) -> _Coordinates:
+    """The dimensions of arrays with their coordinates.
+
+    Raises:
+        ValueError, ImportError: As `select`.
+    """
+    _import_xarray()
+    opened = _opened(path, arrays, follow_links is not False, storage_options)
+    return _Coordinates.joined(opened)
 
 
 def _import_xarray() -> None:
@@ -264,10 +292,13 @@ class _Coordinates:
     dimensions: tuple[str, ...]
     """Of the reference array: the first of those with the most dimensions."""
     sizes: dict[str, int]
+    """Of the dimensions of all arrays, in this order."""
     indexes: dict[str, pd.Index]
     """Of the dimensions that have a coordinate."""
     arrays: dict[str, tuple[str, ...]]
     """Dimensions of each array."""
+    longitudes: frozenset[str] = frozenset()
+    """The dimensions whose coordinate holds longitudes."""
 
     @classmethod
     def joined(cls, stores: Sequence[tuple[str, _Coordinates]]) -> _Coordinates:
@@ -277,7 +308,7 @@ class _Coordinates:
         if len(parts) == 1:
             return whole
         _check_dimensions(stores)
-        first, *others = whole.dimensions
+        first, *others = whole.sizes
         for store, part in stores[1:]:
             for name in others:
                 mine, its = whole.indexes.get(name), part.indexes.get(name)
@@ -290,14 +321,14 @@ class _Coordinates:
         indexes = {name: whole.indexes[name] for name in others if name in whole.indexes}
         if all(first in part.indexes for part in parts):
             indexes[first] = whole.indexes[first].append([part.indexes[first] for part in parts[1:]])
-        return cls(whole.dimensions, sizes, indexes, whole.arrays)
+        return cls(whole.dimensions, sizes, indexes, whole.arrays, whole.longitudes)
 
     def along(self, name: str) -> xr.DataArray:
         """The positions along a dimension, to be selected from."""
         import xarray as xr
 
-        if name not in self.dimensions:
-            raise ValueError(f"{name}: the arrays have no dimension of that name, only {self.dimensions}")
+        if name not in self.sizes:
+            raise ValueError(f"{name}: the arrays have no dimension of that name, only {tuple(self.sizes)}")
         index = self.indexes.get(name)
         positions = np.arange(self.sizes[name])
         return xr.DataArray(positions, dims=[name], coords=None if index is None else {name: index})
@@ -314,10 +345,22 @@ class _Coordinates:
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
 
-    def line(self, ranges: Mapping[str, tuple[int, int]], store: str = "") -> _steps.Line:
-        """The first dimension, as far as it is selected."""
+    def selected(
+        self, labels: Mapping[str, Any]
+    ) -> tuple[tuple[int, int], list[tuple[int, int]], dict[str, np.ndarray]]:
+        """What labels select: the range of the first dimension, and what `region` says of all."""
         first = self.dimensions[0]
-        start, end = ranges.get(first, (0, self.sizes[first]))
+        along_first = (0, self.sizes[first])
+        if first in labels:
+            along_first = self.range(first, labels[first])
+        found = {name: self.found(name, label) for name, label in labels.items() if name != first}
+        if not labels:
+            return along_first, [], {}
+        return along_first, *self.region(along_first, found, alone=first in labels)
+
+    def line(self, start: int, end: int, store: str = "") -> _steps.Line:
+        """A range of the first dimension."""
+        first = self.dimensions[0]
         return _steps.Line(first, self.indexes.get(first), start, end, store)
 
     def extent(self, name: str) -> str:
@@ -332,53 +375,72 @@ class _Coordinates:
             order = "ascending" if index.is_monotonic_increasing else "descending"
         return f"the coordinate {name} has {len(index)} values from {index[0]} to {index[-1]}, {order}"
 
-    def range(self, name: str, label: Any) -> tuple[int, int]:
-        """The range of indices that a label selects along a dimension."""
-        found = np.atleast_1d(self.positions(name, label))
+    def found(self, name: str, label: Any) -> np.ndarray:
+        """The indices that a label selects along a dimension, in its order."""
+        index = self.indexes.get(name)
+        parts = [label]
+        if index is not None and name in self.longitudes:
+            parts = _pieces.around(index, label)
+        found = np.concatenate([np.atleast_1d(self.positions(name, part)) for part in parts])
         asked = f"{name}={label!r}"
         if found.ndim > 1:
             raise ValueError(f"{asked}: labels with more than one dimension select no range of indices")
         if found.size == 0:
             problem = f"{asked} selects nothing: {self.extent(name)}"
             if isinstance(label, slice) and label.start is not None and label.stop is not None:
-                problem += (
-                    "; a slice goes from one end to the other in that order, and a range that wraps around "
-                    "(such as longitudes across 0) is two ranges: give each a reader of its own"
-                )
+                problem += "; a slice goes from one end to the other in the order of the coordinate"
             raise AbsentError(problem)
-        steps = np.unique(np.diff(found))
-        if steps.size == 0 or (steps.size == 1 and steps[0] == 1):
+        return found
+
+    def range(self, name: str, label: Any) -> tuple[int, int]:
+        """The range of indices that a label selects along the first dimension."""
+        found = self.found(name, label)
+        if _pieces.is_range(found):
             return int(found[0]), int(found[-1]) + 1
+        asked = f"{name}={label!r}"
+        steps = np.unique(np.diff(found))
         if steps.size == 1 and steps[0] > 1:
             raise ValueError(
-                f"{asked} selects every {steps[0]}th index, but a reader takes one range: leave the step out "
-                "and give the reader `stride` (starts of samples) or `dilation` (steps inside a sample)"
+                f"{asked} selects every {steps[0]}th index, but samples are taken along one range: leave "
+                "the step out and give the reader `stride` (starts of samples) or `dilation` (steps inside a "
+                "sample)"
             )
         if steps.max() < 0:
             raise ValueError(
-                f"{asked} selects in the opposite order of the store, and a reader keeps that order: select "
-                f"upwards ({self.extent(name)}) and flip the samples"
+                f"{asked} selects in the opposite order of the store, which samples along {name} keep: "
+                f"select upwards ({self.extent(name)})"
             )
         gap = int(np.flatnonzero(np.diff(found) != 1)[0])
         raise ValueError(
-            f"{asked} selects index {found[gap]} and then {found[gap + 1]}, but a reader takes one range "
-            "without gaps: give each range a reader of its own, or leave out steps of the first dimension "
-            "with `exclude`"
+            f"{asked} selects index {found[gap]} and then {found[gap + 1]}, but samples are taken along one "
+            "range without gaps: give each range a reader of its own, or leave out steps with `exclude`"
         )
 
-    def region(self, ranges: dict[str, tuple[int, int]]) -> list[tuple[int, int]]:
-        """The ranges of the leading dimensions up to the last one that is selected."""
-        depth = 1 + max(self.dimensions.index(name) for name in ranges)
+    def region(
+        self, first: tuple[int, int], found: dict[str, np.ndarray], *, alone: bool
+    ) -> tuple[list[tuple[int, int]], dict[str, np.ndarray]]:
+        """The ranges of the leading dimensions up to the last that is selected as one range, and the indices
+        of all others.
+
+        Ranges are for dimensions that have the same place in all arrays: windows may lie in them. `alone`
+        says that the first dimension is selected, even if no other is.
+        """
+        ranges = {name: indices for name, indices in found.items() if _pieces.is_range(indices)}
+        depth = 1 + max(
+            (self.dimensions.index(name) for name in ranges if name in self.dimensions), default=0
+        )
         leading = self.dimensions[:depth]
-        for array, dimensions in self.arrays.items():
-            # Arrays without the first dimension are the same for every sample, and cropped by name.
-            if self.dimensions[0] in dimensions and dimensions[:depth] != leading:
-                raise ValueError(
-                    f"arrays, {', '.join(ranges)}: {array} has the dimensions {dimensions}, which do not "
-                    f"begin with {leading} as the others do, so that indices mean something else there; "
-                    "give it a reader of its own"
-                )
-        return [ranges.get(name, (0, self.sizes[name])) for name in leading]
+        # Arrays without the first dimension are the same for every sample, and cropped by name.
+        sampled = [its for its in self.arrays.values() if self.dimensions[0] in its]
+        if any(its[:depth] != leading for its in sampled) or not set(ranges) <= set(leading):
+            ranges, leading = {}, self.dimensions[:1]
+        pieces = {name: indices for name, indices in found.items() if name not in ranges}
+        if not ranges and not alone:
+            return [], pieces
+        # Indices count in what is selected.
+        sizes = self.sizes | {name: len(indices) for name, indices in pieces.items()}
+        bounds = {name: (int(indices[0]), int(indices[-1]) + 1) for name, indices in ranges.items()}
+        return [first, *(bounds.get(name, (0, sizes[name])) for name in leading[1:])], pieces
 
     def excluded(self, exclude: Any) -> np.ndarray:
         """The indices along the first dimension that are to be left out, ascending."""
@@ -543,9 +605,11 @@ def _of_group(store: Store | Any, group: str, inside: str, names: Sequence[str])
             raise ValueError(
                 f"arrays: {reference[0]} is the first dimension of the others, but of {name} it is not: {its}"
             )
-    sizes = {name: dataset.sizes[name] for name in reference}
-    indexes = {name: dataset.indexes[name] for name in reference if name in dataset.indexes}
-    return _Coordinates(reference, sizes, indexes, dimensions)
+    all_names = dict.fromkeys([*reference, *(name for its in dimensions.values() for name in its)])
+    sizes = {name: dataset.sizes[name] for name in all_names}
+    indexes = {name: dataset.indexes[name] for name in all_names if name in dataset.indexes}
+    longitudes = (name for name in indexes if _pieces.is_longitude(name, dataset.variables[name].attrs))
+    return _Coordinates(reference, sizes, indexes, dimensions, frozenset(longitudes))
 
 
 def _group_of(array: str) -> tuple[str, str]:

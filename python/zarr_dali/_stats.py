@@ -58,6 +58,8 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         - `chunk_cache_bytes`: memory for decoded chunks that later batches use; `chunk_cache_peak_bytes`: the
           most of it that was in use.
         - `shuffle`: how samples are mixed; None where no chunk belongs to several samples.
+        - `channels`: with `stack_channels` the array of each channel, and its indices in the store along the
+          dimensions that became channels, by name; else None.
         - `position`: behind the last of `batches`; a reader with the argument `position` continues there.
 
         Former names, which the next release will not have: `chunks_decoded_green` for

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from zarr_dali._options import names
 from zarr_dali._rechunk_cli import rechunk
+from zarr_dali._statistics_cli import statistics
+
+if TYPE_CHECKING:
+    from zarr_dali import Info
+
+CANNOT_READ, ADVICE = 3, 4
+"""Exit status of `info --strict`."""
 
 
 class _List(click.ParamType):
@@ -37,7 +46,7 @@ def main() -> None:
 
 @main.command(context_settings={"show_default": True})
 @click.argument("store", nargs=-1, required=True)
-@click.option("--arrays", type=_List(str), help="Names of arrays, read together; else each array by itself.")
+@names("--arrays", help="Names of arrays, read together; else each array by itself.")
 @click.option(
     "--join",
     type=click.Choice(["concat", "separate"]),
@@ -62,12 +71,18 @@ def main() -> None:
     help="Whether symbolic links may lead out of a STORE's folder.",
 )
 @click.option("--storage-options", metavar="JSON", help="Credentials and endpoints of stores at URLs.")
+@click.option(
+    "--strict", is_flag=True, help="Exit with 3 where an array cannot be read so, 4 where chunks hurt."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any) -> None:
+def info(store: tuple[str, ...], shuffle: bool, strict: bool, as_json: bool, **arguments: Any) -> None:
     """Says what the arrays of a STORE are and how they would be read: on the GPU, on the CPU or not at all.
 
     Several stores are joined along the first dimension, unless `--join separate` is given. Only metadata and
     file sizes are read.
+
+    With --strict the exit status is 3 where an array, besides coordinates, is refused or has no reader with
+    these arguments, 4 where there is advice to write other chunks or codecs, else 0.
     """
     import zarr_dali  # loads DALI, which `--help` need not wait for
 
@@ -77,17 +92,24 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
         raise click.ClickException(str(error)) from error
     if as_json or not sys.stdout.isatty():
         click.echo(found.to_json() if as_json else str(found))
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    Console().print(found)
+        Console().print(found)
+    if strict:
+        raise SystemExit(_status(found))
+
+
+def _status(found: Info) -> int:
+    if found.unreadable or found.problem:
+        return CANNOT_READ
+    return ADVICE if any(one.is_to_rewrite for one in found.advice) else 0
 
 
 @main.command(context_settings={"show_default": True})
 @click.argument("store")
-@click.option(
+@names(
     "--arrays",
-    type=_List(str),
     help="Names of arrays, read together.  [default: all as long as the largest, with as many dimensions]",
 )
 @click.option("--window", type=_List(int), help="Extents of a sample along the leading dimensions.")
@@ -116,9 +138,16 @@ def info(store: tuple[str, ...], shuffle: bool, as_json: bool, **arguments: Any)
     help="Only the first steps of each array, up to this many decoded bytes.",
 )
 @click.option("--storage-options", metavar="JSON", help="Credentials and endpoints of a STORE at a URL.")
-@click.option("--json", type=click.Path(dir_okay=False, path_type=Path), help="File for all results.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option(
+    "-o",
+    "--output",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write all results as JSON to a file.",
+)
 @click.option("--png", type=click.Path(dir_okay=False, path_type=Path), help="File for a chart.")
-def bench(peer: tuple[str, ...], no_peers: bool, **options: Any) -> None:
+def bench(peer: tuple[str, ...], no_peers: bool, as_json: bool, **options: Any) -> None:
     """Measures how fast a STORE is read, and says what limits.
 
     zarr-dali, with a warm and a cold page cache, beside the other loaders that are installed and beside what
@@ -135,10 +164,13 @@ def bench(peer: tuple[str, ...], no_peers: bool, **options: Any) -> None:
         result = command.run(command.Options(**options))
     except (ValueError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
-    from rich.console import Console
+    if as_json:
+        click.echo(json.dumps(result.as_json(), indent=2))
+    else:
+        from rich.console import Console
 
-    # Where no terminal says how wide it is, lines are not cut.
-    Console(width=None if sys.stdout.isatty() else 200).print(report.render(result))
+        # Where no terminal says how wide it is, lines are not cut.
+        Console(width=None if sys.stdout.isatty() else 200).print(report.render(result))
     if any(row.failed for row in result.rows.values()):
         raise SystemExit(1)
 
@@ -162,3 +194,4 @@ def example(path: str, **options: Any) -> None:
 
 
 main.add_command(rechunk)
+main.add_command(statistics)

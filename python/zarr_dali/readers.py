@@ -24,6 +24,7 @@ def zarr(
     per_store: str = "",
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
+    stack_channels: bool = False,
     missing_chunks: Literal["fill", "fill-403", "error"] = "fill",
     follow_links: bool = True,
     storage_options: str = "",
@@ -33,12 +34,14 @@ def zarr(
     offsets: int | Sequence[int] | None = None,
     roi_start: int | Sequence[int] | None = None,
     roi_end: int | Sequence[int] | None = None,
+    select: str = "",
     exclude: int | Sequence[int] | None = None,
     breaks: int | Sequence[int] | None = None,
     return_index: bool = False,
     mask_and_scale: bool = False,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
+    normalize: str = "",
     dtype: DALIDataType | None = None,
     random_shuffle: bool = False,
     initial_fill: int = 1024,
@@ -141,6 +144,13 @@ def zarr(
             a sample of C arrays has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given.
             All arrays need the same shape and element type. The layout gets a `C` there, or is empty if the
             arrays have one already.
+        stack_channels: Determines whether levels and arrays become the channels of one output.
+            A sample has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given. The last two
+            dimensions of the arrays are the grid (the last one if an array has no more), of the same extents
+            in all of them. What an array has in between, such as levels, are its channels, and the arrays
+            follow one another in the order of `arrays`. Arrays without the first dimension, such as a land
+            mask, are repeated for each step of the window. All arrays need the same element type: see
+            `dtype`. The layout gets a `C` there. `zarr_dali.stats` tells what each channel is.
         missing_chunks: What a chunk without data in the store means: `"fill"`, `"fill-403"` or `"error"`.
             `"fill"` reads it as the array's fill value, as the Zarr specification says. `"error"` stops with
             an error that names the chunk, for stores in which every chunk should be there. `"fill-403"` is as
@@ -178,6 +188,14 @@ def zarr(
             behind those of the window are then cut to the region. By default 0.
         roi_end: End of that region, the first index behind it, for each leading dimension.
             By default the extent of the array.
+        select: Indices of dimensions by name, which are laid one behind another in their order, as JSON.
+            An object with a list for each dimension, of indices and of ranges `[start, end]` or
+            `[start, end, step]`: `{"level": [7, 3], "longitude": [[350, 360], [0, 11]]}` takes two levels in
+            that order, and longitudes across the end as two pieces. It applies to each array with a dimension
+            of that name, wherever it stands in it; chunks without any of the indices are not read. `window`,
+            `roi_start` and `roi_end` count in what is selected. A sample has all of it: no windows lie along
+            such a dimension, and the one that samples are taken along is none. `zarr_dali.select` makes it
+            from labels.
         exclude: Indices of the first dimension that no sample may touch, such as missing or bad days.
             Samples that would are left out before samples are counted and shared out to reader shards.
         breaks: Indices of the first dimension that no sample may reach over, such as the first steps behind
@@ -203,6 +221,16 @@ def zarr(
             also is the type of the output unless `dtype` is given.
         std: The values are divided by it: one number for all arrays, or one for each of `arrays`.
             Not 0. See `mean`; either can be given alone.
+        normalize: What each array, or each channel of it, is normalised by, as JSON: in place of `mean` and
+            `std`.
+            An object with the mean and the standard deviation of arrays by their names, such as
+            `{"t2m": {"mean": 280, "std": 21}, "t": {"dim": "level", "mean": [220, 250], "std": [9, 12]}}`.
+            Lists have one number for each index that the store has along the dimension `dim`; without `dim`
+            that is the first dimension behind those of `window`. Arrays that the object does not name, or
+            names with `null`, are not normalised. It may name arrays that are not read as long as it names
+            all that are. In place of the object a list may stand with one entry for each of `arrays`.
+            A sample has the whole of `dim`, or a region of it: no windows lie along it. The computation is
+            that of `mean` and `std`.
         dtype: Element type of the outputs: bool, an integer or a floating-point type.
             If not given, it is the type of the array, or what `mask_and_scale` or `mean` and `std` make of
             it. Floating-point numbers are rounded to the nearest, ties to even, and become infinite beyond

@@ -1,7 +1,7 @@
 //! The arithmetic of conversions on the host: the same as in `src/kernels/convert.cuh`, bit for bit, except that
 //! sign and payload of NaNs may differ.
 
-use super::step::{Code, Rounds, Step};
+use super::step::{Code, Normalise, Rounds, Step};
 use crate::dataset::{ElementType, StoredType, double_to_half, half_to_single, single_to_half};
 
 /// A number while it is converted: a signed or unsigned 64-bit integer, a float32 or a float64.
@@ -28,6 +28,8 @@ pub trait Register: Copy + Default {
     fn is_true(self) -> bool;
     /// Takes a step with every value; integers never take any.
     fn apply(_: &Step, _: &mut [Self]) {}
+    /// Normalises each value by the numbers at its place; integers never are.
+    fn normalise(_: &mut [Self], _: &[Normalise], _: Rounds) {}
 }
 
 macro_rules! integer_register {
@@ -117,6 +119,20 @@ macro_rules! float_register {
                     Code::WrapUnsigned => each(values, |x| x - operand * (x / operand).floor()),
                     Code::WrapSigned => each(values, |x| x - operand * (x / operand + 0.5).floor()),
                     Code::IsTrue => each(values, |x| if x != 0.0 { 1.0 } else { 0.0 }),
+                }
+            }
+            fn normalise(values: &mut [Self], numbers: &[Normalise], rounds: Rounds) {
+                let pairs = values.iter_mut().zip(numbers);
+                match rounds {
+                    // There is no type of 16 bits that values are normalised in.
+                    Rounds::Register | Rounds::Half => pairs.for_each(|(value, numbers)| {
+                        *value = (*value - numbers.mean as Self) / numbers.std as Self;
+                    }),
+                    Rounds::Single => pairs.for_each(|(value, numbers)| {
+                        let difference = (*value - numbers.mean as Self).to_f32();
+                        let difference = Self::from_f32(difference);
+                        *value = Self::from_f32((difference / numbers.std as Self).to_f32());
+                    }),
                 }
             }
         }

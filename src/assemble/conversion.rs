@@ -4,20 +4,29 @@
 //! stored -> widened -> fixedscaleoffset -> mask, scale, offset (CF) -> (x - mean) / std -> output type
 //! ```
 //!
+//! Mean and standard deviation are those of the array, or of each channel ([`Channels`]).
+//!
 //! The result is a type to load, a register to compute in, a list of steps and a type to store, which the host
 //! ([`super::host`]) and the kernel (`src/kernels/convert.cuh`) carry out alike.
 
 use super::arithmetic::{load, store};
-use super::step::{Code, MAX_STEPS, Step};
+use super::channels::Channels;
+use super::step::{Code, MAX_STEPS, Normalise, Step};
 use crate::dataset::{Cf, ElementType, FixedScaleOffset, StoredType};
 
-/// Normalisation: `(x - mean) / std`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Normalise {
-    /// Subtracted first.
-    pub mean: f64,
-    /// Divided by then; neither 0 nor infinite.
-    pub std: f64,
+/// How values are normalised.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Normalisation {
+    /// All alike.
+    Array(Normalise),
+    /// Each by its channel.
+    Channels(Channels),
+}
+
+impl From<Normalise> for Normalisation {
+    fn from(normalise: Normalise) -> Self {
+        Self::Array(normalise)
+    }
 }
 
 /// What values are computed in.
@@ -41,6 +50,8 @@ pub struct Conversion {
     loads: StoredType,
     register: Register,
     steps: Vec<Step>,
+    /// What follows the steps, where channels are normalised each by its own numbers.
+    channels: Option<Channels>,
     output: ElementType,
     /// The conversion of the fill value, if its type is not the stored one: `fixedscaleoffset` does not scale fill values.
     of_fill: Option<Box<Self>>,
@@ -56,7 +67,7 @@ impl Conversion {
         stored: StoredType,
         filter: Option<FixedScaleOffset>,
         cf: Option<&Cf>,
-        normalise: Option<Normalise>,
+        normalise: Option<Normalisation>,
         dtype: Option<ElementType>,
     ) -> Result<Self, String> {
         let (mut loads, mut steps, mut value) = (stored, vec![], stored.widened());
@@ -74,17 +85,26 @@ impl Conversion {
             decode_cf(cf, &mut steps);
             value = cf.output();
         }
-        if let Some(Normalise { mean, std }) = normalise {
+        if normalise.is_some() {
             value = if value.fits_single() { ElementType::Float32 } else { ElementType::Float64 };
-            let wanted = [(Code::Subtract, mean, 0.0), (Code::Divide, std, 1.0)];
-            let useful = wanted.iter().filter(|(_, operand, nothing)| operand != nothing);
-            steps.extend(useful.map(|&(code, operand, _)| Step::arithmetic(code, operand, value)));
         }
+        let channels = match normalise.clone() {
+            None => None,
+            Some(Normalisation::Array(Normalise { mean, std })) => {
+                let wanted = [(Code::Subtract, mean, 0.0), (Code::Divide, std, 1.0)];
+                let useful = wanted.iter().filter(|(_, operand, nothing)| operand != nothing);
+                steps.extend(useful.map(|&(code, operand, _)| Step::arithmetic(code, operand, value)));
+                None
+            }
+            Some(Normalisation::Channels(channels)) => Some(channels.computed_in(value)),
+        };
         if steps.len() > MAX_STEPS {
             return Err("its attribute \"missing_value\" has more values than are supported; leave out mask_and_scale".into());
         }
         let output = dtype.unwrap_or(value);
-        let register = register(loads, &steps, output);
+        let computed = channels.as_ref().map(|channels| channels.step(Code::Subtract, 0.0));
+        let all: Vec<Step> = steps.iter().copied().chain(computed).collect();
+        let register = register(loads, &all, output);
         let of_fill = match filter {
             Some(filter) => {
                 let logical = StoredType::Element(filter.dtype);
@@ -96,7 +116,7 @@ impl Conversion {
             // A masked value that is no float32 equals no element; rounded to float32 it might.
             steps.retain(|step| step.code != Code::Mask || step.fits_single());
         }
-        Ok(Self { loads, register, steps, output, of_fill })
+        Ok(Self { loads, register, steps, channels, output, of_fill })
     }
 
     /// The type of the output's elements.
@@ -129,29 +149,48 @@ impl Conversion {
         &self.steps
     }
 
-    /// The output element of a missing chunk. `logical` is the array's fill value, one element in native byte order.
-    pub fn fill(&self, logical: &[u8]) -> Vec<u8> {
-        let conversion = self.of_fill.as_deref().unwrap_or(self);
-        let mut element = vec![0; self.output.size_bytes()];
-        conversion.convert(logical, logical.len(), &mut element);
-        element
+    /// What follows the steps: the channels that are normalised each by its own numbers.
+    pub fn channels(&self) -> Option<&Channels> {
+        self.channels.as_ref()
     }
 
-    /// Converts a row: elements that are `step_bytes` apart in `from`, as many as `to` has room for.
+    /// The conversion of the array's fill value.
+    pub fn of_fill(&self) -> &Self {
+        self.of_fill.as_deref().unwrap_or(self)
+    }
+
+    /// The output element of a missing chunk. `logical` is the array's fill value, one element in native byte order.
+    /// `None` if it differs between channels.
+    pub fn fill(&self, logical: &[u8]) -> Option<Vec<u8>> {
+        let mut element = vec![0; self.output.size_bytes()];
+        self.channels.is_none().then(|| {
+            self.of_fill().convert(logical, logical.len(), &mut element, 0);
+            element
+        })
+    }
+
+    /// Converts a row: elements that are `step_bytes` apart in `from`, as many as `to` has room for. `place` is the number
+    /// of the row's first element in the output, from which channels follow.
     ///
     /// # Panics
     /// If `from` ends before the last one.
-    pub fn convert(&self, from: &[u8], step_bytes: usize, to: &mut [u8]) {
+    pub fn convert(&self, from: &[u8], step_bytes: usize, to: &mut [u8], place: u64) {
         match self.register {
             Register::None => copy(self.stored_bytes(), from, step_bytes, to),
-            Register::Signed => self.convert_in::<i64>(from, step_bytes, to),
-            Register::Unsigned => self.convert_in::<u64>(from, step_bytes, to),
-            Register::Single => self.convert_in::<f32>(from, step_bytes, to),
-            Register::Double => self.convert_in::<f64>(from, step_bytes, to),
+            Register::Signed => self.convert_in::<i64>(from, step_bytes, to, place),
+            Register::Unsigned => self.convert_in::<u64>(from, step_bytes, to, place),
+            Register::Single => self.convert_in::<f32>(from, step_bytes, to, place),
+            Register::Double => self.convert_in::<f64>(from, step_bytes, to, place),
         }
     }
 
-    fn convert_in<R: super::arithmetic::Register>(&self, from: &[u8], step_bytes: usize, to: &mut [u8]) {
+    fn convert_in<R: super::arithmetic::Register>(
+        &self,
+        from: &[u8],
+        step_bytes: usize,
+        to: &mut [u8],
+        place: u64,
+    ) {
         /// Enough to make each pass over the values worth its start, and little enough for the L1 cache.
         const BLOCK: usize = 512;
         let mut values = [R::default(); BLOCK];
@@ -160,6 +199,9 @@ impl Conversion {
             let values = &mut values[..to.len() / size];
             load(self.loads, &from[block * BLOCK * step_bytes..], step_bytes, values);
             self.steps.iter().for_each(|step| R::apply(step, values));
+            if let Some(channels) = &self.channels {
+                channels.normalise(values, place + (block * BLOCK) as u64);
+            }
             store(self.output, values, to);
         }
     }

@@ -1,8 +1,9 @@
 //! Boxes of elements as work for the gather kernel (`src/kernels/gather.cu` and `convert.cuh`, which this file mirrors).
 
 use super::Conversion;
+use super::channels::Channels;
 use super::conversion::Register;
-use super::step::{Code, MAX_STEPS, Step};
+use super::step::{Code, MAX_STEPS, Normalise, Rounds, Step};
 use crate::dataset::{ElementType, StoredType};
 use crate::plan::CopyBox;
 
@@ -32,7 +33,15 @@ pub struct Region {
     granule_bytes: u8,
     swap_bytes: u8,
     converted_bytes: u8,
+    /// The channel of the first element, of elements that are normalised by channel.
+    channel: u32,
+    /// The dimension along which channels follow one another, or [`NO_DIMENSION`].
+    channel_dimension: u8,
+    reserved: [u8; 3],
 }
+
+/// No dimension of a region.
+const NO_DIMENSION: u8 = u8::MAX;
 
 /// A conversion for the kernel. Field for field the `Conversion` of `convert.cuh`.
 #[repr(C)]
@@ -43,15 +52,36 @@ pub struct ConversionOnDevice {
     load: u8,
     store: u8,
     register: u8,
-    reserved: u8,
+    /// What results of the normalisation by channel are rounded to.
+    rounds: u8,
+    /// Bytes from here to the [`ChannelOnDevice`]s, 0: there are none.
+    channels: u64,
+    /// The element that regions without a source are made of, where channels make it differ.
+    fill: u64,
     table: [f32; 256],
 }
 
-const _: () = assert!(size_of::<Region>() == 152 && align_of::<Region>() == 8);
-const _: () = assert!(size_of::<Step>() == 16 && size_of::<ConversionOnDevice>() == 1416);
+/// What a channel is normalised by. Field for field the `Channel` of `convert.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct ChannelOnDevice {
+    mean: f64,
+    std: f64,
+}
+
+const _: () = assert!(size_of::<Region>() == 160 && align_of::<Region>() == 8);
+const _: () = assert!(size_of::<Step>() == 16 && size_of::<ConversionOnDevice>() == 1432);
+const _: () = assert!(size_of::<ChannelOnDevice>() == 16);
+
+/// A conversion that regions name, with the fill element that is converted by channel.
+#[derive(Debug, PartialEq)]
+struct Known {
+    conversion: Conversion,
+    fill: u64,
+}
 
 impl ConversionOnDevice {
-    fn new(conversion: &Conversion) -> Self {
+    fn new(Known { conversion, fill }: &Known, channels: u64) -> Self {
         let mut steps = [Step::new(Code::Round, 0.0); MAX_STEPS];
         let used = conversion.steps();
         steps[..used.len()].copy_from_slice(used);
@@ -70,7 +100,9 @@ impl ConversionOnDevice {
                 Register::Single => 2,
                 Register::Double | Register::None => 3,
             },
-            reserved: 0,
+            rounds: conversion.channels().map_or(Rounds::Register, Channels::rounds) as u8,
+            channels,
+            fill: *fill,
             table: match conversion.loads() {
                 StoredType::Byte(format) => *format.table(),
                 _ => [0.0; 256],
@@ -98,7 +130,7 @@ pub enum Source<'a> {
 pub struct Regions {
     list: Vec<Region>,
     tiles: u64,
-    known: Vec<Conversion>,
+    known: Vec<Known>,
 }
 
 /// Where the elements of a box come from and go to, the same for all boxes of a read chunk.
@@ -112,6 +144,8 @@ struct Elements {
     fill: u64,
     swaps_bytes: bool,
     converts: bool,
+    /// The channels that elements are normalised by.
+    channels: Option<Channels>,
 }
 
 impl Regions {
@@ -120,9 +154,19 @@ impl Regions {
         &self.list
     }
 
-    /// The conversions that the regions name; the kernel expects them right behind the regions.
-    pub fn conversions(&self) -> Vec<ConversionOnDevice> {
-        self.known.iter().map(ConversionOnDevice::new).collect()
+    /// The conversions that the regions name, and behind them their channels; the kernel expects them right behind the
+    /// regions.
+    pub fn conversions(&self) -> (Vec<ConversionOnDevice>, Vec<ChannelOnDevice>) {
+        let (mut conversions, mut channels) = (vec![], vec![]);
+        for (number, known) in self.known.iter().enumerate() {
+            let numbers = known.conversion.channels().map_or(&[][..], Channels::numbers);
+            let conversions_between = (self.known.len() - number) * size_of::<ConversionOnDevice>();
+            let bytes = conversions_between + channels.len() * size_of::<ChannelOnDevice>();
+            let offset = if numbers.is_empty() { 0 } else { bytes as u64 };
+            conversions.push(ConversionOnDevice::new(known, offset));
+            channels.extend(numbers.iter().map(|&Normalise { mean, std }| ChannelOnDevice { mean, std }));
+        }
+        (conversions, channels)
     }
 
     /// How many blocks of threads the launch needs.
@@ -131,14 +175,19 @@ impl Regions {
     }
 
     /// Size of the regions that boxes become, without the conversion that boxes with converted elements share.
-    pub fn bytes(boxes: &[CopyBox]) -> u64 {
+    pub fn bytes(boxes: &[CopyBox], conversion: &Conversion) -> u64 {
         let regions = |piece: &CopyBox| piece.extents[..cut(piece)].iter().product::<u64>();
-        boxes.iter().map(regions).sum::<u64>() * size_of::<Region>() as u64
+        let count = |piece: &CopyBox| match conversion.channels() {
+            None => regions(piece),
+            Some(channels) => regions(&channels.apart(piece).0),
+        };
+        boxes.iter().map(count).sum::<u64>() * size_of::<Region>() as u64
     }
 
     /// Size of a conversion on the device; 0 if it only copies.
     pub fn conversion_bytes(conversion: &Conversion) -> u64 {
-        if conversion.is_copy() { 0 } else { size_of::<ConversionOnDevice>() as u64 }
+        let channels = conversion.channels().map_or(0, Channels::len) * size_of::<ChannelOnDevice>();
+        if conversion.is_copy() { 0 } else { (size_of::<ConversionOnDevice>() + channels) as u64 }
     }
 
     /// Adds the boxes of one read chunk, whose elements go to the output that starts at `output`.
@@ -153,18 +202,29 @@ impl Regions {
             fill: 0,
             swaps_bytes: false,
             converts: false,
+            channels: None,
         };
         match source {
-            Source::Fill(logical) => elements.fill = repeated(&conversion.fill(logical)),
+            Source::Fill(logical) => match conversion.fill(logical) {
+                Some(fill) => elements.fill = repeated(&fill),
+                None => {
+                    let of_fill = conversion.of_fill();
+                    (elements.from_bytes, elements.converts) = (of_fill.stored_bytes() as u64, true);
+                    elements.fill = self.number(of_fill, repeated(logical));
+                }
+            },
             Source::Decoded { address, swaps_bytes } => {
                 (elements.from, elements.swaps_bytes) = (address, swaps_bytes);
                 if !conversion.is_copy() {
                     elements.converts = true;
-                    elements.fill = self.number(conversion);
+                    elements.fill = self.number(conversion, 0);
                 }
             }
         }
+        elements.channels = conversion.channels().cloned();
         for piece in boxes {
+            let apart = elements.channels.as_ref().map(|channels| channels.apart(piece).0);
+            let piece = apart.as_ref().unwrap_or(piece);
             let cut = cut(piece);
             if cut == 0 {
                 self.push(&elements, piece);
@@ -184,10 +244,10 @@ impl Regions {
     }
 
     /// The number of a conversion among the conversions of the launch.
-    fn number(&mut self, conversion: &Conversion) -> u64 {
-        let known = self.known.iter().position(|known| known == conversion);
-        known.unwrap_or_else(|| {
-            self.known.push(conversion.clone());
+    fn number(&mut self, conversion: &Conversion, fill: u64) -> u64 {
+        let same = |known: &Known| known.fill == fill && known.conversion == *conversion;
+        self.known.iter().position(same).unwrap_or_else(|| {
+            self.known.push(Known { conversion: conversion.clone(), fill });
             self.known.len() - 1
         }) as u64
     }
@@ -226,14 +286,25 @@ impl Regions {
             granule_bytes: granule as u8,
             swap_bytes: if elements.swaps_bytes { elements.from_bytes as u8 } else { 0 },
             converted_bytes: if elements.converts { elements.to_bytes as u8 } else { 0 },
+            channel: 0,
+            channel_dimension: NO_DIMENSION,
+            reserved: [0; 3],
         };
+        if let Some(channels) = &elements.channels {
+            // The channels of a box that has them apart are a dimension of it, or it has one.
+            let (_, dimension, channel) = channels.apart(piece);
+            region.channel = channel;
+            region.channel_dimension = dimension.map_or(NO_DIMENSION, |dimension| dimension as u8);
+        }
         let mut granules = 1;
         for d in 0..=last {
             let per_granule = if d == last { per_granule } else { 1 };
             let extent = piece.extents[d] / per_granule;
             granules *= extent;
             region.extents[d] = extent as u32;
-            region.from_strides[d] = piece.from_strides[d] * per_granule * elements.from_bytes;
+            if !fills {
+                region.from_strides[d] = piece.from_strides[d] * per_granule * elements.from_bytes;
+            }
             if d < last {
                 region.to_strides[d] = piece.to_strides[d] * elements.to_bytes;
             }
@@ -271,8 +342,10 @@ fn repeated(element: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::assemble::{Normalise, OutputMemory, host};
+    use crate::assemble::conversion::Normalisation;
+    use crate::assemble::{OutputMemory, host};
     use crate::dataset::{ByteFormat, Cf, FixedScaleOffset};
+    use crate::plan::ChannelPlace;
 
     use std::ffi::{CString, c_char, c_int, c_void};
     use std::os::unix::ffi::OsStrExt;
@@ -322,10 +395,11 @@ mod tests {
             // SAFETY: plain data of that size.
             unsafe { std::slice::from_raw_parts(list, bytes) }
         };
-        let (list, conversions) = (regions.list(), regions.conversions());
+        let (list, (conversions, channels)) = (regions.list(), regions.conversions());
         let work = [
             bytes(list.as_ptr().cast(), size_of_val(list)),
             bytes(conversions.as_ptr().cast(), size_of_val(&conversions[..])),
+            bytes(channels.as_ptr().cast(), size_of_val(&channels[..])),
         ];
         let words: Vec<u64> =
             work.concat().chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap())).collect();
@@ -371,12 +445,13 @@ mod tests {
         }
         .collapsed();
         // Buffers of u128 are aligned as the device's allocations are.
-        let words = |len: u64, size: usize| ((len + 9) * size as u64).div_ceil(16) as usize + 1;
+        let words =
+            |len: u64, offset: u64, size: usize| ((len + offset) * size as u64).div_ceil(16) as usize + 1;
         let size = conversion.stored_bytes();
-        let from: Vec<u128> = (0..words(from_len, size))
+        let from: Vec<u128> = (0..words(from_len, offsets.0, size))
             .map(|i| u128::from(content(2 * i)) | u128::from(content(2 * i + 1)) << 64)
             .collect();
-        let mut to = vec![0u128; words(to_len, conversion.output().size_bytes())];
+        let mut to = vec![0u128; words(to_len, offsets.1, conversion.output().size_bytes())];
         let mut expected = to.clone();
 
         let source = match fill {
@@ -386,8 +461,9 @@ mod tests {
         let mut regions = Regions::default();
         let boxes = [piece];
         regions.add(source, &boxes, conversion, to.as_mut_ptr() as u64);
-        let work = size_of_val(regions.list()) + size_of_val(&regions.conversions()[..]);
-        assert!(work as u64 <= Regions::bytes(&boxes) + Regions::conversion_bytes(conversion));
+        let (conversions, channels) = regions.conversions();
+        let work = size_of_val(regions.list()) + size_of_val(&conversions[..]) + size_of_val(&channels[..]);
+        assert!(work as u64 <= Regions::bytes(&boxes, conversion) + Regions::conversion_bytes(conversion));
         run(&regions);
 
         let mut decoded: Vec<u8> = from.iter().flat_map(|word| word.to_ne_bytes()).collect();
@@ -455,15 +531,23 @@ mod tests {
             3 => (i as f64).exp2().to_bits(),
             _ => scrambled(7)(i),
         };
-        let normalises = [None, Some(Normalise { mean: 3.3, std: 1.7 })];
+        // Both dimensions of the destination in turn have the channels.
+        let place = |first, all, elements| ChannelPlace { first, all, elements };
+        let numbers = |count| (0..count).map(|c| Normalise { mean: 3.3 + f64::from(c), std: 1.7 }).collect();
+        let normalises = [
+            None,
+            Some(Normalise { mean: 3.3, std: 1.7 }.into()),
+            Some(Normalisation::Channels(Channels::new(place(0, 4, 702), 1, numbers(4)))),
+            Some(Normalisation::Channels(Channels::new(place(0, 702, 1), 1, numbers(702)))),
+        ];
         let dtypes = ElementType::ALL.map(|(element, ..)| Some(element));
         let dims = vec![(3, 2, 1), (700, 1, 2)];
         for stored in stored_types() {
             for cf in cfs(stored.widened()) {
-                for normalise in normalises {
+                for normalise in &normalises {
                     for dtype in dtypes {
                         let conversion =
-                            Conversion::new(stored, None, cf.as_ref(), normalise, dtype).unwrap();
+                            Conversion::new(stored, None, cf.as_ref(), normalise.clone(), dtype).unwrap();
                         let result = both(&conversion, &dims, false, (1, 2), None, false, small);
                         let what = format!("{stored:?} {conversion:?}");
                         assert_same(conversion.output(), !conversion.is_copy(), &result, &what);
@@ -500,6 +584,29 @@ mod tests {
             let result =
                 both(&conversion, &dims, turns, offsets, fills.then_some(element), swaps, scrambled(seed));
             assert_same(conversion.output(), !conversion.is_copy(), &result, "");
+        }
+
+        #[test]
+        fn the_kernel_normalises_channels_as_the_host_does(
+            dims in prop::collection::vec((1u64..5, 0u64..3, 0u64..3), 1..9), (along, last) in (0usize..9, 0usize..9), sample in 0u64..3,
+            turns: bool, stored in prop::sample::select(stored_types()), swaps: bool, fills: bool, seed: u64,
+        ) {
+            let along = along.min(dims.len() - 1);
+            let extent = |d: usize| dims[d].0 + dims[d].2;
+            // All dimensions up to `last` are channels, of which one says by what they are normalised.
+            let last = last.clamp(along, dims.len() - 1);
+            let product = |from: usize, to: usize| (from..to).map(extent).product::<u64>();
+            let (all, elements) = (product(0, last + 1), product(last + 1, dims.len()));
+            let numbers = (0..extent(along)).map(|c| Normalise { mean: c as f64, std: 0.5 + c as f64 }).collect();
+            let place = ChannelPlace { first: 0, all, elements };
+            let channels = Channels::new(place, product(along + 1, last + 1), numbers);
+            let normalise = Some(Normalisation::Channels(channels));
+            let conversion = Conversion::new(stored, None, None, normalise, None).unwrap();
+            let element = &[1u8, 2, 3, 4, 5, 6, 7, 8][..stored.size_bytes()];
+            let to = sample * (0..dims.len()).map(extent).product::<u64>();
+            let result =
+                both(&conversion, &dims, turns, (1, to), fills.then_some(element), swaps, scrambled(seed));
+            assert_same(conversion.output(), true, &result, &format!("{conversion:?}"));
         }
     }
 }

@@ -23,7 +23,7 @@ pub enum Source<'a> {
 pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], conversion: &Conversion, output: OutputMemory) {
     let (from_size, to_size) = (conversion.stored_bytes() as u64, conversion.output().size_bytes() as u64);
     let fill = match source {
-        Source::Decoded(_) => vec![],
+        Source::Decoded(_) => None,
         Source::Fill(logical) => conversion.fill(logical),
     };
     for piece in boxes {
@@ -38,11 +38,14 @@ pub unsafe fn assemble(source: Source<'_>, boxes: &[CopyBox], conversion: &Conve
             };
             match source {
                 Source::Decoded(decoded) => {
-                    conversion.convert(&decoded[(from * from_size) as usize..], step, row);
+                    conversion.convert(&decoded[(from * from_size) as usize..], step, row, to);
                 }
-                Source::Fill(_) => {
-                    row.chunks_exact_mut(fill.len()).for_each(|place| place.copy_from_slice(&fill));
-                }
+                Source::Fill(logical) => match &fill {
+                    Some(fill) => {
+                        row.chunks_exact_mut(fill.len()).for_each(|place| place.copy_from_slice(fill));
+                    }
+                    None => conversion.of_fill().convert(logical, 0, row, to),
+                },
             }
         }
     }

@@ -1,13 +1,16 @@
 //! From decoded read chunks to outputs: on the host here, on the GPU by the gather kernel ([`device`]).
 
 mod arithmetic;
+mod channels;
 mod conversion;
 pub mod device;
 pub mod host;
+mod normalise;
 mod step;
 mod values;
 
-pub use conversion::{Conversion, Normalise};
+pub use conversion::Conversion;
+pub use normalise::Places;
 pub use values::conversions;
 
 use crate::plan::CopyBox;

@@ -5,6 +5,15 @@ use crate::dataset::{ElementType, double_to_half, half_to_single};
 /// The most steps of a conversion, in the kernel too.
 pub const MAX_STEPS: usize = 24;
 
+/// Normalisation: `(x - mean) / std`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Normalise {
+    /// Subtracted first.
+    pub mean: f64,
+    /// Divided by then; neither 0 nor infinite, also as a float32.
+    pub std: f64,
+}
+
 /// What a step does to a value. The numbers are those of `convert.cuh`.
 #[repr(u8)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,9 @@
 //! From arguments and metadata to conversions.
 
-use super::{Conversion, Normalise};
+use super::Conversion;
+use super::conversion::Normalisation;
+use super::normalise::{self, Given, Places};
+use super::step::Normalise;
 use crate::dataset::{ArrayInfo, Cf, Dataset, ElementType, Joined};
 use crate::error::{Error, Result};
 use crate::options::{Arguments, argument};
@@ -10,9 +13,14 @@ use crate::options::{Arguments, argument};
 /// # Errors
 /// Arguments that cannot be used, attributes that cannot be applied, and parts of one array that do not come out as the
 /// same type.
-pub fn conversions(dataset: &Dataset, arguments: &Arguments) -> Result<Vec<Vec<Conversion>>> {
+pub fn conversions(
+    dataset: &Dataset,
+    arguments: &Arguments,
+    places: &Places<'_>,
+) -> Result<Vec<Vec<Conversion>>> {
     let values = Values::check(arguments, dataset.arrays.len())?;
-    let of = |part: &ArrayInfo, normalise: Option<Normalise>| {
+    let normalise = values.normalise(dataset, arguments, places)?;
+    let of = |part: &ArrayInfo, normalise: Option<Normalisation>| {
         let refused = |problem| argument("mask_and_scale", format!("{}: {problem}", part.context()));
         let cf = match values.mask_and_scale {
             true => Cf::of(part).map_err(refused)?,
@@ -20,14 +28,15 @@ pub fn conversions(dataset: &Dataset, arguments: &Arguments) -> Result<Vec<Vec<C
         };
         if normalise.is_some() && part.components > 1 {
             let problem = "complex numbers cannot be normalised; give this array a reader of its own";
-            return Err(argument("mean", format!("{}: {problem}", part.context())));
+            let name = if arguments.normalize.is_empty() { "mean" } else { "normalize" };
+            return Err(argument(name, format!("{}: {problem}", part.context())));
         }
         Conversion::new(part.stored, part.fixed_scale_offset, cf.as_ref(), normalise, values.dtype)
             .map_err(refused)
     };
-    let joined = |(array, normalise): (&Joined, &Option<Normalise>)| {
+    let joined = |(array, normalise): (&Joined, &Option<Normalisation>)| {
         let conversions: Vec<_> =
-            array.parts.iter().map(|part| of(part, *normalise)).collect::<Result<_>>()?;
+            array.parts.iter().map(|part| of(part, normalise.clone())).collect::<Result<_>>()?;
         let differs = (1..conversions.len()).find(|&n| conversions[n].output() != conversions[0].output());
         match differs {
             None => Ok(conversions),
@@ -43,7 +52,7 @@ pub fn conversions(dataset: &Dataset, arguments: &Arguments) -> Result<Vec<Vec<C
             }),
         }
     };
-    dataset.arrays.iter().zip(&values.normalise).map(joined).collect()
+    dataset.arrays.iter().zip(&normalise).map(joined).collect()
 }
 
 /// What the arguments say about the values of the outputs.
@@ -95,8 +104,32 @@ impl Values {
             return Err(argument("std", "values cannot be divided by 0; give another number".into()));
         }
         let given = !arguments.mean.is_empty() || !arguments.std.is_empty();
+        if given && !arguments.normalize.is_empty() {
+            let problem = "it says what `mean` and `std` say, too; give one of them";
+            return Err(argument("normalize", problem.into()));
+        }
         let normalise = mean.into_iter().zip(std).map(|(mean, std)| given.then_some(Normalise { mean, std }));
         Ok(Self { mask_and_scale: arguments.mask_and_scale, dtype, normalise: normalise.collect() })
+    }
+
+    /// What the values of each array are normalised by.
+    ///
+    /// # Errors
+    /// `normalize`, if it cannot be used.
+    fn normalise(
+        &self,
+        dataset: &Dataset,
+        arguments: &Arguments,
+        places: &Places<'_>,
+    ) -> Result<Vec<Option<Normalisation>>> {
+        if arguments.normalize.is_empty() {
+            return Ok(self.normalise.iter().map(|normalise| normalise.map(Into::into)).collect());
+        }
+        let given = normalise::parse(&arguments.normalize, &dataset.arrays)?;
+        let resolve = |(number, given): (usize, Option<Given>)| {
+            given.map(|given| given.resolve(&dataset.arrays[number], number, places)).transpose()
+        };
+        given.into_iter().enumerate().map(resolve).collect()
     }
 }
 

@@ -114,6 +114,7 @@ impl Joined {
         ArrayGeometry {
             shape: if self.is_separate { self.parts[store].shape.clone() } else { self.shape.clone() },
             axes: self.axes.iter().map(|axis| axis.filter(|&axis| axis < axes)).collect(),
+            chosen: vec![None; self.shape.len()],
             parts: self.parts[parts.clone()].iter().zip(&self.starts[parts.clone()]).map(part).collect(),
             first_part: parts.start,
         }

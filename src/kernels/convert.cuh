@@ -2,6 +2,7 @@
 //
 //   register = load(stored bits)
 //   for each step: register = round(step(register))
+//   by channel: register = round(round(register - mean) / std)
 //   output bits = store(register)
 //
 // A register is a signed or unsigned 64-bit integer, a float or a double; only the floating-point
@@ -69,8 +70,15 @@ struct Conversion {
   uint8_t load;
   uint8_t store;
   uint8_t reg;
-  uint8_t reserved;
+  uint8_t rounds;     // of the normalisation by channel
+  uint64_t channels;  // bytes from here to the Channels, 0: there are none
+  uint64_t fill;      // the element that regions without a source are made of, by channel
   float table[256];
+};
+
+// What a channel is normalised by.
+struct Channel {
+  double mean, std;
 };
 
 template <typename To, typename From>
@@ -335,29 +343,54 @@ __device__ void store(const Conversion& conversion, const T (&values)[N], uint64
   }
 }
 
-template <typename T, int N>
-__device__ void convert_in(const Conversion& conversion, const float* table, uint64_t (&bits)[N]) {
+// Values are normalised in float or double, never in half.
+template <int N, typename T>
+__device__ void normalise(const Conversion& conversion, const uint32_t (&channels)[N],
+                          T (&values)[N]) {
+  const auto* numbers = reinterpret_cast<const Channel*>(
+      reinterpret_cast<const char*>(&conversion) + conversion.channels);
+#pragma unroll
+  for (int i = 0; i < N; ++i) {
+    const Channel channel = numbers[channels[i]];
+    T value = sum(values[i], -static_cast<T>(channel.mean));
+    if (conversion.rounds == TO_SINGLE) value = static_cast<T>(static_cast<float>(value));
+    value = quotient(value, static_cast<T>(channel.std));
+    if (conversion.rounds == TO_SINGLE) value = static_cast<T>(static_cast<float>(value));
+    values[i] = value;
+  }
+}
+
+template <typename T, bool BY_CHANNEL, int N>
+__device__ void convert_in(const Conversion& conversion, const float* table,
+                           const uint32_t (&channels)[N], uint64_t (&bits)[N]) {
   T values[N];
   load(conversion, table, bits, values);
   if constexpr (std::is_floating_point_v<T>) {
     for (uint32_t i = 0; i < conversion.step_count; ++i) apply(conversion.steps[i], values);
+    if constexpr (BY_CHANNEL) normalise(conversion, channels, values);
   }
   store(conversion, values, bits);
 }
 
-// Stored bits into output bits. `table` is that of the conversion, wherever it is at hand.
-template <int N>
-__device__ void elements(const Conversion& conversion, const float* table, uint64_t (&bits)[N]) {
-  switch (conversion.reg) {
-    case SIGNED:
-      return convert_in<int64_t>(conversion, table, bits);
-    case UNSIGNED:
-      return convert_in<uint64_t>(conversion, table, bits);
-    case SINGLE:
-      return convert_in<float>(conversion, table, bits);
-    default:
-      return convert_in<double>(conversion, table, bits);
+// Stored bits into output bits. `table` is that of the conversion, wherever it is at hand. The
+// channels of the elements are read BY_CHANNEL only; what is normalised is a float or a double.
+template <bool BY_CHANNEL, int N>
+__device__ void elements(const Conversion& conversion, const float* table,
+                         const uint32_t (&channels)[N], uint64_t (&bits)[N]) {
+  if constexpr (!BY_CHANNEL) {
+    switch (conversion.reg) {
+      case SIGNED:
+        return convert_in<int64_t, false>(conversion, table, channels, bits);
+      case UNSIGNED:
+        return convert_in<uint64_t, false>(conversion, table, channels, bits);
+      default:
+        break;
+    }
   }
+  if (conversion.reg == SINGLE) {
+    return convert_in<float, BY_CHANNEL>(conversion, table, channels, bits);
+  }
+  return convert_in<double, BY_CHANNEL>(conversion, table, channels, bits);
 }
 
 }  // namespace convert

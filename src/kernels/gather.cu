@@ -7,6 +7,9 @@
 //       value = source ? source[sum i_d * from_stride_d] : fill
 //       destination[sum i_d * to_stride_d] = convert(swap(value))
 //
+// Where elements are normalised by channel, the channel is that of the region's first element, plus
+// i_d of one dimension.
+//
 // A block takes one tile: GRANULES_PER_TILE granules of one region, found by bisection over
 // `first_tile`. Where elements are copied, a granule is the largest power of two up to 16 bytes
 // that divides the row length, every stride and both addresses, and never smaller than an element;
@@ -35,9 +38,12 @@ struct Region {
   uint32_t extents[MAX_DIMENSIONS];         // the last in granules
   uint32_t granules;                        // product of the extents
   uint8_t dimensions;
-  uint8_t granule_bytes;    // in the source
-  uint8_t swap_bytes;       // element size if bytes are to be swapped, else 0
-  uint8_t converted_bytes;  // element size in the destination if elements are converted, else 0
+  uint8_t granule_bytes;      // in the source
+  uint8_t swap_bytes;         // element size if bytes are to be swapped, else 0
+  uint8_t converted_bytes;    // element size in the destination if elements are converted, else 0
+  uint32_t channel;           // of the first element, where elements are normalised by channel
+  uint8_t channel_dimension;  // along which channels follow, or more than there are
+  uint8_t reserved[3];
 };
 
 __device__ uint32_t swap_word(uint32_t word, int element) {
@@ -83,8 +89,16 @@ struct Place {
   uint64_t from, to;
 };
 
-__device__ Place place(const Region& region, uint32_t granule, uint32_t to_bytes) {
+template <bool BY_CHANNEL = false>
+__device__ Place place(const Region& region, uint32_t granule, uint32_t to_bytes,
+                       uint32_t* channel = nullptr) {
   const int last = region.dimensions - 1;
+  const auto count = [&](int d, uint32_t index) {
+    if constexpr (BY_CHANNEL) {
+      if (d == region.channel_dimension) *channel += index;
+    }
+  };
+  if constexpr (BY_CHANNEL) *channel = region.channel;
   uint32_t rest = granule;
   Place at{0, 0};
   if (last > 0) {
@@ -96,8 +110,10 @@ __device__ Place place(const Region& region, uint32_t granule, uint32_t to_bytes
       row = outer;
       at.from += index * region.from_strides[d];
       at.to += index * region.to_strides[d];
+      count(d, index);
     }
   }
+  count(last, rest);
   at.from += rest * region.from_strides[last];
   at.to += static_cast<uint64_t>(rest) * to_bytes;
   return at;
@@ -148,35 +164,42 @@ __device__ void write(uint64_t to, const Place (&places)[N], int count, const ui
   }
 }
 
+template <bool BY_CHANNEL>
 __device__ void convert_tile(const Region& region, const convert::Conversion& conversion,
                              const float* table, uint32_t begin, uint32_t end) {
   constexpr int N = ELEMENTS_IN_FLIGHT;
+  uint64_t from = region.from;
+  if constexpr (BY_CHANNEL) {
+    if (!from) from = reinterpret_cast<uint64_t>(&conversion.fill);
+  }
   for (uint32_t first = begin + threadIdx.x; first < end; first += N * blockDim.x) {
     Place places[N];
+    uint32_t channels[N];
     int count = 0;
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const uint32_t element = first + i * blockDim.x;
       if (element < end) count = i + 1;
       // Past the end the first one is read again, and not written.
-      places[i] = place(region, element < end ? element : first, region.converted_bytes);
+      places[i] = place<BY_CHANNEL>(region, element < end ? element : first, region.converted_bytes,
+                                    &channels[i]);
     }
     uint64_t bits[N];
     const bool swaps = region.swap_bytes;
     switch (region.granule_bytes) {
       case 1:
-        read<N, uint8_t>(region.from, places, swaps, bits);
+        read<N, uint8_t>(from, places, swaps, bits);
         break;
       case 2:
-        read<N, uint16_t>(region.from, places, swaps, bits);
+        read<N, uint16_t>(from, places, swaps, bits);
         break;
       case 4:
-        read<N, uint32_t>(region.from, places, swaps, bits);
+        read<N, uint32_t>(from, places, swaps, bits);
         break;
       default:
-        read<N, uint2>(region.from, places, swaps, bits);
+        read<N, uint2>(from, places, swaps, bits);
     }
-    convert::elements(conversion, table, bits);
+    convert::elements<BY_CHANNEL>(conversion, table, channels, bits);
     switch (region.converted_bytes) {
       case 1:
         write<N, uint8_t>(region.to, places, count, bits);
@@ -217,7 +240,10 @@ extern "C" __global__ void __launch_bounds__(256) gather(const Region* regions, 
   if (region.converted_bytes) {
     const auto* conversions = reinterpret_cast<const convert::Conversion*>(regions + count);
     const convert::Conversion& conversion = conversions[region.fill];
-    return convert_tile(region, conversion, conversion.table, begin, end);
+    if (conversion.channels) {
+      return convert_tile<true>(region, conversion, conversion.table, begin, end);
+    }
+    return convert_tile<false>(region, conversion, conversion.table, begin, end);
   }
   switch (region.granule_bytes) {
     case 16:

@@ -2,6 +2,8 @@
 
 use crate::sampler::Run;
 
+use std::collections::HashSet;
+
 /// The cells of a grid that a run touches along one dimension.
 #[derive(Clone, Copy)]
 pub(super) struct Cells {
@@ -22,6 +24,20 @@ impl Cells {
             return (self.run.start + i * self.run.step) / self.chunk;
         }
         self.run.start / self.chunk + i
+    }
+}
+
+/// How many cells of extent `chunk` runs along one dimension touch.
+pub fn count_cells(runs: &[Run], chunk: u64) -> u64 {
+    match runs {
+        [only] => Cells { run: *only, chunk }.count(),
+        several => {
+            let cells = several.iter().flat_map(|&run| {
+                let cells = Cells { run, chunk };
+                (0..cells.count()).map(move |i| cells.cell(i))
+            });
+            cells.collect::<HashSet<u64>>().len() as u64
+        }
     }
 }
 

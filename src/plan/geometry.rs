@@ -2,6 +2,8 @@
 
 use crate::sampler::{Run, Windows};
 
+use std::sync::Arc;
+
 /// What planning needs to know of an array in one domain of samples.
 #[derive(Clone, Debug)]
 pub struct ArrayGeometry {
@@ -9,6 +11,8 @@ pub struct ArrayGeometry {
     pub shape: Vec<u64>,
     /// Which axis of the windows each dimension follows; a dimension with `None` belongs whole to every sample.
     pub axes: Vec<Option<usize>>,
+    /// The indices of each dimension that samples are taken from, in their order; `None` for all. Windows count in these.
+    pub chosen: Vec<Option<Arc<[Run]>>>,
     /// The parts that follow one another along the first dimension, without gaps; one part unless stores are joined.
     pub parts: Vec<PartGeometry>,
     /// The number of the first of them among the parts of the array in all domains.
@@ -37,6 +41,23 @@ pub struct OutputGeometry {
     pub offset: u64,
     /// Between neighbours along each dimension of the array.
     pub strides: Vec<u64>,
+    /// How often each sample holds the array; 1 unless it is repeated along the first dimension of others.
+    pub repeats: u64,
+    /// From one of these to the next.
+    pub repeat: u64,
+    /// The channels that the array's elements are, if arrays are stacked to channels.
+    pub channels: Option<ChannelPlace>,
+}
+
+/// Channels among those of an output: element `i` belongs to channel `i / elements % all`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChannelPlace {
+    /// The first channel of the array.
+    pub first: u64,
+    /// Channels of the output.
+    pub all: u64,
+    /// Elements of a channel, one behind another.
+    pub elements: u64,
 }
 
 impl OutputGeometry {
@@ -54,7 +75,8 @@ impl OutputGeometry {
             *first = below * count as u64;
         }
         let sample = extents.iter().product::<u64>() * count as u64;
-        Self { output: 0, sample, offset: place as u64 * below, strides }
+        let offset = place as u64 * below;
+        Self { output: 0, sample, offset, strides, repeats: 1, repeat: 0, channels: None }
     }
 }
 
@@ -66,20 +88,32 @@ impl ArrayGeometry {
 
     /// Extents of a sample, all dimensions of the array.
     pub fn sample_extents(&self, windows: &Windows) -> Vec<u64> {
-        let along = |(&extent, axis): (&u64, &Option<usize>)| match axis {
-            Some(axis) => windows.axes()[*axis].extent(),
-            None => extent,
+        let along = |d: usize| match (self.axes[d], &self.chosen[d]) {
+            (Some(axis), _) => windows.axes()[axis].extent(),
+            (None, Some(chosen)) => chosen.iter().map(|run| run.count).sum(),
+            (None, None) => self.shape[d],
         };
-        self.shape.iter().zip(&self.axes).map(along).collect()
+        (0..self.shape.len()).map(along).collect()
     }
 
     /// The indices of a sample along each dimension. `places` are those of [`Windows::places`].
     pub fn runs(&self, windows: &Windows, places: &[u64]) -> Vec<Vec<Run>> {
-        let along = |(&extent, axis): (&u64, &Option<usize>)| match axis {
-            Some(axis) => windows.axes()[*axis].runs(places[*axis]).collect(),
-            None => vec![Run::whole(extent)],
+        let along = |d: usize| match (self.axes[d], &self.chosen[d]) {
+            (Some(axis), None) => windows.axes()[axis].runs(places[axis]).collect(),
+            (Some(axis), Some(chosen)) => {
+                let runs = windows.axes()[axis].runs(places[axis]);
+                runs.flat_map(|run| chosen.iter().filter_map(move |piece| run.through(piece))).collect()
+            }
+            (None, Some(chosen)) => chosen.to_vec(),
+            (None, None) => vec![Run::whole(self.shape[d])],
         };
-        self.shape.iter().zip(&self.axes).map(along).collect()
+        (0..self.shape.len()).map(along).collect()
+    }
+
+    /// The most boxes of a sample in one chunk: one for each combination of runs.
+    pub fn boxes(&self, windows: &Windows) -> u64 {
+        let runs = self.runs(windows, &windows.places(0));
+        runs.iter().map(|runs| runs.len() as u64).fold(1, u64::saturating_mul)
     }
 
     /// Where a part ends along the first dimension.

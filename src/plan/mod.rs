@@ -9,13 +9,14 @@ mod copy_box;
 mod geometry;
 pub mod shard_index;
 
+pub use cells::count_cells;
 pub use copy_box::{CopyBox, Dims};
-pub use geometry::{ArrayGeometry, OutputGeometry, PartGeometry, row_major_strides};
+pub use geometry::{ArrayGeometry, ChannelPlace, OutputGeometry, PartGeometry, row_major_strides};
 
 use crate::sampler::{Domains, Run};
-use cells::{Cells, each_cell, each_combination, flat};
+use cells::{each_cell, each_combination, flat};
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use smallvec::SmallVec;
 
@@ -53,30 +54,17 @@ pub type Geometry = [Vec<ArrayGeometry>];
 pub fn count_chunks(domains: &Domains, geometry: &Geometry, sample: u64) -> Vec<(usize, usize, u64)> {
     let (domain, places) = domains.place(sample);
     let windows = domains.windows(domain);
-    let arrays = geometry[domain].iter().enumerate();
-    arrays
-        .flat_map(|(number, array)| {
-            let regions = array.regions(array.runs(windows, &places));
-            regions.map(move |(part, runs)| {
-                (number, array.first_part + part, chunks_of(&array.parts[part], &runs))
-            })
-        })
-        .collect()
-}
-
-/// How many read chunks of a part the indices along each dimension touch.
-fn chunks_of(part: &PartGeometry, runs: &[Vec<Run>]) -> u64 {
-    let along = runs.iter().zip(&part.read_chunk_shape).map(|(runs, &chunk)| match &runs[..] {
-        [only] => Cells { run: *only, chunk }.count(),
-        several => {
-            let cells = several.iter().flat_map(|&run| {
-                let cells = Cells { run, chunk };
-                (0..cells.count()).map(move |i| cells.cell(i))
-            });
-            cells.collect::<HashSet<u64>>().len() as u64
-        }
-    });
-    along.fold(1, u64::saturating_mul)
+    let of_part = |part: &PartGeometry, runs: &[Vec<Run>]| {
+        let along = runs.iter().zip(&part.read_chunk_shape);
+        along.map(|(runs, &chunk)| count_cells(runs, chunk)).fold(1, u64::saturating_mul)
+    };
+    let of_array = |(number, array): (usize, &ArrayGeometry)| {
+        let regions = array.regions(array.runs(windows, &places));
+        let counts =
+            regions.map(|(part, runs)| (number, array.first_part + part, of_part(&array.parts[part], &runs)));
+        counts.collect::<Vec<_>>()
+    };
+    geometry[domain].iter().enumerate().flat_map(of_array).collect()
 }
 
 /// The read chunks that a sample touches, some of them perhaps several times.
@@ -116,7 +104,10 @@ pub fn plan_batch(
                 let shape = geometry.part_shape(part);
                 let part_geometry = &geometry.parts[part];
                 each_combination(&runs, |runs| {
-                    plan.add((array, geometry.first_part + part), part_geometry, &shape, runs, output, to);
+                    for repeat in 0..output.repeats {
+                        let (to, part) = (to + repeat * output.repeat, geometry.first_part + part);
+                        plan.add((array, part), part_geometry, &shape, runs, output, to);
+                    }
                 });
             }
         }
@@ -175,6 +166,7 @@ mod tests {
     use crate::sampler::{WindowArguments, Windows};
     use proptest::prelude::*;
     use smallvec::smallvec;
+    use std::collections::HashSet;
 
     /// The plain path: every element of the output is looked up by its coordinates. An element's value is its array's
     /// number and its flat place in the whole array.
@@ -273,6 +265,7 @@ mod tests {
                     let array = |parts: Vec<(Vec<u64>, Vec<usize>)>| ArrayGeometry {
                         shape: shape.clone(),
                         axes: vec![],
+                        chosen: vec![None; shape.len()],
                         parts: starts.iter().zip(parts).map(|(&at, (c, axes))| part(at, &c, &axes)).collect(),
                         first_part: 0,
                     };
@@ -300,11 +293,20 @@ mod tests {
                 let stride = prop::collection::vec(1i64..4, covered);
                 let dilation = prop::collection::vec(1i64..4, covered);
                 let offsets = prop::option::of(prop::collection::vec(-5i64..6, 1..4));
-                let picks = prop::collection::vec(0u64..1000, 1..5);
+                let picks =
+                    (prop::collection::vec(0u64..1000, 1..5), prop::collection::vec(0u64..1000, 0..5));
                 let roi = prop::collection::vec(0i64..3, shape.len());
                 (window, stride, dilation, offsets, picks, roi, any::<(bool, bool)>()).prop_filter_map(
                     "no window fits",
-                    move |(mut window, stride, mut dilation, offsets, picks, roi, (drops, cuts))| {
+                    move |(
+                        mut window,
+                        stride,
+                        mut dilation,
+                        offsets,
+                        (picks, chosen),
+                        roi,
+                        (drops, cuts),
+                    )| {
                         let offsets = offsets.filter(|_| !drops);
                         if let Some(offsets) = &offsets {
                             (window[0], dilation[0]) = (offsets.len() as i64, 1);
@@ -323,6 +325,14 @@ mod tests {
                             array.axes = (0..shape.len())
                                 .map(|d| Some(d).filter(|&d| d < windows.axes().len()))
                                 .collect();
+                            // Indices in any order, of the last dimension.
+                            let last = shape.len() - 1;
+                            if array.axes[last].is_none() && !chosen.is_empty() {
+                                let indices = chosen.iter().map(|pick| pick % shape[last]).enumerate();
+                                let run =
+                                    |(place, start)| Run { start, step: 1, count: 1, place: place as u64 };
+                                array.chosen[last] = Some(indices.map(run).collect());
+                            }
                         }
                         if !stacked && arrays.len() > 1 && shape.len() > 1 {
                             // The last array lacks the first dimension.
@@ -331,6 +341,7 @@ mod tests {
                             let geometry = ArrayGeometry {
                                 shape: last.shape[1..].to_vec(),
                                 axes: last.axes[1..].to_vec(),
+                                chosen: last.chosen[1..].to_vec(),
                                 parts: vec![part(0, &chunk[1..], &(0..shape.len() - 1).collect::<Vec<_>>())],
                                 first_part: 0,
                             };
@@ -395,8 +406,13 @@ mod tests {
     fn a_chunk_that_is_one_sample_becomes_one_straight_copy() {
         let windows = Windows::new(&[10, 6, 64, 128], &WindowArguments::default()).unwrap();
         let parts = vec![part(0, &[1, 1, 64, 128], &[0, 1, 2, 3])];
-        let (shape, axes) = (vec![10, 6, 64, 128], vec![Some(0), None, None, None]);
-        let geometry = vec![ArrayGeometry { shape, axes, parts, first_part: 0 }];
+        let geometry = vec![ArrayGeometry {
+            shape: vec![10, 6, 64, 128],
+            axes: vec![Some(0), None, None, None],
+            chosen: vec![None; 4],
+            parts,
+            first_part: 0,
+        }];
         let output = OutputGeometry::alone(0, &[1, 6, 64, 128]);
         let tasks = plan_batch(&Domains::joined(windows), &[geometry], &[output], [3, 4]);
         assert_eq!(tasks.len(), 12);
@@ -426,7 +442,13 @@ mod tests {
                 .unwrap();
         let geometry = |(store, &(steps, chunk)): (usize, &(u64, u64))| {
             let parts = vec![part(0, &[chunk], &[0])];
-            vec![ArrayGeometry { shape: vec![steps], axes: vec![Some(0)], parts, first_part: store }]
+            vec![ArrayGeometry {
+                shape: vec![steps],
+                axes: vec![Some(0)],
+                chosen: vec![None],
+                parts,
+                first_part: store,
+            }]
         };
         let geometry: Vec<_> = stores.iter().enumerate().map(geometry).collect();
         let tasks = plan_batch(&domains, &geometry, &[OutputGeometry::alone(0, &[2])], 0..domains.len());

@@ -127,7 +127,11 @@ const STACKED: &str =
     "arrays that are stacked need the same: leave one of them out, or read them without `stack`";
 
 /// Refuses to stack arrays whose shapes or output types differ. Later dimensions belong to every sample, so whole shapes count.
-pub(super) fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) -> Result<()> {
+pub(super) fn check_stack(
+    dataset: &Dataset,
+    geometry: &[ArrayGeometry],
+    conversions: &[Vec<Conversion>],
+) -> Result<()> {
     let first = &dataset.arrays[0];
     for (number, other) in dataset.arrays.iter().enumerate().skip(1) {
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
@@ -137,6 +141,10 @@ pub(super) fn check_stack(dataset: &Dataset, conversions: &[Vec<Conversion>]) ->
         };
         if first.shape != other.shape || first.axes != other.axes {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
+        }
+        if geometry[0].chosen != geometry[number].chosen {
+            let what = "selection";
+            return Err(unlike(what, "along one dimension".into(), "along another".into()));
         }
         let parts = first.parts.iter().zip(&other.parts);
         if let Some((here, there)) =

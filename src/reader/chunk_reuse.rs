@@ -5,7 +5,7 @@ use crate::dataset::Dataset;
 use crate::decode::device_pool::DevicePool;
 use crate::error::Result;
 use crate::options::Options;
-use crate::plan::{ArrayGeometry, Geometry};
+use crate::plan::{ArrayGeometry, Geometry, count_cells};
 use crate::sampler::{Axis, Domain, Domains, Grid, Groups};
 
 use std::ops::Range;
@@ -189,6 +189,8 @@ impl<'a> Sampled<'a> {
     /// along the others all that any sample touches.
     fn decoded_bytes(&self, number: usize, cut: usize) -> u64 {
         let array = &self.geometry[number];
+        // Samples do not differ in what is chosen.
+        let runs = array.runs(&self.domain.windows, &self.domain.windows.places(0));
         let extent = |d: usize| match array.axes[d] {
             Some(axis) if axis < cut => self.extents(axis, 0..self.parts).into_iter().max().unwrap_or(1),
             Some(axis) => {
@@ -199,10 +201,13 @@ impl<'a> Sampled<'a> {
         };
         let of_part = |part: usize| {
             let chunk = &array.parts[part].read_chunk_shape;
-            let chunks = (0..chunk.len()).map(|d| extent(d).div_ceil(chunk[d])).fold(1, u64::saturating_mul);
-            chunks.saturating_mul(DevicePool::padded(
-                self.dataset.part(number, array.first_part + part).read_chunk_bytes(),
-            ))
+            let along = |d: usize| match array.chosen[d] {
+                Some(_) => count_cells(&runs[d], chunk[d]),
+                None => extent(d).div_ceil(chunk[d]),
+            };
+            let chunks = (0..chunk.len()).map(along).fold(1, u64::saturating_mul);
+            let chunk_bytes = self.dataset.part(number, array.first_part + part).read_chunk_bytes();
+            chunks.saturating_mul(DevicePool::padded(chunk_bytes))
         };
         (0..array.parts.len()).map(of_part).max().unwrap_or(0)
     }

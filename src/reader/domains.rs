@@ -8,11 +8,16 @@ use crate::sampler::{Domains, WindowArguments, Windows};
 
 use serde_json::{Map, Value, from_str, from_value};
 
-/// The windows over the array that samples are counted in.
+/// The windows over the array that samples are counted in. Of an array of some shape, samples see the shape that `seen` tells.
 ///
 /// # Errors
 /// Arguments that do not fit the array, and stores of which none has room for a window.
-pub(super) fn domains(reference: &Joined, arguments: &Arguments, options: &Options) -> Result<Domains> {
+pub(super) fn domains(
+    reference: &Joined,
+    seen: impl Fn(&[u64]) -> Vec<u64>,
+    arguments: &Arguments,
+    options: &Options,
+) -> Result<Domains> {
     let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
     let given = WindowArguments {
         window: arguments.window.as_deref(),
@@ -26,27 +31,33 @@ pub(super) fn domains(reference: &Joined, arguments: &Arguments, options: &Optio
         most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
     };
     if reference.is_separate {
-        return separate(&reference.parts, arguments, given);
+        return separate(&reference.parts, seen, arguments, given);
     }
     if !arguments.per_store.is_empty() {
         let problem = "tells stores apart, which join=\"concat\" does not; give join=\"separate\"";
         return Err(argument("per_store", problem.into()));
     }
-    let windows = Windows::new(&reference.shape, &given);
+    let windows = Windows::new(&seen(&reference.shape), &given);
     Ok(Domains::joined(windows.map_err(|error| name_array(error, &reference.context()))?))
 }
 
 /// Windows over each store by itself. Stores that have none are left out.
-fn separate(stores: &[ArrayInfo], arguments: &Arguments, given: WindowArguments<'_>) -> Result<Domains> {
+fn separate(
+    stores: &[ArrayInfo],
+    seen: impl Fn(&[u64]) -> Vec<u64>,
+    arguments: &Arguments,
+    given: WindowArguments<'_>,
+) -> Result<Domains> {
     let each = per_store(arguments, stores.len())?;
     // What one store has room for may lie beyond the end of another one.
-    let extents = |d: usize| stores.iter().map(|store| store.shape[d]).max().unwrap_or(0);
-    let largest: Vec<u64> = (0..stores[0].shape.len()).map(extents).collect();
+    let shapes: Vec<Vec<u64>> = stores.iter().map(|store| seen(&store.shape)).collect();
+    let extents = |d: usize| shapes.iter().map(|shape| shape[d]).max().unwrap_or(0);
+    let largest: Vec<u64> = (0..shapes[0].len()).map(extents).collect();
     Windows::check_region(&largest, &given)?;
     let mut most_listed = given.most_listed.unwrap_or(u64::MAX);
     let (mut found, mut empty) = (vec![], vec![]);
     for (number, store) in stores.iter().enumerate() {
-        let region = Region::inside(&given, &store.shape);
+        let region = Region::inside(&given, &shapes[number]);
         let (region, is_empty) = match each.as_ref().map(|each| &each[number]) {
             None => (region.clone(), region.is_empty()),
             Some(None) => continue,
@@ -65,9 +76,8 @@ fn separate(stores: &[ArrayInfo], arguments: &Arguments, given: WindowArguments<
         };
         let windows = match is_empty {
             true => Err(argument("roi_start", "the region begins behind the end of the array".into())),
-            false => {
-                Windows::fitting(&store.shape, &given).map_err(|error| name_array(error, &store.context()))?
-            }
+            false => Windows::fitting(&shapes[number], &given)
+                .map_err(|error| name_array(error, &store.context()))?,
         };
         match windows {
             Ok(windows) => {

@@ -65,7 +65,8 @@ impl Setup {
     /// What nvCOMP says, if it is asked.
     pub fn unit_bytes(&self, zstd: Option<&Zstd>) -> Result<Vec<u64>> {
         let boxes = self.boxes_of_chunk();
-        self.planned_parts().map(|(_, plan)| group::unit_bytes(zstd, &plan.decode_path, boxes)).collect()
+        let of = |plan: &PartPlan| group::unit_bytes(zstd, &plan.decode_path, &plan.conversion, boxes);
+        self.planned_parts().map(|(_, plan)| of(plan)).collect()
     }
 
     /// How many read chunks of each part of each array the samples touch. Where there are more than

@@ -24,6 +24,7 @@
 //! submitted batches (outputs), the pinned pool (bytes on their way to the GPU), the upload pool (bytes that have arrived there),
 //! the arenas of GPU workers (decoding) and the chunk cache (decoded chunks for later batches).
 
+mod channel_stack;
 mod checkpoint;
 mod checks;
 mod chunk_reuse;
@@ -33,6 +34,7 @@ mod memory_needs;
 pub mod memory_plan;
 mod outputs;
 mod running;
+mod selection;
 mod setup;
 mod source_info;
 mod status;
@@ -98,7 +100,11 @@ impl Reader {
         };
         Ok(Self {
             cursor: setup.start.clone(),
-            status: Arc::new(Status::new(setup.start.clone(), setup.identity.clone())),
+            status: Arc::new(Status::new(
+                setup.start.clone(),
+                setup.identity.clone(),
+                setup.channels.clone(),
+            )),
             setup,
             plan,
             device,

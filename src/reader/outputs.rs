@@ -24,6 +24,17 @@ impl Output {
     }
 }
 
+/// How arrays become outputs.
+#[derive(Clone, Copy)]
+pub(super) enum Stacking<'a> {
+    /// One output for each.
+    None,
+    /// One output of arrays on a new axis.
+    Arrays,
+    /// One output of channels: the shape of a sample with the first dimension of the window, and an array that has that.
+    Channels { shape: &'a [u64], reference: usize },
+}
+
 /// One output for each array, or a single one if they are stacked, and one more for the samples' indices if `indexed`.
 /// `geometry` is that of any domain: samples have the same shape in all of them.
 pub(super) fn outputs(
@@ -31,7 +42,7 @@ pub(super) fn outputs(
     domains: &Domains,
     geometry: &[ArrayGeometry],
     parts: &PartPlans,
-    stacked: bool,
+    stacking: Stacking<'_>,
     indexed: bool,
 ) -> Vec<Output> {
     let windows = domains.first();
@@ -46,11 +57,25 @@ pub(super) fn outputs(
         }
     };
     let mut outputs: Vec<Output> = (0..dataset.arrays.len()).map(describe).collect();
-    if stacked {
-        let axis = usize::from(!windows.drops_first);
-        outputs.truncate(1);
-        outputs[0].shape.insert(axis, dataset.arrays.len() as u64);
-        outputs[0].layout = stacked_layout(&outputs[0].layout, axis);
+    let axis = usize::from(!windows.drops_first);
+    match stacking {
+        Stacking::None => {}
+        Stacking::Arrays => {
+            outputs.truncate(1);
+            outputs[0].shape.insert(axis, dataset.arrays.len() as u64);
+            outputs[0].layout = stacked_layout(&outputs[0].layout, axis);
+        }
+        Stacking::Channels { shape, reference } => {
+            outputs.truncate(1);
+            let layout = &dataset.arrays[reference].layout;
+            let grid = shape.len() - 2;
+            let around = match layout.len().checked_sub(grid) {
+                Some(start) => format!("{}{}", &layout[..axis], &layout[start..]),
+                None => String::new(),
+            };
+            outputs[0].shape = shape[1 - axis..].to_vec();
+            outputs[0].layout = stacked_layout(&around, axis);
+        }
     }
     if indexed {
         let shape = vec![domains.index_len() as u64];

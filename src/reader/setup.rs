@@ -3,12 +3,14 @@
 //! Opens the store and checks all that can be checked without a chunk, a GPU or a memory budget. A setup does not change any
 //! more; `zarr_dali.info()` asks it what a reader would do.
 
+use super::channel_stack::{self, ChannelStack};
 use super::checkpoint::{self, Cursor, Identity};
 use super::checks::{check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack};
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
 use super::domains::domains;
-use super::outputs::{Output, outputs};
-use crate::assemble::{Conversion, conversions, device};
+use super::outputs::{Output, Stacking, outputs};
+use super::selection::{check_selected, selected_shape, selection};
+use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, Joined};
 use crate::decode::part::{Kind, PartPlan, PartPlans};
@@ -21,6 +23,8 @@ use crate::sampler::{Domain, Domains, Order, OrderArguments, Shuffle};
 use crate::store::Access;
 
 use std::sync::Arc;
+
+use serde_json::Value;
 
 /// A reader before it has memory and threads.
 pub struct Setup {
@@ -38,6 +42,10 @@ pub struct Setup {
     pub outputs: Vec<Output>,
     /// Whether the arrays are stacked to one output.
     pub stacked: bool,
+    /// The array whose shape the windows are made for.
+    pub reference: usize,
+    /// What each channel is, if arrays are stacked to channels; null elsewhere.
+    pub channels: Value,
     /// Whether the last output holds the samples' indices.
     pub indexed: bool,
     /// Decoded bytes that later batches can reuse.
@@ -70,18 +78,24 @@ impl Setup {
         // The array whose shape the windows are made for: the first that samples are taken along.
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
         let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
-        let domains = domains(&dataset.arrays[reference], arguments, &options)?;
-        let conversions = conversions(&dataset, arguments)?;
-        if arguments.stack {
-            check_stack(&dataset, &conversions)?;
-        }
+        let chosen = selection(&arguments.select, &dataset)?;
+        let seen = |shape: &[u64]| selected_shape(shape, &chosen[reference]);
+        let domains = domains(&dataset.arrays[reference], seen, arguments, &options)?;
         let (windows, dimensions) = (domains.first(), domains.first().dimensions());
         let geometry = |domain: &Domain| {
             let axes = domain.windows.axes().len();
-            dataset.arrays.iter().map(|array| array.geometry(domain.store, axes)).collect::<Vec<_>>()
+            let arrays = dataset.arrays.iter().zip(&chosen);
+            let geometry = arrays.map(|(array, chosen)| ArrayGeometry {
+                chosen: chosen.clone(),
+                ..array.geometry(domain.store, axes)
+            });
+            geometry.collect::<Vec<_>>()
         };
         let geometry: Arc<Geometry> = domains.iter().map(geometry).collect();
         check_shapes(&dataset, &domains, &geometry, reference)?;
+        for (domain, geometry) in domains.iter().zip(&*geometry) {
+            check_selected(&dataset, geometry, reference, &domain.windows)?;
+        }
         let count = dataset.arrays.len();
         let place = |(number, geometry): (usize, &ArrayGeometry)| {
             let extents = geometry.sample_extents(windows);
@@ -90,11 +104,29 @@ impl Setup {
                 false => OutputGeometry::alone(number, &extents),
             }
         };
-        let placing = geometry[0].iter().enumerate().map(place).collect();
+        let mut placing: Arc<[OutputGeometry]> = geometry[0].iter().enumerate().map(place).collect();
+        let mut channel_stack = None;
+        if arguments.stack_channels {
+            if arguments.stack {
+                let problem = "`stack` stacks the arrays in another way; give one of them";
+                return Err(argument("stack_channels", problem.into()));
+            }
+            let stack = ChannelStack::new(&dataset, &geometry[0], windows)?;
+            placing = stack.placing.clone().into();
+            channel_stack = Some(stack);
+        }
+        let places = Places { windows, geometry: &geometry[0], placing: &placing };
+        let conversions = conversions(&dataset, arguments, &places)?;
+        if arguments.stack {
+            check_stack(&dataset, &geometry[0], &conversions)?;
+        }
+        if arguments.stack_channels {
+            channel_stack::check_types(&dataset, &conversions)?;
+        }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
         let Ordered { order, order_bytes, reuse } =
             order(arguments, &options, &dataset, &geometry, &domains)?;
-        let (stacked, indexed) = (arguments.stack, arguments.return_index);
+        let (stacked, indexed) = (arguments.stack || arguments.stack_channels, arguments.return_index);
         let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &domains, &order, stacked);
         let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
         let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
@@ -105,7 +137,13 @@ impl Setup {
                 error => error,
             })?;
         }
-        let outputs = outputs(&dataset, &domains, &geometry[0], &parts, stacked, indexed);
+        let channel_shape = channel_stack.as_ref().map(|stack| &stack.shape[..]);
+        let stacking = match (arguments.stack, channel_shape) {
+            (true, _) => Stacking::Arrays,
+            (false, Some(shape)) => Stacking::Channels { shape, reference },
+            (false, None) => Stacking::None,
+        };
+        let outputs = outputs(&dataset, &domains, &geometry[0], &parts, stacking, indexed);
         Ok(Self {
             dataset,
             domains,
@@ -114,6 +152,8 @@ impl Setup {
             parts,
             outputs,
             stacked,
+            reference,
+            channels: channel_stack.map_or(Value::Null, |stack| stack.channels),
             indexed,
             reuse,
             order_bytes,
@@ -171,9 +211,12 @@ impl Setup {
     /// because several batches may wait for the chunk.
     pub fn boxes_of_chunk(&self) -> u64 {
         const LEAST: u64 = 16;
-        // Offsets that are no regular sequence make several boxes of one sample.
-        let runs = self.domains.first().axes()[0].runs(0).count() as u64;
-        self.options.batch_size.saturating_mul(runs).max(LEAST)
+        // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices.
+        let of = |(array, placing): (&ArrayGeometry, &OutputGeometry)| {
+            array.boxes(self.domains.first()).saturating_mul(placing.repeats)
+        };
+        let boxes = self.geometry[0].iter().zip(&*self.placing).map(of).max().unwrap_or(1);
+        self.options.batch_size.saturating_mul(boxes).max(LEAST)
     }
 
     /// Logs the decode path of each array, once per process.

@@ -11,8 +11,11 @@ impl Setup {
             let indices: Vec<String> = self.domains.index(sample).iter().map(i64::to_string).collect();
             return format!("index[{}]", indices.join(", "));
         };
+        // Of a stack that array whose samples differ.
+        let number = if self.channels.is_null() { output } else { self.reference };
+        let array = if number == output { array } else { &self.dataset.arrays[number] };
         let (domain, places) = self.domains.place(sample);
-        let (geometry, windows) = (&self.geometry[domain][output], self.domains.windows(domain));
+        let (geometry, windows) = (&self.geometry[domain][number], self.domains.windows(domain));
         let runs = geometry.runs(windows, &places);
         let ranges: Vec<String> = runs[..array.first().stored_dimensions()]
             .iter()

@@ -29,6 +29,8 @@ pub struct Status {
     /// Number of the batch that will be handed over next.
     next: AtomicU64,
     identity: Identity,
+    /// What each channel is, if arrays are stacked to channels.
+    channels: Value,
     details: Mutex<Details>,
 }
 
@@ -68,11 +70,12 @@ impl MemoryInUse {
 
 impl Status {
     /// The status of a reader that has done nothing yet.
-    pub(super) fn new(start: Cursor, identity: Identity) -> Self {
+    pub(super) fn new(start: Cursor, identity: Identity, channels: Value) -> Self {
         Self {
             counters: Arc::default(),
             next: AtomicU64::new(start.batch),
             identity,
+            channels,
             details: Mutex::new(Details { start, cache_pool: None, memory: None, requests: None }),
         }
     }
@@ -110,6 +113,7 @@ impl Status {
         all.insert("shuffle".into(), order.shuffle().map_or(Value::Null, shuffle_to_json));
         drop(details);
         all.insert("position".into(), self.position());
+        all.insert("channels".into(), self.channels.clone());
         for (name, former) in FORMER_KEYS {
             let value = all[name].clone();
             all.insert(former.into(), value);
@@ -181,7 +185,7 @@ mod tests {
         };
         let start = Cursor { order: Order::new(8, order).unwrap(), seed: 0, batch: 3 };
         let identity = Identity { fingerprint: Value::Null, batch_size: 2, dimensions: 1 };
-        let status = Status::new(start, identity);
+        let status = Status::new(start, identity, Value::Null);
         let cache_pool = DevicePool::new(0, 1 << 20);
         let progress = Progress::new(status.counters.clone());
         let memory = MemoryInUse {

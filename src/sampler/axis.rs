@@ -34,6 +34,13 @@ impl Run {
             ..*self
         })
     }
+
+    /// As many of its indices as are places of another run, as the indices that are there.
+    pub fn through(&self, other: &Self) -> Option<Self> {
+        let inside = self.within(other.place, other.place + other.count)?;
+        let start = other.start + (inside.start - other.place) * other.step;
+        Some(Self { start, step: inside.step * other.step, ..inside })
+    }
 }
 
 /// The windows along one dimension.
@@ -138,6 +145,25 @@ mod tests {
             let expected: Vec<_> = all(run).filter(|(_, i)| (from..from + length).contains(i)).collect();
             let inside: Vec<_> = run.within(from, from + length).into_iter().flat_map(all).collect();
             prop_assert_eq!(inside, expected);
+        }
+
+        #[test]
+        fn a_run_through_others_takes_what_is_at_its_places(
+            pieces in prop::collection::vec((0u64..20, 1u64..4, 1u64..6), 1..5),
+            (start, step, count) in (0u64..8, 1u64..4, 1u64..6),
+        ) {
+            let (mut others, mut chosen) = (vec![], vec![]);
+            for (start, step, count) in pieces {
+                others.push(Run { start, step, count, place: chosen.len() as u64 });
+                chosen.extend((0..count).map(|i| start + i * step));
+            }
+            let run = Run { start, step, count, place: 5 };
+            prop_assume!(run.last() < chosen.len() as u64);
+            let all = |run: Run| (0..run.count).map(move |i| (run.place + i, run.start + i * run.step));
+            let expected: Vec<_> = all(run).map(|(place, i)| (place, chosen[i as usize])).collect();
+            let mut found: Vec<_> = others.iter().filter_map(|other| run.through(other)).flat_map(all).collect();
+            found.sort_unstable();
+            prop_assert_eq!(found, expected);
         }
     }
 }

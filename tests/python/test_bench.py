@@ -51,7 +51,7 @@ def bench(*arguments):
 
 def test_table_json_chart_and_sentence(store, tmp_path):
     kept, chart = tmp_path / "result.json", tmp_path / "result.png"
-    done = bench(store, *QUICK, "--device", "cpu", "--npy", "--shuffle", "--json", kept, "--png", chart)
+    done = bench(store, *QUICK, "--device", "cpu", "--npy", "--shuffle", "--output", kept, "--png", chart)
     assert done.exit_code == 0, done.output
     result = json.loads(kept.read_text())
     assert [array["name"] for array in result["arrays"]] == ["msl", "t2m"], "latitude is left out"
@@ -108,7 +108,7 @@ def test_missing_and_refusing_peers_do_not_end_it(store, tmp_path, monkeypatch):
         "t2m",
         "--window",
         2,
-        "--json",
+        "--output",
         kept,
     )
     assert done.exit_code == 0, done.output
@@ -125,7 +125,7 @@ def test_missing_and_refusing_peers_do_not_end_it(store, tmp_path, monkeypatch):
 def test_without_zarr_python(store, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "zarr", None)
     kept = tmp_path / "result.json"
-    done = bench(store, *QUICK, "--device", "cpu", "--no-cold", "--no-peers", "--json", kept)
+    done = bench(store, *QUICK, "--device", "cpu", "--no-cold", "--no-peers", "--output", kept)
     assert done.exit_code == 0, done.output
     assert "not compared" in done.output
     assert json.loads(kept.read_text())["loaders"]["zarr-dali"]["median_gb_per_s"] > 0
@@ -151,7 +151,7 @@ def test_result_is_kept_while_it_runs(store, tmp_path, monkeypatch):
 
     monkeypatch.setattr(ceilings, "page_cache", interrupted)
     kept = tmp_path / "result.json"
-    done = bench(store, *QUICK, "--device", "cpu", "--no-peers", "--json", kept)
+    done = bench(store, *QUICK, "--device", "cpu", "--no-peers", "--output", kept)
     assert done.exit_code != 0
     assert json.loads(kept.read_text())["loaders"]["zarr-dali"]["median_gb_per_s"] > 0
 
@@ -165,7 +165,7 @@ def test_result_is_kept_while_it_runs(store, tmp_path, monkeypatch):
         (["weather.zarr", "--window", "99"], ["window"]),
         (["weather.zarr", "--batch-size", "0"], ["--batch-size 0", "more than 0"]),
         (["weather.zarr", "--peer", "numpy"], ["numpy", "tensorstore"]),
-        (["weather.zarr", "--json", "nowhere/r.json"], ["--json", "make it first"]),
+        (["weather.zarr", "--output", "nowhere/r.json"], ["--output", "make it first"]),
         (["weather.zarr", "--png", "nowhere/r.png"], ["--png", "make it first"]),
     ],
 )
@@ -192,7 +192,7 @@ def test_on_a_gpu(tmp_path, rng):
     path = write_array(tmp_path / "a.zarr", None, values, chunks=(1, 8, 96), shards=(1, 64, 96),
                        codec="sharded-end-zstd")  # fmt: skip
     kept = tmp_path / "result.json"
-    done = bench(path, *QUICK, "--device", "gpu", "--npy", "--json", kept, "--png", tmp_path / "r.png")
+    done = bench(path, *QUICK, "--device", "gpu", "--npy", "--output", kept, "--png", tmp_path / "r.png")
     assert done.exit_code == 0, done.output
     result = json.loads(kept.read_text())
     found = {one["key"]: one for one in result["ceilings"]}

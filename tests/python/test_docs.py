@@ -2,8 +2,8 @@
 
 - Each Python block runs by itself, in a fresh interpreter and an empty folder, so that it can be pasted into
   one. A text block right behind it is what it prints, with `...` for what varies.
-- Of the shell blocks of a page `zarr-dali example`, `info` and `rechunk` run, in their order and in an empty
-  folder; of all others it is checked that programs, scripts, targets and options exist.
+- Of the shell blocks of a page `zarr-dali example`, `info`, `rechunk` and `statistics` run, in their order
+  and in an empty folder; of all others it is checked that programs, scripts, targets and options exist.
 - `<!-- gpu -->` in front of a block: without a GPU it is only compiled, and its names and arguments checked.
 - `<!-- bucket -->` in front of a block: the same everywhere, because it needs a store elsewhere.
 - `<!-- ranks: 2 -->` in front of a Python block: torchrun starts it.
@@ -41,7 +41,7 @@ PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 WITH_CODE = ["README.md", *(f"docs/{page}" for page in PAGES)]
 """What has blocks of code."""
 MARK = re.compile(r"<!-- (gpu|bucket|shown|ranks: \d+) -->\s*")
-RUN_COMMANDS = ("example", "info", "rechunk")
+RUN_COMMANDS = ("example", "info", "rechunk", "statistics")
 """Subcommands of `zarr-dali` that run; `bench` takes too long."""
 
 

@@ -24,7 +24,8 @@ if 3 not in FORMATS:
 
 import zarr
 
-from zarr_dali._rechunk import copying, journal, proposal, publishing, rechunk, regions, statistics
+from zarr_dali import _moments
+from zarr_dali._rechunk import copying, journal, proposal, publishing, rechunk, regions
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk_cli import rechunk as command
 
@@ -124,7 +125,7 @@ def test_any_chunks_to_any_chunks(tmp_path, seed):
     }
     if shards == "some":
         unsharded = rechunk(
-            folder, tmp_path / "b.zarr", chunks=chunks, shards="none", range=part, dry_run=True
+            folder, tmp_path / "b.zarr", chunks=chunks, shards="none", index_range=part, dry_run=True
         )
         (plan,) = unsharded.plan.arrays
         shards = {
@@ -138,7 +139,7 @@ def test_any_chunks_to_any_chunks(tmp_path, seed):
         "chunks": chunks,
         "shards": shards,
         "codec": codec,
-        "range": part,
+        "index_range": part,
         "workers": int(rng.integers(1, 4)),
     }
     try:
@@ -237,13 +238,40 @@ def test_group_of_format_2_reads_the_same_with_xarray(era, tmp_path):
 def test_variables_and_ranges_take_their_coordinates_along(era, tmp_path):
     copy = tmp_path / "copy.zarr"
     done = rechunk(
-        era, copy, variables="packed", range={"time": slice(5, 25), "lat": (-4, None)}, codec="none"
+        era, copy, variables="packed", index_range={"time": slice(5, 25), "lat": (-4, None)}, codec="none"
     )
     assert [plan.name for plan in done.plan.arrays] == ["lat", "packed", "time"]
     source, found = zarr.open_group(str(era), mode="r"), zarr.open_group(str(copy), mode="r")
     assert_same(found["packed"][...], source["packed"][5:25, -4:])
     assert_same(found["time"][...], source["time"][5:25])
     assert_same(found["lat"][...], source["lat"][-4:])
+
+
+def test_labels_select_what_xarray_selects(era, tmp_path):
+    """Both ends belong to a range, a day is all of it, and the coordinates come along."""
+    import xarray as xr
+
+    labels = {"time": ("2000-01-02", "2000-01-04"), "lat": slice(60.0, -60.0)}
+    rechunk(era, tmp_path / "copy.zarr", range=labels, index_range={"lon": (2, -3)}, chunks={"time": 1})
+    with xr.open_zarr(tmp_path / "copy.zarr") as found, xr.open_zarr(era) as whole:
+        wanted = whole.sel(time=slice("2000-01-02", "2000-01-04"), lat=slice(60.0, -60.0))
+        wanted = wanted.isel(lon=slice(2, -3))
+        xr.testing.assert_identical(found.load(), wanted.load())
+        assert found.sizes["time"] == 12
+    options = ["--range", "time=2000-01-02:2000-01-04", "--range", "lat=60.:-60", "--index-range", "lon=2:-3"]
+    assert run(era, tmp_path / "command.zarr", *options).exit_code == 0
+    assert_same(read_array(tmp_path / "command.zarr", "t2m"), read_array(tmp_path / "copy.zarr", "t2m"))
+    for part, text in (
+        ({"time": (0, 3)}, "0 is no time.*positions are given by index_range"),
+        (
+            {"lon": (2, 5)},
+            "could mean labels .* or positions .*lon=2.0:5.0, or give positions by index_range",
+        ),
+        ({"time": "1999"}, "selects nothing|is not there"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            rechunk(era, tmp_path / "none.zarr", range=part)
+    assert "--index-range" in run(era, tmp_path / "none.zarr", "--range", "time=0:3").output
 
 
 def test_groups_in_groups(tmp_path, rng):
@@ -290,9 +318,10 @@ REFUSALS = [
     ({"codec": "zstd:40"}, "levels of zstd"),
     ({"variables": ["t3m"]}, "no array 't3m'"),
     ({"variables": []}, "none are named"),
-    ({"range": {"time": slice(0, 10, 2)}}, "step of 2"),
-    ({"range": {"time": (30, 20)}}, "holds none of the 40"),
-    ({"range": {"time": 3}}, "neither a slice"),
+    ({"index_range": {"time": slice(0, 10, 2)}}, "step of 2"),
+    ({"index_range": {"time": (30, 20)}}, "holds none of the 40"),
+    ({"index_range": {"time": "3"}}, "neither a slice"),
+    ({"range": {"time": (1, 2, 3)}}, "neither a slice"),
     ({"memory": "much"}, "no number of bytes"),
     ({"memory": "10kB"}, "needs .* of memory"),
     ({"workers": 0}, "1 at least"),
@@ -546,7 +575,7 @@ def test_checksums_are_of_values_and_not_of_chunks(era, tmp_path):
 
 def test_statistics_are_those_of_numpy(era, tmp_path):
     path = tmp_path / "stats.json"
-    rechunk(era, tmp_path / "copy.zarr", chunks={"time": 1}, stats=path, range={"time": (2, 33)})
+    rechunk(era, tmp_path / "copy.zarr", chunks={"time": 1}, stats=path, index_range={"time": (2, 33)})
     found = json.loads(path.read_text())
     assert found["arrays"] == ["msl", "packed", "t2m"]
     for name, mean, std in zip(found["arrays"], found["mean"], found["std"]):
@@ -573,9 +602,9 @@ def test_moments_keep_their_digits(rng):
     values = rng.normal(loc=1e8, scale=1e-2, size=2_000_003)
     values[::1000] = np.nan
     values[5] = np.inf
-    rule = statistics.Rule(missing=(values[7],), scale=(-2.0, 1.0))
+    rule = _moments.Rule(missing=(values[7],), scale=(-2.0, 1.0))
     parts = [rule.moments(part) for part in np.array_split(values, 13)]
-    parts = [statistics.Moments(*json.loads(json.dumps(part.as_list()))) for part in parts]
+    parts = [_moments.Moments(*json.loads(json.dumps(part.as_list()))) for part in parts]
     counting = values[np.isfinite(values) & (values != values[7])]
     found = rule.result(parts)
     assert found["count"] == counting.size
@@ -584,18 +613,18 @@ def test_moments_keep_their_digits(rng):
     assert found["mean"] == pytest.approx(1 - 2 * counting.mean(), rel=1e-14)
     assert found["std"] == pytest.approx(2 * counting.std(), rel=1e-6)
     assert (found["min"], found["max"]) == (1 - 2 * counting.max(), 1 - 2 * counting.min())
-    assert statistics.Rule().result([statistics.Moments()])["mean"] is None
+    assert _moments.Rule().result([_moments.Moments()])["mean"] is None
 
 
 def test_attributes_that_mask(rng):
     attributes = {"_Unsigned": "true", "_FillValue": -1, "missing_value": [7, 8], "scale_factor": 0.5}
-    rule = statistics.Rule.of(attributes, np.dtype("int8"), True)
+    rule = _moments.Rule.of(attributes, np.dtype("int8"), True)
     found = rule.result([rule.moments(np.array([-1, 7, 8, -2, 1], "int8"))])
     assert (found["count"], found["masked"], found["max"], found["min"]) == (2, 3, 127.0, 0.5)
-    encoded = statistics.Rule.of({"_FillValue": "AAAAAAAA+H8="}, np.dtype("float32"), True)
+    encoded = _moments.Rule.of({"_FillValue": "AAAAAAAA+H8="}, np.dtype("float32"), True)
     assert len(encoded.missing) == 1 and np.isnan(encoded.missing[0])
     with pytest.raises(ValueError, match="_FillValue"):
-        statistics.Rule.of({"_FillValue": "no number"}, np.dtype("float32"), True)
+        _moments.Rule.of({"_FillValue": "no number"}, np.dtype("float32"), True)
 
 
 # --- regions and memory ---------------------------------------------------------------------------
@@ -642,7 +671,7 @@ def test_many_cores_need_no_more_memory(tmp_path, monkeypatch):
     source = tmp_path / "long.zarr"
     zarr.create_array(str(source), shape=(104, 6, 640, 1280), chunks=(10, 6, 640, 1280), dtype="float32")
     for cores in (1, 2, 16, 128):
-        monkeypatch.setattr("zarr_dali._rechunk.plan.cores", lambda cores=cores: cores)
+        monkeypatch.setattr("zarr_dali._arguments.cores", lambda cores=cores: cores)
         (array,) = rechunk(source, tmp_path / "copy.zarr", for_window=2, batch=16, dry_run=True).plan.arrays
         assert array.cut.workers * array.cut.memory <= 2e9
         assert array.cut.workers * array.cut.decoding == min(cores, 2)
@@ -692,9 +721,9 @@ def test_plan_says_how_often_chunks_are_read(era, tmp_path):
 
 MEASURED = """
     import resource, sys
-    from zarr_dali._rechunk import copying, rechunk
+    from zarr_dali._rechunk import reading, rechunk
     rechunk(sys.argv[1], sys.argv[2], chunks={"dim_0": 1}, shards={"dim_0": 4}, codec="blosc-lz4", workers=4,
-            memory=int(sys.argv[3]), stats=True, verify=True, range={"dim_0": (0, int(sys.argv[4]))})
+            memory=int(sys.argv[3]), stats=True, verify=True, index_range={"dim_0": (0, int(sys.argv[4]))})
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 """
 
@@ -710,7 +739,7 @@ def test_memory_stays_under_its_bound(tmp_path, zarrs):
     folder = write_array(tmp_path / "a.zarr", None, values, chunks=(2, 256, 1024), codec="zstd")
     child = textwrap.dedent(MEASURED)
     if not zarrs:
-        child = child.replace("rechunk(", "copying._zarrs_takes = lambda *of: False\nrechunk(", 1)
+        child = child.replace("rechunk(", "reading.zarrs_takes = lambda *of: False\nrechunk(", 1)
 
     def peak(memory, steps):
         copy = tmp_path / f"{memory}-{steps}.zarr"
@@ -742,6 +771,10 @@ PROPOSALS = [
     ((4,), False, (100000, 80, 160), (100, 80, 160), (32, 80, 160), (2400, 80, 160)),
     ((1, 256, 256), True, (5000, 721, 1440), (744, 100, 100), (1, 256, 256), (30, 768, 1536)),
     ((1,), True, (3, 4), (3, 4), (3, 4), None),
+    # Of samples of a few bytes neighbours are put together, in all dimensions.
+    ((1, 1), True, (3, 20_000_000), (1, 1000), (3, 32768), (3, 10_027_008)),
+    ((1, 1), False, (3, 20_000_000), (1, 1000), (3, 131072), (3, 10_092_544)),
+    ((1, 8, 8), True, (5000, 721, 1440), (1, 721, 1440), (16, 64, 64), (16, 768, 1472)),
 ]
 
 
@@ -781,7 +814,15 @@ def test_command(era, tmp_path):
     assert "Why" in shown.output and "each source chunk is read" in shown.output
     assert not copy.exists()
     options = ["--chunks", "time=2,lat=all", "--shards", "time=4", "--codec", "blosc-zstd"]
-    options += ["--variables", "t2m,msl", "--range", "time=:20", "--stats", tmp_path / "s.json", "--verify"]
+    options += [
+        "--variables",
+        "t2m,msl",
+        "--index-range",
+        "time=:20",
+        "--stats",
+        tmp_path / "s.json",
+        "--verify",
+    ]
     done = run(era, copy, *options)
     assert done.exit_code == 0, done.output
     assert "verified" in done.output and "Statistics" in done.output
@@ -795,7 +836,7 @@ def test_command(era, tmp_path):
 
 @pytest.mark.parametrize(
     "option",
-    [("--chunks", "time"), ("--chunks", "time=x"), ("--range", "time=3"), ("--for-window", "a")],
+    [("--chunks", "time"), ("--chunks", "time=x"), ("--index-range", "time=3"), ("--for-window", "a")],
     ids=str,
 )
 def test_command_line_that_is_not_understood(era, tmp_path, option):

@@ -24,7 +24,7 @@ if 3 not in FORMATS:
 
 import zarr
 
-from zarr_dali._rechunk import copying, journal, publishing, rechunk, regions, stamps
+from zarr_dali._rechunk import copying, journal, publishing, reading, rechunk, regions, stamps
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk_cli import rechunk as command
 
@@ -690,7 +690,7 @@ def test_a_source_that_goes_away_and_comes_back_while_it_is_read(
     """All stamps are the same as before, and what is not there reads as the fill value."""
     source = write(tmp_path / "a.zarr", 0, **SOURCES[kind])
     there = source if what == "store" else chunk_files(source / "t")[0]
-    away, stamp, native, reads = tmp_path / "away", stamps.of, copying._native, []
+    away, stamp, native, reads = tmp_path / "away", stamps.of, reading.native, []
 
     def stamped(*arguments, settled):
         found = stamp(*arguments, settled=settled)
@@ -705,9 +705,9 @@ def test_a_source_that_goes_away_and_comes_back_while_it_is_read(
 
     with monkeypatch.context() as patch:
         patch.setattr(stamps, "of", stamped)
-        patch.setattr(copying, "_native", read)
+        patch.setattr(reading, "native", read)
         if not zarrs:
-            patch.setattr(copying, "_zarrs_takes", lambda source, plan: False)
+            patch.setattr(reading, "zarrs_takes", lambda array: False)
         with pytest.raises(RuntimeError, match=rf'array "t".*{source}/t/\S+ went away.*resume=True'):
             rechunk(source, copy, **(ARGUMENTS | {"workers": 1}))
     assert reads and there.exists() and not copy.exists()
@@ -726,7 +726,7 @@ def test_chunks_of_nothing_but_the_fill_value(tmp_path, copy, kind, fill):
         write_array(source, name, values, chunks=(2, 4, 5), **({"zarr_format": 3} | SOURCES[kind]))
         array = zarr.open_array(str(source / name), mode="r+", config={"write_empty_chunks": True})
         array[4:8] = fill
-    done = rechunk(source, copy, range={"dim_0": (1, 22)}, verify=True, **ARGUMENTS)
+    done = rechunk(source, copy, index_range={"dim_0": (1, 22)}, verify=True, **ARGUMENTS)
     assert set(done.checksums) == set(NAMES)
     assert np.array_equal(read_array(copy, "t"), values[1:22], equal_nan=True)
 

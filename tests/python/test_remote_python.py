@@ -221,6 +221,7 @@ def test_secrets_are_shown_nowhere(bucket, fields):
             lambda options: zarr_dali.select(url, arrays=["t"], storage_options=options, time=0),
             lambda options: zarr_dali.info(url, storage_options=options),
             lambda options: zarr_dali.rechunk(url, bucket / "copy.zarr", storage_options=options),
+            lambda options: zarr_dali.statistics(url, storage_options=options),
         ):
             with pytest.raises((RuntimeError, ValueError), match=r"bucket/data\.zarr") as wrong:
                 read(right | {"key": "WRONG"})
@@ -625,7 +626,7 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
         stores = {**urls(server.url), "zip": (str(bucket / "data.zip"), {})}
         url, options = stores[kind]
         kept, options = bucket / "result.json", options | {"headers": {"x-token": SECRET}} if options else {}
-        arguments = [url, "--arrays", "t", "--storage-options", json.dumps(options), "--json", str(kept)]
+        arguments = [url, "--arrays", "t", "--storage-options", json.dumps(options), "--output", str(kept)]
         quick = ["--rounds", "1", "--seconds", "0.01", "--device", "cpu"]
         # Workers of a DataLoader are forked while stores are open.
         for peer in ("zarr-python", "tensorstore", *(["dataloader"] if kind == "http" else [])):

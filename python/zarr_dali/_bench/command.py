@@ -37,7 +37,7 @@ class Options:
     npy: bool = False
     cold: bool = True
     limit_bytes: int | None = None
-    json: Path | None = None
+    output: Path | None = None
     png: Path | None = None
     storage_options: str | None = field(default=None, repr=False)
 
@@ -110,7 +110,7 @@ def _check(options: Options) -> None:
         value = getattr(options, option)
         if value is not None and value <= 0:
             raise ValueError(f"--{option.replace('_', '-')} {value}: has to be more than 0")
-    for option in ("json", "png"):
+    for option in ("output", "png"):
         file = getattr(options, option)
         if file and not file.resolve().parent.is_dir():
             raise ValueError(f"--{option}: there is no folder {file.resolve().parent}; make it first")
@@ -185,5 +185,5 @@ def _add_cold(result: Result, options: Options, files: list[Path]) -> Iterator[s
 
 
 def _keep(result: Result, options: Options) -> None:
-    if options.json:
-        result.keep(options.json)
+    if options.output:
+        result.keep(options.output)

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from zarr_dali import _core, _local, _locations
+from zarr_dali import _core, _labels, _local, _locations
+from zarr_dali._arguments import bytes_of, import_zarr, workers_of
 
 if TYPE_CHECKING:
     from zarr_dali._rechunk.copying import Tick
     from zarr_dali._rechunk.plan import Plan
     from zarr_dali._rechunk.source import Source
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
-_BINARY = {"ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
 
 @dataclass(frozen=True)
@@ -47,6 +44,15 @@ class Rechunked:
     """Whether `resume` found the copy complete, with nothing left to do."""
     seconds: float = 0.0
 
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as dicts, lists, numbers and texts."""
+        from zarr_dali._rechunk import report
+
+        plan = {"source": self.plan.source, "destination": self.plan.destination, "memory": self.plan.memory}
+        arrays = [report.as_dict(array) for array in self.plan.arrays]
+        done = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "plan"}
+        return plan | {"arrays": arrays} | done
+
 
 def rechunk(
     src: str | os.PathLike[str],
@@ -56,7 +62,8 @@ def rechunk(
     shards: Mapping[str, int] | str | None = None,
     codec: str | None = None,
     variables: str | Iterable[str] | None = None,
-    range: Mapping[str, slice | Sequence[int | None]] | None = None,
+    range: Mapping[str, Any] | None = None,
+    index_range: Mapping[str, slice | Sequence[int | None]] | None = None,
     for_window: int | Sequence[int] | None = None,
     batch: int = 1,
     shuffle: bool = True,
@@ -94,7 +101,10 @@ def rechunk(
         codec: "blosc-lz4", "blosc-zstd", "zstd", each also as "zstd:5" with a level, "none", or "keep", the
             default, which keeps the whole chain with filters and byte order.
         variables: Paths of the arrays to copy, with their coordinates; by default all.
-        range: By dimension name the part to copy, a slice or (start, stop).
+        range: By dimension name the part to copy, by the labels of its coordinate: a label, a slice of labels
+            or (start, stop), both ends included. `("2010", "2015")` is all of six years.
+        index_range: By dimension name the part to copy, by positions: a slice or (start, stop), without the
+            end.
         for_window: Extents of a sample of `fn.readers.zarr` along the leading dimensions, for which chunks,
             shards and codec are proposed. What is given beside goes before the proposal.
         batch: Samples of a batch, for the proposal.
@@ -124,7 +134,7 @@ def rechunk(
             somebody changed.
         ImportError: zarr-python 3 is missing.
     """
-    _import_zarr()
+    import_zarr("rechunk")
     from zarr_dali._rechunk import copying, plan, proposal
 
     source, destination = _paths(src, dst, storage_options, follow_links)
@@ -150,10 +160,10 @@ def rechunk(
         shards=shards,
         codec=codec,
         variables=_names(variables),
-        ranges={name: _slice(name, part) for name, part in (range or {}).items()},
+        ranges=_labels.Ranges.of(range, index_range),
         use=use,
-        memory=_bytes(memory),
-        workers=_workers(workers, plan),
+        memory=bytes_of(memory),
+        workers=workers_of(workers),
     )
     made = plan.make(asked, source, destination)
     if dry_run:
@@ -183,17 +193,6 @@ def rechunk(
         complete=done.complete,
         seconds=monotonic() - start,
     )
-
-
-def _import_zarr() -> None:
-    try:
-        import zarr
-    except ModuleNotFoundError as error:
-        raise ImportError('rechunk needs zarr-python 3: pip install "zarr>=3" zarrs') from error
-    if int(zarr.__version__.split(".")[0]) < 3:
-        raise ImportError(
-            f"rechunk needs zarr-python 3, not {zarr.__version__}, and that Python 3.11 or newer"
-        )
 
 
 def _paths(
@@ -246,29 +245,6 @@ def _names(variables: str | Iterable[str] | None) -> tuple[str, ...] | None:
     if not names:
         raise ValueError("variables: none are named")
     return names
-
-
-def _slice(name: str, part: slice | Sequence[int | None]) -> slice:
-    if isinstance(part, slice):
-        return part
-    if isinstance(part, (list, tuple)) and len(part) == 2:
-        return slice(*part)
-    raise ValueError(f"range: {name}={part!r} is neither a slice nor (start, stop)")
-
-
-def _bytes(memory: int | str) -> int:
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?|[kmgt]i)b?\s*", str(memory).lower())
-    if not match:
-        raise ValueError(f"memory: {memory!r} is no number of bytes; give for example 2GB or 500MiB")
-    return int(float(match[1]) * (_UNITS | _BINARY)[match[2]])
-
-
-def _workers(workers: int | None, plan: Any) -> int:
-    if workers is None:
-        return min(plan.MAX_WORKERS, plan.cores())
-    if workers < 1:
-        raise ValueError(f"workers: {workers}; it takes 1 at least")
-    return workers
 
 
 def _write_statistics(path: Path, found: dict[str, dict[str, Any]]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
-import itertools
 import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,27 +15,25 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_dali._rechunk import journal, metadata, publishing, stamps, statistics
+from zarr_dali import _moments
+from zarr_dali._rechunk import journal, metadata, publishing, reading, stamps
 from zarr_dali._rechunk.array_plan import ArrayPlan
-from zarr_dali._rechunk.failing import FinalError, explained, explaining
+from zarr_dali._rechunk.failing import FinalError, explaining
 from zarr_dali._rechunk.journal import Journal
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk.plan import (
-    ZARR_PYTHON,
-    ZARRS,
     Plan,
     arrays_of,
     attributes_of,
     groups_of,
     with_regions,
 )
+from zarr_dali._rechunk.reading import ZARR_PYTHON, ZARRS, SourceArray
 from zarr_dali._rechunk.regions import each_box, slices
 from zarr_dali._rechunk.source import Source
 
 PARTIAL = ".partial"
 """Ending of the working folder, which is there until the copy has its name."""
-
-_MALLOC_TRIM = getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 Tick = Callable[[str, int, int], None]
 """Told how far the work is: what is being done, bytes that are done, bytes in all."""
@@ -225,23 +220,18 @@ class _Array:
     def __init__(
         self,
         plan: ArrayPlan,
-        source: zarr.Array,
+        source: SourceArray,
         target: zarr.Array,
-        proof: tuple[zarr.Array, zarr.Array],
-        origin: Source,
-        by_zarrs: bool,
+        proof: zarr.Array,
         folder: Path,
-        rule: statistics.Rule | None,
+        rule: _moments.Rule | None,
         torn: bool,
     ) -> None:
         self.plan = plan
         self.source, self.target = source, target
         self.full = target.with_config({"write_empty_chunks": True})
         self.proof = proof
-        """Source and target once more, read by zarr-python alone, so that no decoder vouches for itself."""
-        self.origin = origin
-        """Knows what of the source was missing when it was read; not what `source` reads, if `by_zarrs`."""
-        self.by_zarrs = by_zarrs
+        """Target once more, read by zarr-python alone, so that no decoder vouches for itself."""
         self.folder = folder
         self.rule = rule
         self.torn = torn
@@ -263,12 +253,8 @@ class _Array:
     def copy(self, number: int) -> journal.Region:
         """Copies a region; returns what is to be noted about it."""
         region = self.region(number)
-        keys = self.sources(region)
-        before = self.origin.before(keys)
-        values = _native(np.asarray(self.source[self.in_source(region)]))
-        self._check_read(values, region, [key for key, there in zip(keys, stamps.there(before)) if there])
-        stamped = self.origin.after(keys, before)
-        _trim()
+        values, stamped = self.source.read(self.in_source(region))
+        reading.trim()
         note = self.rule.moments(values).as_list() if self.rule else None
         for box in each_box(values.shape, self.plan.grid.write_box(self.plan.cut.region)):
             place = tuple(
@@ -276,59 +262,22 @@ class _Array:
             )
             self._write(np.ascontiguousarray(values[box]).reshape(values[box].shape), place)
         del values
-        _trim()
+        reading.trim()
         return journal.Region(note, stamped, self._written(region))
 
     def look(self, number: int) -> journal.Region:
         """What would be noted about a region, as the files are now."""
         region = self.region(number)
-        return journal.Region(None, self.origin.now(self.sources(region)), self._written(region))
+        return journal.Region(None, self.source.now(self.in_source(region)), self._written(region))
 
-    def sources(self, region: tuple[slice, ...]) -> list[str]:
-        """Keys in the source's store that a region is copied from, which may be missing."""
-        unit = self.plan.source_shard or self.plan.source_chunk
-        return [self._key(coordinates) for coordinates in _coordinates(self.in_source(region), unit)]
+    def where(self, number: int) -> str:
+        """A region in words."""
+        place = self.in_source(self.region(number))
+        return f"{reading.in_words(self.plan.name, self.plan.dimensions, place)} of the source"
 
-    def _key(self, coordinates: tuple[int, ...]) -> str:
-        """Of a chunk in the source's store."""
-        key = self.proof[0].metadata.encode_chunk_key(coordinates)
-        return f"{self.plan.name}/{key}" if self.plan.name else key
-
-    def _check_read(self, values: np.ndarray, region: tuple[slice, ...], keys: list[str]) -> None:
-        """Sees whether chunks were there when a region was read, as they had been before.
-
-        Args:
-            values: Of the region.
-            region: Its part of the copy.
-            keys: Those of the source that were there when they were stamped.
-
-        Raises:
-            RuntimeError: One was not.
-        """
-        there = set(keys)
-        if self.by_zarrs:
-            # The zarrs package does not say what was missing: what it found empty is read again.
-            place, unit = self.in_source(region), self.plan.source_chunk
-            fill = np.asarray(self.source.fill_value, values.dtype)
-            file_unit = self.plan.source_shard or unit
-            for at in _coordinates(place, unit):
-                key = self._key(tuple(a * b // c for a, b, c in zip(at, unit, file_unit)))
-                if key not in there:
-                    continue
-                box = tuple(
-                    slice(max(part.start, one * extent), min(part.stop, (one + 1) * extent))
-                    for part, one, extent in zip(place, at, unit)
-                )
-                found = np.asarray(
-                    values[tuple(slice(a.start - b.start, a.stop - b.start) for a, b in zip(box, place))]
-                )
-                first = np.asarray(found[(slice(1),) * found.ndim])
-                if not (_compare(first, fill)[0] and _compare(found, fill)[0]):
-                    continue
-                if np.asarray(self.proof[0][box]).tobytes() != found.tobytes():
-                    raise _went_away(self.origin.place(key))
-        if (key := self.origin.missing(keys)) is not None:
-            raise _went_away(self.origin.place(key))
+    def first_change(self, number: int, before: str, after: str) -> str:
+        """The first key of the source that a region is copied from whose stamp is another one."""
+        return stamps.first_change(self.source.keys(self.in_source(self.region(number))), before, after)
 
     def _written(self, region: tuple[slice, ...]) -> list[int]:
         """How many files a region has in the copy, and their bytes."""
@@ -344,12 +293,14 @@ class _Array:
             for key in self._files(place):
                 (self.folder / key).unlink(missing_ok=True)
         numeric = values.dtype.kind in "biufc"
-        empty, alike = _compare(values, np.asarray(self.fill, values.dtype)) if numeric else (False, False)
+        empty, alike = (
+            reading.compare(values, np.asarray(self.fill, values.dtype)) if numeric else (False, False)
+        )
         if not empty:
             (self.full if alike else self.target)[place] = values
 
     def _files(self, place: tuple[slice, ...]) -> Iterator[str]:
-        for coordinates in _coordinates(place, self.plan.unit):
+        for coordinates in reading.coordinates_of(place, self.plan.unit):
             yield self.target.metadata.encode_chunk_key(coordinates)
 
     def compare(self, number: int) -> str:
@@ -359,11 +310,10 @@ class _Array:
             FinalError: They are not the same.
         """
         region = self.region(number)
-        source, target = self.proof
-        wanted = _checksum(_native(np.asarray(source[self.in_source(region)])))
-        _trim()
-        found = _checksum(_native(np.asarray(target[region])))
-        _trim()
+        wanted = _checksum(reading.native(np.asarray(self.source.proof[self.in_source(region)])))
+        reading.trim()
+        found = _checksum(reading.native(np.asarray(self.proof[region])))
+        reading.trim()
         if wanted != found:
             raise FinalError(
                 f"the copy differs from the source (checksums of values {found} and {wanted}): look for a "
@@ -387,7 +337,7 @@ class _Job:
         self.plan, self.task, self.folder = plan, task, folder
         self.arrays: list[_Array] = []
         self.source = source.anew()
-        with _pipeline(ZARR_PYTHON):
+        with reading.pipeline(ZARR_PYTHON):
             root = self.source.open()
             self._sources = arrays_of(root)
             self.documents = metadata.documents(plan, groups_of(root), self._sources)
@@ -399,19 +349,15 @@ class _Job:
     def _open(self, plan: ArrayPlan, wanted: zarr.Array) -> _Array:
         task, target_folder = self.task, self.folder / plan.name
         rule = None
-        if task.count and not plan.coordinate and statistics.counts(plan.dtype):
-            rule = statistics.Rule.of(attributes_of(wanted), plan.dtype, task.mask)
-        with _pipeline(ZARR_PYTHON):
-            target = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
-        proof = wanted, target
-        by_zarrs = self.source.is_folder and _zarrs_takes(wanted, plan)
-        with _pipeline(ZARRS if by_zarrs else ZARR_PYTHON), _decoding(plan):
-            if by_zarrs:  # which reads files itself, and takes no other store
-                wanted = self.source.array(plan.name)
-            else:
-                wanted = zarr.open_array(store=self.source.store, path=plan.name, mode="r")
+        if task.count and not plan.coordinate and _moments.counts(plan.dtype):
+            rule = _moments.Rule.of(attributes_of(wanted), plan.dtype, task.mask)
+        with reading.pipeline(ZARR_PYTHON):
+            proof = zarr.open_array(str(target_folder), mode="r", zarr_format=3)
+        decoding = plan.cut.decoding
+        source = SourceArray(self.source, plan.name, wanted, decoding)
+        with reading.pipeline(ZARRS if source.by_zarrs else ZARR_PYTHON), reading.at_once(decoding):
             target = zarr.open_array(str(target_folder), mode="r+", zarr_format=3)
-        return _Array(plan, wanted, target, proof, self.source, by_zarrs, target_folder, rule, task.resume)
+        return _Array(plan, source, target, proof, target_folder, rule, task.resume)
 
     def copy(self, log: Journal) -> tuple[int, int]:
         """Copies what is not noted, or has changed since; bytes that were done before, and of these again."""
@@ -482,7 +428,7 @@ class _Job:
                 key = array.plan.name, number
                 before, after = log.done[key].stamps, now[key].stamps
                 if before != after:
-                    chunk = stamps.first_change(array.sources(array.region(number)), before, after)
+                    chunk = array.first_change(number, before, after)
                     changed = self.source.place(chunk)
                     raise RuntimeError(
                         f"{changed} has changed while the source was copied; the copy gets no name and stays "
@@ -491,7 +437,7 @@ class _Job:
                     )
                 if log.done[key].files != now[key].files:
                     raise FinalError(
-                        f"{_where(array, number)}: somebody else has changed files of the copy, in "
+                        f"{array.where(number)}: somebody else has changed files of the copy, in "
                         f"{array.folder}; resume=True copies them again"
                     )
         files = sum(region.files[0] for region in now.values())
@@ -509,7 +455,7 @@ class _Job:
                     f"{place} went away while it was copied ({error}); bring it back and go on "
                     "with resume=True"
                 ) from error
-            texts = [journal.fingerprint(one.to_dict()) for one in (found, array.source.metadata)]
+            texts = [journal.fingerprint(one.to_dict()) for one in (found, array.source.array.metadata)]
             if texts[0] != texts[1]:
                 raise FinalError(
                     f"{place}: the metadata have changed while the source was copied; begin "
@@ -538,7 +484,7 @@ class _Job:
             return None
         return {
             array.plan.name: array.rule.result(
-                statistics.Moments(*log.done[array.plan.name, number].note)
+                _moments.Moments(*log.done[array.plan.name, number].note)
                 for number in range(array.plan.regions)
             )
             for array in self.arrays
@@ -548,115 +494,8 @@ class _Job:
 
 def _each(array: _Array, what: str, numbers: Iterable[int], folder: Path) -> Iterator[tuple[int, Any]]:
     """Regions and what came of them, in the order in which they are finished, done by the array's workers."""
-    waiting: dict[Future, int] = {}
-    numbers = iter(numbers)
-    pool = ThreadPoolExecutor(array.plan.cut.workers, thread_name_prefix="zarr rechunk")
-    with _decoding(array.plan):
-        try:
-            while True:
-                while len(waiting) < 2 * array.plan.cut.workers:
-                    if (number := next(numbers, None)) is None:
-                        break
-                    waiting[pool.submit(getattr(array, what), number)] = number
-                if not waiting:
-                    return
-                for future in wait(waiting, return_when=FIRST_COMPLETED).done:
-                    number = waiting.pop(future)
-                    try:
-                        result = future.result()
-                    except BaseException as error:
-                        # The zarrs package panics over damaged shard indexes, which is no Exception.
-                        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-                            raise
-                        raise explained(error, _where(array, number), folder) from error
-                    yield number, result
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _went_away(place: str) -> RuntimeError:
-    return RuntimeError(f"{place} went away while it was read; see to it that the source stays there")
-
-
-def _coordinates(place: tuple[slice, ...], unit: Iterable[int]) -> Iterator[tuple[int, ...]]:
-    """Of the boxes of a grid that lie in a part of an array, in whole or in part."""
-    ranges = [range(part.start // one, -(-part.stop // one)) for part, one in zip(place, unit)]
-    return itertools.product(*ranges)
-
-
-def _where(array: _Array, number: int) -> str:
-    named = zip(array.plan.dimensions, array.region(number), array.plan.start)
-    parts = ", ".join(f"{name}={part.start + start}:{part.stop + start}" for name, part, start in named)
-    return (
-        f'array "{array.plan.name}", {parts} of the source' if array.plan.name else f"{parts} of the source"
-    )
-
-
-@contextmanager
-def _pipeline(path: str) -> Iterator[None]:
-    """Arrays that are opened inside decode and encode with a codec pipeline."""
-    with zarr.config.set({"codec_pipeline.path": path, "codec_pipeline.strict": False}):
-        yield
-
-
-@contextmanager
-def _decoding(plan: ArrayPlan) -> Iterator[None]:
-    """So many chunks of an array are decoded at once by each of its workers as there is memory for."""
-    most = plan.cut.decoding
-    with zarr.config.set({"async.concurrency": most, "codec_pipeline.chunk_concurrent_maximum": most}):
-        yield
-
-
-def _zarrs_takes(source: zarr.Array, plan: ArrayPlan) -> bool:
-    """Whether the zarrs package is there and reads such an array; what it does not, zarr-python does.
-
-    It takes only C order; of big-endian complex numbers zarrs 0.2.3 swaps real and imaginary parts.
-    """
-    try:
-        import zarrs  # noqa: F401
-    except ImportError:
-        return False
-    numeric = plan.dtype.kind in "biuf" and plan.dtype.isnative
-    return numeric and source.order == "C" and source.metadata.fill_value is not None
-
-
-def _trim() -> None:
-    """Gives freed memory back, of which glibc otherwise keeps buffers of up to 32 MiB for each thread."""
-    if _MALLOC_TRIM is not None:
-        _MALLOC_TRIM(0)
-
-
-def _native(values: np.ndarray) -> np.ndarray:
-    if values.dtype.isnative:
-        return values
-    native = values.dtype.newbyteorder("=")
-    if values.dtype.kind in "UV" or not values.flags.writeable:
-        return values.astype(native)
-    return values.byteswap(inplace=True).view(native)
-
-
-def _compare(values: np.ndarray, fill: np.ndarray) -> tuple[bool, bool]:
-    """Whether all numbers have the bits of the fill value, and whether some are like it with other bits.
-
-    Libraries leave chunks out that are equal to the fill value, and a NaN is like any other to some of them.
-    """
-    kind = values.dtype.kind
-    if kind == "c":
-        part = f"f{values.dtype.itemsize // 2}"
-        whole = np.ascontiguousarray(values).reshape(-1).view(part)
-        both = fill.reshape(1).view(part)
-        pairs = [_compare(whole[i::2], both[i]) for i in (0, 1)]
-        return all(empty for empty, _ in pairs), any(alike for _, alike in pairs)
-    bits = f"u{values.dtype.itemsize}"
-    if kind != "f":
-        same = bool(values.flat[0] == fill) and bool(np.all(values == fill))
-        return same, False
-    if values.dtype.itemsize > 8:  # no integer has so many bits
-        return False, True
-    equal = np.isnan(values) if np.isnan(fill) else values == fill
-    alike = int(np.count_nonzero(equal))
-    exact = int(np.count_nonzero(values.view(bits) == fill.view(bits))) if alike else 0
-    return exact == values.size, alike != exact
+    with reading.at_once(array.plan.cut.decoding):
+        yield from reading.each(getattr(array, what), numbers, array.plan.cut.workers, array.where, folder)
 
 
 def _checksum(values: np.ndarray) -> str:

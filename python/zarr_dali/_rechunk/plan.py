@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import base64
 import math
-import os
 import posixpath
 import re
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import zarr
 
+from zarr_dali import _labels
 from zarr_dali._advice import size
+from zarr_dali._arguments import decoding
 from zarr_dali._rechunk import codecs, journal, proposal
 from zarr_dali._rechunk.array_plan import STRING_BYTES, ArrayPlan
 from zarr_dali._rechunk.regions import Extents, Grid, cut, fitted
 from zarr_dali._rechunk.source import Source
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 WHOLE_BYTES = 16_000_000
 """Coordinates up to this many bytes become one chunk."""
-ZARRS = "zarrs.ZarrsCodecPipeline"
-ZARR_PYTHON = "zarr.core.codec_pipeline.BatchedCodecPipeline"
-MAX_WORKERS = 8
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class Request:
     """None keeps the source's, an empty mapping leaves chunks as files of their own."""
     codec: str | None
     variables: tuple[str, ...] | None
-    ranges: Mapping[str, slice]
+    ranges: _labels.Ranges
     use: proposal.Use | None
     memory: int
     workers: int
@@ -131,18 +132,21 @@ def make(request: Request, source: Source, destination: Path) -> Plan:
         raise ValueError(f"{source}: zarr-python cannot read its metadata: {what}") from error
     if not arrays:
         raise ValueError(f"{source}: the group holds no array")
-    coordinates = _coordinates(root, arrays)
+    coordinates = coordinates_of(root, arrays)
     chosen = _chosen(arrays, coordinates, request.variables)
     deepest = max(arrays[name].ndim for name in chosen)
     dimensions = {name: dimensions_of(array) for name, array in arrays.items()}
     _check_dimensions(request, {name: dimensions[name] for name in chosen})
     codecs.check(request.codec or "keep")
+    bounds = Bounds(request.ranges, arrays.get)
     plans = []
     for name in chosen:
         array = arrays[name]
         small = array.ndim < min(2, deepest) or name in coordinates
         try:
-            plans.append(_array_plan(request, name, array, dimensions[name], small and len(chosen) > 1))
+            ranges = bounds.of(name, array)
+            coordinate = small and len(chosen) > 1
+            plans.append(_array_plan(request, name, array, dimensions[name], ranges, coordinate))
         except (ArithmeticError, ValueError) as error:
             where = f"{source}, array {name!r}" if name else str(source)
             raise ValueError(f"{where}: {error}") from error
@@ -180,14 +184,38 @@ def with_regions(plan: Plan, regions: Mapping[str, Sequence[int]]) -> Plan:
     return replace(plan, arrays=tuple(arrays))
 
 
-def decoding(workers: int) -> int:
-    """Source chunks that each of `workers` workers decodes at once, which share the cores."""
-    return max(1, cores() // workers)
+class Bounds:
+    """Finds the ranges that are meant in arrays of a store.
 
+    Args:
+        ranges: What is asked for.
+        find: Gives the array at a path, if there is one.
+    """
 
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0))
+    def __init__(self, ranges: _labels.Ranges, find: Callable[[str], zarr.Array | None]) -> None:
+        self.ranges, self._find = ranges, find
+        self._indexes: dict[str, pd.Index] = {}
+        """Of coordinates that were read, by their paths."""
+
+    def of(self, name: str, array: zarr.Array) -> list[tuple[int, int]]:
+        """The range of each dimension of an array.
+
+        Raises:
+            ValueError: One holds nothing, or it is not clear which is meant.
+        """
+        return [
+            self.ranges.bounds(one, extent, lambda one=one, extent=extent: self.index(name, one, extent))
+            for one, extent in zip(dimensions_of(array), array.shape)
+        ]
+
+    def index(self, array: str, dimension: str, size: int) -> pd.Index | None:
+        """The labels of a dimension of an array, if it has any."""
+        found = _labels.coordinate_of(self._find, array, dimension, size)
+        if found is None or dimensions_of(found) != (dimension,):
+            return None
+        if found.path not in self._indexes:
+            self._indexes[found.path] = _labels.index_of(found, dimension, attributes_of(found))
+        return self._indexes[found.path]
 
 
 def dimensions_of(array: zarr.Array) -> tuple[str, ...]:
@@ -200,7 +228,7 @@ def dimensions_of(array: zarr.Array) -> tuple[str, ...]:
     return tuple(name if name is not None else f"dim_{axis}" for axis, name in enumerate(names))
 
 
-def _coordinates(root: zarr.Group | zarr.Array, arrays: Mapping[str, zarr.Array]) -> set[str]:
+def coordinates_of(root: zarr.Group | zarr.Array, arrays: Mapping[str, zarr.Array]) -> set[str]:
     """Arrays that belong to others: named like their dimension, or named by another's CF attributes."""
     found = {
         name
@@ -234,23 +262,25 @@ def _chosen(
 
 def _check_dimensions(request: Request, dimensions: Mapping[str, tuple[str, ...]]) -> None:
     known = dict.fromkeys(name for names in dimensions.values() for name in names)
-    asked = {"chunks": request.chunks, "shards": request.shards or {}, "range": request.ranges}
+    asked = {"chunks": request.chunks, "shards": request.shards or {}, "range": request.ranges.labels}
+    asked["index_range"] = request.ranges.positions
     for argument, names in asked.items():
         for name in names:
             if name not in known:
                 raise ValueError(f"{argument}: there is no dimension {name!r}; there are {', '.join(known)}")
             extent = names[name]
-            if argument != "range" and (extent < 1 and extent != -1):
+            if argument in ("chunks", "shards") and (extent < 1 and extent != -1):
                 raise ValueError(f"{argument}: {name}={extent} is no extent; -1 is all of a dimension")
 
 
 def _array_plan(
-    request: Request, name: str, array: zarr.Array, dimensions: tuple[str, ...], coordinate: bool
+    request: Request,
+    name: str,
+    array: zarr.Array,
+    dimensions: tuple[str, ...],
+    ranges: Sequence[tuple[int, int]],
+    coordinate: bool,
 ) -> ArrayPlan:
-    ranges = [
-        _bounds(dimension, request.ranges.get(dimension), extent)
-        for dimension, extent in zip(dimensions, array.shape)
-    ]
     start, shape = tuple(begin for begin, _ in ranges), tuple(end - begin for begin, end in ranges)
     kind = np.dtype(array.dtype)
     element_bytes = STRING_BYTES if kind.kind in "OT" else kind.itemsize
@@ -301,19 +331,6 @@ def _array_plan(
         cut=chosen,
         reasons=reasons,
     )
-
-
-def _bounds(dimension: str, wanted: slice | None, extent: int) -> tuple[int, int]:
-    if wanted is None:
-        return 0, extent
-    start, stop, step = wanted.indices(extent)
-    if step != 1:
-        raise ValueError(f"range: {dimension} has a step of {step}; only ranges of neighbours can be copied")
-    if stop <= start:
-        raise ValueError(
-            f"range: {dimension}={wanted.start}:{wanted.stop} holds none of the {extent} indices"
-        )
-    return start, stop
 
 
 def _clip(extents: Sequence[int], shape: Extents) -> Extents:

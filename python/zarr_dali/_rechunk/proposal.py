@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zarr_dali._advice import number, size
+from zarr_dali._advice import grown, number, size
 from zarr_dali._rechunk.regions import Extents
 
 LARGE_CHUNK_BYTES = 32_000_000
@@ -77,8 +77,10 @@ def propose(
         chunk[longest] = -(-chunk[longest] // 2)
     split = chunk[1:] != list(window[1:])
     least = SHUFFLED_CHUNK_BYTES if use.shuffle else IN_ORDER_CHUNK_BYTES
-    while not split and bytes_of(chunk) < least and chunk[0] < shape[0]:
-        chunk[0] = min(2 * chunk[0], shape[0])
+    while not split and not use.shuffle and bytes_of(chunk) < least and chunk[0] < shape[0]:
+        chunk[0] = min(2 * chunk[0], shape[0])  # the samples that come next
+    if not split:
+        chunk = grown(chunk, shape, lambda extents: bytes_of(extents) >= least)
     shard = _shard(chunk, shape, source_chunk, bytes_of, largest_bytes)
     files = math.prod(-(-extent // one) for extent, one in zip(shape, chunk))
     reasons = (

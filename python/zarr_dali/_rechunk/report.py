@@ -57,6 +57,31 @@ def _render(source: str, destination: str, arrays: Sequence[ArrayPlan], memory: 
     return Group(table, *lines, *([Text("Why", style="bold"), *reasons] if reasons else []))
 
 
+def as_dict(array: ArrayPlan) -> dict[str, Any]:
+    """How an array is copied, as JSON has it."""
+    return {
+        "name": array.name,
+        "dimensions": list(array.dimensions),
+        "shape": list(array.shape),
+        "start": list(array.start),
+        "data_type": str(array.dtype),
+        "source_chunk": list(array.source_chunk),
+        "source_sharded_chunk": array.source_shard and list(array.source_shard),
+        "chunk": list(array.chunk),
+        "sharded_chunk": array.shard and list(array.shard),
+        "chain": _words(array),
+        "coordinate": array.coordinate,
+        "decoded_bytes": array.bytes,
+        "files": array.files,
+        "region": list(array.cut.region),
+        "regions": array.regions,
+        "workers": array.cut.workers,
+        "memory": array.cut.memory * array.cut.workers,
+        "reads": array.cut.reads,
+        "reasons": list(array.reasons),
+    }
+
+
 def statistics(found: dict[str, dict[str, Any]]) -> RenderableType:
     """Statistics for a console of rich."""
     table = Table(title=Text("Statistics", style="bold"), title_justify="left", box=box.SIMPLE_HEAD)

@@ -83,7 +83,7 @@ mod tests {
         let units = (0..BOXES).map(|_| unit()).collect();
         let task = GpuTask { units, ..GpuTask::new(chunk, Payload::Missing, Context::default()) };
         let needed = Sizes::default().with(&task, &conversion).arena_bytes(0);
-        assert!(needed <= unit_bytes(None, &DecodePath::Cpu(String::new()), BOXES).unwrap());
+        assert!(needed <= unit_bytes(None, &DecodePath::Cpu(String::new()), &conversion, BOXES).unwrap());
     }
 
     proptest! {

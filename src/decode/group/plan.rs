@@ -244,7 +244,9 @@ impl GroupPlan {
         let deltas = list.put_list(&self.deltas);
         let regions = list.put_list(self.regions.list());
         // Right behind the regions, whose size is a multiple of the arrays' alignment.
-        list.put(&self.regions.conversions());
+        let (conversions, channels) = self.regions.conversions();
+        list.put(&conversions);
+        list.put(&channels);
         Lists { streams, frames, checked, levels, deltas, regions, region_tiles: self.regions.tiles() }
     }
 

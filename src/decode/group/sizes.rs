@@ -47,8 +47,14 @@ pub fn area_bytes(bytes: u64) -> u64 {
 ///
 /// # Errors
 /// What nvCOMP says.
-pub fn unit_bytes(zstd: Option<&Zstd>, decode_path: &DecodePath, boxes: u64) -> Result<u64> {
-    let regions = boxes * size_of::<Region>() as u64 + size_of::<ConversionOnDevice>() as u64;
+pub fn unit_bytes(
+    zstd: Option<&Zstd>,
+    decode_path: &DecodePath,
+    conversion: &Conversion,
+    boxes: u64,
+) -> Result<u64> {
+    let conversion = Regions::conversion_bytes(conversion).max(size_of::<ConversionOnDevice>() as u64);
+    let regions = boxes * size_of::<Region>() as u64 + conversion;
     let least = UNIT_BYTES + regions + ARENA_SLACK;
     let DecodePath::Gpu(chain) = decode_path else { return Ok(least) };
     let most = chain.most();
@@ -96,7 +102,7 @@ impl Sizes {
             self = self.with_work(work, target(task, conversion).is_some());
         }
         self.work_list += UNIT_BYTES;
-        self.work_list += task.units.iter().map(|unit| Regions::bytes(&unit.boxes)).sum::<u64>();
+        self.work_list += task.units.iter().map(|unit| Regions::bytes(&unit.boxes, conversion)).sum::<u64>();
         // The units of a chunk share one conversion.
         self.work_list += Regions::conversion_bytes(conversion);
         self

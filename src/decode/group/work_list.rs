@@ -1,6 +1,6 @@
 //! The work list of a group: all that its kernels read besides the chunks, copied to the device at once.
 
-use crate::assemble::device::{ConversionOnDevice, Region};
+use crate::assemble::device::{ChannelOnDevice, ConversionOnDevice, Region};
 use crate::codec::zstd::{Block, CheckedFrame, SUMMARY_BYTES};
 use crate::decode::nvcomp::FramesOnDevice;
 use crate::gpu::{
@@ -55,6 +55,7 @@ impl Plain for Block {}
 impl Plain for CheckedFrame {}
 impl Plain for Region {}
 impl Plain for ConversionOnDevice {}
+impl Plain for ChannelOnDevice {}
 impl Plain for StreamOnDevice {}
 impl Plain for CheckOnDevice {}
 impl Plain for ShuffledOnDevice {}

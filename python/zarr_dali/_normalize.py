@@ -1,0 +1,76 @@
+"""Means and standard deviations as people have them, in the form that the operator's `normalize` takes."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Normalize = str | os.PathLike | Mapping[str, Any] | Sequence[Any]
+
+
+def as_json(normalize: Normalize) -> str:
+    """`normalize` as the operator takes it: the text itself, what a file holds, or an object as JSON.
+
+    Raises:
+        ValueError: There is no such file, or the object holds what JSON does not have.
+    """
+    if isinstance(normalize, str) and normalize.lstrip()[:1] in ("{", "["):
+        return normalize
+    if isinstance(normalize, (str, os.PathLike)):
+        try:
+            with open(normalize, encoding="utf-8") as file:
+                return file.read()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ValueError(
+                f"normalize: no statistics can be read from {os.fspath(normalize)!r} ({error}); give a file "
+                "of JSON, or a dictionary"
+            ) from error
+    try:
+        return json.dumps(normalize, default=_plain)
+    except TypeError as error:
+        raise ValueError(f"normalize: {error}") from error
+
+
+def reader_arguments(arguments: Mapping[str, Any], arrays: Sequence[str]) -> dict[str, Any]:
+    """The reader's arguments, with `normalize` as text, of which lists in `mean` and `std` become a part.
+
+    Raises:
+        ValueError: As `as_json` and `_of_lists`.
+    """
+    chosen = dict(arguments)
+    if chosen.get("normalize") is not None:
+        chosen["normalize"] = as_json(chosen["normalize"])
+    given = {name: chosen.get(name) for name in ("mean", "std")}
+    if any(isinstance(value, (list, tuple)) and any(map(_is_list, value)) for value in given.values()):
+        if chosen.get("normalize"):
+            raise ValueError("normalize: it says what mean and std say, too; give one of them")
+        chosen = {name: value for name, value in chosen.items() if name not in given}
+        chosen["normalize"] = json.dumps(_of_lists(given, max(1, len(arrays))), default=_plain)
+    return chosen
+
+
+def _of_lists(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:
+    """An entry for each of `count` arrays, of a number or a list of one entry for all or each."""
+    columns = []
+    for name, nothing in (("mean", 0.0), ("std", 1.0)):
+        value = nothing if given[name] is None else given[name]
+        column = list(value) if _is_list(value) else [value]
+        if len(column) not in (1, count):
+            raise ValueError(f"{name}: it has {len(column)} entries for {count} array(s); give one for each")
+        columns.append(column * count if len(column) == 1 else column)
+    return [{"mean": mean, "std": std} for mean, std in zip(*columns)]
+
+
+def _is_list(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
+
+
+def _plain(value: Any) -> Any:
+    """What has `tolist` are arrays and numbers of NumPy and torch, and arrays of xarray by their values."""
+    if not hasattr(value, "tolist"):
+        value = getattr(value, "values", value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"it holds a {type(value).__name__}, which is no number")

@@ -1,0 +1,526 @@
+"""`zarr_dali.statistics` and the command `zarr-dali statistics`: against xarray, digit for digit."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import zipfile
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from reading import read_all
+from stores import FORMATS, chunk_files, write_array
+
+if 3 not in FORMATS:
+    pytest.skip("statistics need zarr-python 3", allow_module_level=True)
+import zarr
+
+import references
+import zarr_dali
+from range_server import serving
+from zarr_dali import _moments, cli
+from zarr_dali._rechunk import journal, regions
+from zarr_dali._statistics import computing
+
+xr = pytest.importorskip("xarray")
+
+
+def by_xarray(path, names, by, select=None, positions=None, **how):
+    """The same by xarray, on float64."""
+    options = {"consolidated": False, "chunks": None} | how
+    datasets = [
+        xr.open_zarr(one, **options) for one in ([path] if isinstance(path, (str, os.PathLike)) else path)
+    ]
+    found = {}
+    for name in names:
+        arrays = [dataset[name] for dataset in datasets]
+        array = arrays[0] if len(arrays) == 1 or "time" not in arrays[0].dims else xr.concat(arrays, "time")
+        array = array.sel({dim: label for dim, label in (select or {}).items() if dim in array.dims})
+        array = array.isel({dim: part for dim, part in (positions or {}).items() if dim in array.dims})
+        array = array.astype("float64")
+        over = [dim for dim in array.dims if dim != by]
+        finite = array.where(np.isfinite(array))
+        found[name] = {
+            "mean": finite.mean(over),
+            "std": finite.std(over),
+            "min": finite.min(over),
+            "max": finite.max(over),
+            "count": finite.count(over),
+            "missing": array.isnull().sum(over),
+            "infinite": np.isinf(array).sum(over),
+        }
+    return found
+
+
+def assert_same(found, wanted, by, rtol=1e-12):
+    assert found.keys() == wanted.keys()
+    for name, values in wanted.items():
+        its = found[name]
+        assert ("dim" in its) == (values["mean"].ndim == 1) and its.get("dim", by) == by
+        for key, value in values.items():
+            ours = np.array(its[key], dtype="float64")  # None becomes NaN
+            scale = float(np.abs(values["max"]).max()) if key in ("mean", "std") else 0.0
+            np.testing.assert_allclose(
+                ours,
+                value.values,
+                rtol=rtol,
+                atol=rtol * (scale if np.isfinite(scale) else 0),
+                err_msg=f"{name} {key}",
+            )
+
+
+@pytest.fixture
+def era(tmp_path):
+    """Three variables of 40 steps, two of them on 5 levels, and a mask; Zarr v2 as xarray writes it."""
+    rng = np.random.default_rng(7)
+    dims = ("time", "level", "lat", "lon")
+    t = rng.normal(250, 10, (40, 5, 12, 16)).astype("float32")
+    t[3, 1, :2] = np.nan
+    dataset = xr.Dataset(
+        {
+            "t": (dims, t + np.arange(5, dtype="float32")[:, None, None]),
+            "sp": (("time", "lat", "lon"), rng.normal(1e5, 100, (40, 12, 16)).astype("float32")),
+            "land": (("lat", "lon"), rng.random((12, 16)) < 0.3),
+            "name": (("lat",), np.array([f"row {i}" for i in range(12)], dtype=object)),
+        },
+        coords={
+            "time": xr.date_range("2010-12-27", periods=40, freq="6h"),
+            "level": [50, 500, 700, 850, 1000],
+            "lat": np.linspace(90, -90, 12),
+        },
+    )
+    packed = np.where(np.arange(40 * 5 * 12 * 16).reshape(t.shape) % 7, np.round(t), np.nan)
+    dataset["packed"] = (dims, packed)
+    encoding = {"t": {"chunks": (3, 2, 12, 16)}, "sp": {"chunks": (7, 5, 16)}}
+    encoding["packed"] = {"dtype": "int16", "scale_factor": 0.5, "add_offset": 270.0, "_FillValue": -999}
+    path = tmp_path / "era.zarr"
+    dataset.to_zarr(path, zarr_format=2, encoding=encoding, consolidated=True)
+    return path
+
+
+NUMERIC = ["land", "packed", "sp", "t"]
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [None, "level", "time", "lat", "lon"])
+def test_statistics_are_those_of_xarray(era, by):
+    found = zarr_dali.statistics(era, by=by)
+    assert_same(found, by_xarray(era, NUMERIC, by), by)
+    if by == "level":
+        assert found["t"]["labels"] == [50, 500, 700, 850, 1000]
+    if by == "time":
+        assert found["t"]["labels"][:2] == ["2010-12-27T00:00:00", "2010-12-27T06:00:00"]
+    if by == "lon":
+        assert "labels" not in found["t"]
+    assert all(
+        ("dim" in found[name]) == (by in dims)
+        for name, dims in [("land", ("lat", "lon")), ("sp", ("time", "lat", "lon"))]
+    )
+
+
+def test_labels_and_positions(era):
+    labels = {"time": ("2010-12-30", "2010"), "lat": slice(60.0, -60.0), "level": slice(500, 850)}
+    found = zarr_dali.statistics(era, ["t", "sp"], by="level", range=labels, index_range={"lon": (3, -2)})
+    select = {"time": slice("2010-12-30", "2010"), "lat": slice(60.0, -60.0), "level": slice(500, 850)}
+    assert_same(found, by_xarray(era, ["t", "sp"], "level", select, {"lon": slice(3, -2)}), "level")
+    assert found["t"]["labels"] == [500, 700, 850]
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_any_array_by_any_dimension(tmp_path, seed, monkeypatch):
+    """Shapes, chunks, sharding, formats, types, missing values and chunks, parts, memory: drawn at random."""
+    rng = np.random.default_rng(seed)
+    monkeypatch.setattr(regions, "REGION_BYTES", int(rng.choice([0, 2000, 64_000_000])))
+    monkeypatch.setattr(_moments, "PIECE_ELEMENTS", int(rng.choice([1, 7, 64, 1 << 16])))
+    ndim = int(rng.integers(1, 5))
+    shape = tuple(int(one) for one in rng.integers(1, 14, size=ndim))
+    kind = str(rng.choice(["float32", "float64", "float16", "int16", "uint8", "int8", "bool", "int64"]))
+    values = (rng.normal(100, 30, shape)).astype(kind)
+    zarr_format = int(rng.choice([2, 3]))
+    fill = {"f": np.nan, "b": False}.get(np.dtype(kind).kind, 77)
+    attributes = {}
+    if np.dtype(kind).kind == "f":
+        values[rng.random(shape) < 0.3] = np.nan
+        values[rng.random(shape) < 0.02] = np.inf
+    elif kind != "bool":
+        values[rng.random(shape) < 0.2] = 77
+        if zarr_format == 3 and rng.random() < 0.7:
+            attributes["_FillValue"] = 77
+        if rng.random() < 0.5:
+            attributes |= {"scale_factor": -0.25, "add_offset": 12.0}
+        if kind == "int8" and rng.random() < 0.5:
+            attributes["_Unsigned"] = "true"
+    if rng.random() < 0.5:
+        values[: shape[0] // 2] = fill
+    folder = tmp_path / "a.zarr"
+    names = [f"d{axis}" for axis in range(ndim)]
+    group = zarr.open_group(str(folder), mode="w", zarr_format=zarr_format)
+    chunks = tuple(int(rng.integers(1, extent + 1)) for extent in shape)
+    shards = (
+        tuple(one * int(rng.integers(1, 4)) for one in chunks)
+        if zarr_format == 3 and rng.random() < 0.5
+        else None
+    )
+    named = {"dimension_names": names} if zarr_format == 3 else {}
+    array = group.create_array(
+        "a", shape=shape, chunks=chunks, shards=shards, dtype=kind, fill_value=fill, **named
+    )
+    array.attrs.update(attributes | ({"_ARRAY_DIMENSIONS": names} if zarr_format == 2 else {}))
+    array[...] = values
+    by = str(rng.choice(names)) if rng.random() < 0.8 else None
+    part = {
+        name: slice(*sorted(rng.choice(extent + 1, 2, replace=False).tolist()))
+        for name, extent in zip(names, shape)
+        if rng.random() < 0.4
+    }
+    options = {"workers": int(rng.integers(1, 4)), "memory": int(rng.choice([60_000, 10_000_000]))}
+    raw = bool(rng.random() < 0.2)
+    found = zarr_dali.statistics(folder, by=by, index_range=part, mask_and_scale=not raw, **options)
+    wanted = by_xarray(folder, ["a"], by, positions=part, mask_and_scale=not raw)
+    # What xarray unpacks to float32 has its digits only.
+    assert_same(found, wanted, by, rtol=1e-6 if "scale_factor" in attributes else 1e-12)
+
+
+def test_digits_far_from_zero(tmp_path, rng):
+    """A mean of 1e8 beside a standard deviation of 0.01, which sums of squares would lose."""
+    values = rng.normal(1e8, 1e-2, (200, 3, 50)) * np.array([1.0, -1.0, 3.0])[:, None]
+    folder = write_array(tmp_path / "a.zarr", None, values, chunks=(7, 2, 50))
+    found = zarr_dali.statistics(folder, by="dim_1", workers=2)["a.zarr"]
+    np.testing.assert_allclose(found["mean"], values.mean((0, 2)), rtol=1e-15)
+    np.testing.assert_allclose(found["std"], values.std((0, 2)), rtol=1e-6)
+
+
+@pytest.mark.parametrize("by", [None, "level", "time"])
+def test_the_same_digits_in_each_run(era, by):
+    """Whichever region is finished first."""
+    found = [zarr_dali.statistics(era, by=by, workers=3, memory="3MB") for _ in range(3)]
+    assert found[0] == found[1] == found[2]
+
+
+def test_coordinates_of_groups_in_groups(tmp_path):
+    """Those of the own group go before those of the groups around it."""
+    folder, values = tmp_path / "a.zarr", np.arange(12.0)
+    times = xr.Dataset(coords={"time": xr.date_range("2010-12-26", periods=12)})
+    times.to_zarr(folder)
+    xr.Dataset({"t": ("time", values)}).to_zarr(folder, group="inner", mode="a")
+    later = {"time": xr.date_range("2010-12-31", periods=12)}
+    xr.Dataset({"t": ("time", values)}, later).to_zarr(folder, group="other/inner", mode="a")
+    found = zarr_dali.statistics(folder, range={"time": "2010"})
+    assert {name: values["count"] for name, values in found.items()} == {"inner/t": 6, "other/inner/t": 1}
+
+
+def test_nothing_counts(tmp_path):
+    values = np.full((4, 3), np.nan, "float32")
+    values[:, 1] = 5
+    folder = write_array(tmp_path / "a.zarr", None, values, chunks=(2, 3))
+    found = zarr_dali.statistics(folder, by="dim_1")["a.zarr"]
+    assert found["mean"] == [None, 5.0, None] and found["std"] == [None, 0.0, None]
+    assert found["count"] == [0, 4, 0] and found["missing"] == [4, 0, 4]
+    result = CliRunner().invoke(cli.main, ["statistics", str(folder), "--by", "dim_1"])
+    assert result.exit_code == 0, result.output
+    assert "a.zarr, dim_1=0, 2: no value counts" in result.output
+    assert "a.zarr, dim_1=1: all values are the same, std is 0" in result.output
+
+
+def test_arrays_without_elements(tmp_path):
+    folder = tmp_path / "a.zarr"
+    zarr.create_array(str(folder), shape=(0, 3), chunks=(2, 3), dtype="float32")
+    assert zarr_dali.statistics(folder)["a.zarr"]["count"] == 0
+    assert zarr_dali.statistics(folder, by="dim_1")["a.zarr"]["mean"] == [None] * 3
+
+
+def test_the_reader_normalises_with_them(backend, era):
+    found = zarr_dali.statistics(era, ["packed"])["packed"]
+    options = {"arrays": ["packed"], "mask_and_scale": True, "mean": [found["mean"]], "std": [found["std"]]}
+    (samples,) = read_all(backend, era, **options)
+    values = np.stack(samples).astype("float64")
+    assert abs(np.nanmean(values)) < 1e-5 and abs(np.nanstd(values) - 1) < 1e-5
+    assert np.isnan(values).sum() == found["missing"]
+
+
+# --- joined stores --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("by", [None, "level", "time"])
+def test_joined_stores(tmp_path, rng, by):
+    """Other chunks, and other scales, in each; a range that leaves the first one out."""
+    paths = []
+    for number, steps in enumerate((6, 9, 4)):
+        values = np.round(rng.normal(250, 10, (steps, 3, 8)))
+        dataset = xr.Dataset(
+            {"t": (("time", "level", "x"), values), "mask": (("x",), np.arange(8.0) + number)},
+            coords={"time": xr.date_range(f"201{number}-01-01", periods=steps, freq="D"), "level": [1, 2, 3]},
+        )
+        packed = {
+            "dtype": "int16",
+            "scale_factor": 0.5 + number,
+            "add_offset": 100.0 * number,
+            "_FillValue": -1,
+        }
+        paths.append(tmp_path / f"201{number}.zarr")
+        dataset.to_zarr(paths[-1], encoding={"t": packed | {"chunks": (2 + number, 2, 8)}}, zarr_format=2)
+    for select in ({}, {"time": slice("2011-01-03", "2012-01-02")}):
+        found = zarr_dali.statistics(str(tmp_path / "201?.zarr"), by=by, range=select)
+        assert_same(found, by_xarray(paths, ["mask", "t"], by, select), by, rtol=1e-6)
+    positions = {"time": slice(4, 8)}
+    found = zarr_dali.statistics(paths, ["t"], by=by, index_range=positions)
+    assert_same(found, by_xarray(paths, ["t"], by, positions=positions), by, rtol=1e-6)
+    xr.Dataset({"t": (("time", "level", "x"), values[:, :2])}).to_zarr(tmp_path / "2013.zarr")
+    with pytest.raises(ValueError, match=r"cannot be joined along time.*'level': 3.*'level': 2"):
+        zarr_dali.statistics(str(tmp_path / "201?.zarr"), ["t"])
+
+
+# --- other kinds of stores ------------------------------------------------------------------------
+
+
+def test_stores_of_all_kinds(era, tmp_path):
+    names = ["t", "packed"]
+    wanted = zarr_dali.statistics(era, names, by="level", range={"time": "2010"})
+    with zipfile.ZipFile(tmp_path / "era.zip", "w") as file:
+        for one in sorted(era.rglob("*")):
+            if one.is_file():
+                file.write(one, one.relative_to(era))
+    (tmp_path / "bucket").mkdir()
+    era.rename(tmp_path / "bucket" / "era.zarr")
+    with serving(tmp_path) as server:
+        options = {"endpoint": server.url, "anon": True, "allow_http": True}
+        for path, given in (
+            (tmp_path / "era.zip", None),
+            (f"{server.url}/bucket/era.zarr", None),
+            ("s3://bucket/era.zarr", options | {"region": "us-east-1"}),
+            (f"{server.url}/era.zip", None),
+        ):
+            found = zarr_dali.statistics(
+                path, names, by="level", range={"time": "2010"}, storage_options=given
+            )
+            assert found == wanted, path
+        output = tmp_path / "stats.json"
+        arguments = [f"{server.url}/bucket/era.zarr", "--arrays", "t", "--arrays", "packed", "--by", "level"]
+        arguments += ["--range", "time=2010", "--storage-options", '{"allow_http": true}', "-o", str(output)]
+        result = CliRunner().invoke(cli.main, ["statistics", *arguments])
+        assert result.exit_code == 0, result.output
+        assert json.loads(output.read_text()) == wanted
+
+
+def test_arrays_of_a_web_server_are_named(tmp_path):
+    """Which has no listing."""
+    folder = tmp_path / "a.zarr"
+    values = np.arange(60.0).reshape(6, 10)
+    dataset = xr.Dataset({"t": (("time", "x"), values)}, {"time": xr.date_range("2010-12-30", periods=6)})
+    dataset.to_zarr(folder, zarr_format=3, consolidated=False)
+    with serving(tmp_path) as server:
+        url, options = f"{server.url}/a.zarr", {"allow_http": True}
+        found = zarr_dali.statistics(url, "t", range={"time": "2011"}, storage_options=options)
+        assert found["t"]["mean"] == values[2:].mean() and found["t"]["count"] == 40
+        with pytest.raises(ValueError, match=r"cannot be listed.* or name them in `arrays`"):
+            zarr_dali.statistics(url, storage_options=options)
+
+
+def test_objects_that_stand_for_a_store(era):
+    wanted = zarr_dali.statistics(era, ["t", "sp"])
+    group = zarr.open_group(str(era), mode="r")
+    dataset = xr.open_zarr(era)
+    assert zarr_dali.statistics(group, ["t", "sp"]) == zarr_dali.statistics(dataset[["t", "sp"]]) == wanted
+    assert zarr_dali.statistics(dataset, "sp") == {"sp": wanted["sp"]}
+    assert zarr_dali.statistics(group["sp"]) == {"sp": wanted["sp"]}
+
+
+def test_references(tmp_path, rng):
+    data = rng.normal(size=(20, 6, 8)).astype("float32")
+    document = references.kerchunk_json(
+        references.hdf5(tmp_path / "a.h5", data, data[:, :, 0]), tmp_path / "a.json"
+    )
+    names = sorted(zarr.open_group(zarr_dali.open_store(document), mode="r").array_keys())
+    found = zarr_dali.statistics(document)
+    assert found and set(found) <= set(names)
+    assert any(
+        values["mean"] == pytest.approx(data.mean(dtype="float64"), rel=1e-12) for values in found.values()
+    )
+
+
+def test_icechunk(tmp_path, rng):
+    icechunk = pytest.importorskip("icechunk", reason="icechunk needs zarr-python 3")
+    data = rng.normal(size=(20, 6, 8)).astype("float32")
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path / "repo")))
+    session = repository.writable_session("main")
+    zarr.open_group(session.store, mode="a").create_array("a", data=data, chunks=(4, 6, 8))
+    session.commit("data")
+    found = zarr_dali.statistics(tmp_path / "repo", by="dim_1")["a"]
+    np.testing.assert_allclose(found["mean"], data.mean((0, 2), dtype="float64"), rtol=1e-12)
+
+
+# --- stops ----------------------------------------------------------------------------------------
+
+CHILD = """
+    import sys, time
+    import zarr_dali
+    from zarr_dali import cli
+    from zarr_dali._rechunk import journal, reading, regions
+    journal.FLUSH_SECONDS = 0
+    regions.REGION_BYTES = 0
+    read = reading.SourceArray.read
+    def slowly(self, place):
+        time.sleep(0.02)
+        return read(self, place)
+    reading.SourceArray.read = slowly
+    cli.main(["statistics", *sys.argv[1:]])
+"""
+
+
+def stopped_after(count, arguments, output, number):
+    """Runs the command until its journal has so many more lines; its exit status and what it said."""
+    path = computing.partial_of(output) / journal.NAME
+
+    def lines():
+        return path.read_bytes().count(b"\n") if path.exists() else 0
+
+    enough = lines() + count
+    command = [sys.executable, "-c", textwrap.dedent(CHILD), *map(str, arguments)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+        while lines() < enough and child.poll() is None:
+            time.sleep(0.002)
+        child.send_signal(number)
+        _, text = child.communicate(timeout=60)
+    return child.returncode, text
+
+
+def test_killed_stopped_and_resumed(era, tmp_path, monkeypatch):
+    monkeypatch.setattr(regions, "REGION_BYTES", 0)
+    output = tmp_path / "stats.json"
+    arguments = [era, "--by", "level", "--workers", 2, "--memory", "1MB", "-o", output]
+    status, text = stopped_after(8, arguments, output, signal.SIGKILL)
+    assert status == -signal.SIGKILL, text
+    status, text = stopped_after(5, [*arguments, "--resume"], output, signal.SIGTERM)
+    assert status == 130 and "stats.json.partial" in text and "--resume" in text
+    assert not output.exists()
+    options = {"by": "level", "output": output}
+    with pytest.raises(ValueError, match="resume=True goes on, overwrite=True begins anew"):
+        zarr_dali.statistics(era, **options)
+    with pytest.raises(ValueError, match="begun with other arguments"):
+        zarr_dali.statistics(era, by="lat", output=output, resume=True)
+    # A chunk that an earlier run has read changes: the largest value is now there.
+    array = zarr.open_group(str(era), mode="r+")["t"]
+    array[0, 0, 0, 0] = 5000
+    ticks = []
+    found = zarr_dali.statistics(era, resume=True, progress=lambda *tick: ticks.append(tick), **options)
+    assert ticks[0][0] == "reading" and 0 < ticks[0][1] < ticks[0][2] == ticks[-1][1]
+    assert found["t"]["max"][0] == 5000
+    assert found == zarr_dali.statistics(era, by="level", memory="1MB") == json.loads(output.read_text())
+    assert not computing.partial_of(output).exists()
+    with pytest.raises(ValueError, match="exists; choose another name, or overwrite=True"):
+        zarr_dali.statistics(era, **options)
+    zarr_dali.statistics(era, ["sp"], output=output, overwrite=True)
+    assert json.loads(output.read_text()).keys() == {"sp"}
+
+
+def test_one_run_at_a_time(era, tmp_path):
+    output = tmp_path / "stats.json"
+
+    def second(what, done, total):
+        with pytest.raises(ValueError, match=f"another process is writing it \\(process {os.getpid()}"):
+            zarr_dali.statistics(era, output=output)
+
+    zarr_dali.statistics(era, output=output, progress=second)
+    assert output.exists()
+
+
+def test_a_damaged_chunk_is_named(era, tmp_path):
+    damaged = sorted(chunk_files(era / "t"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:20])
+    with pytest.raises(
+        RuntimeError, match=r'era\.zarr: array "t", time=0:3, level=0:5, .*resume=True goes on'
+    ):
+        zarr_dali.statistics(era, output=tmp_path / "stats.json")
+    with pytest.raises(RuntimeError, match=r'array "t", time=0:3') as caught:
+        zarr_dali.statistics(era)
+    assert "resume" not in str(caught.value)
+
+
+@pytest.mark.alone
+def test_memory_stays_under_its_bound(tmp_path):
+    """80 MB of values with a bound of 20 MB, beside what a first chunk takes."""
+    values = np.random.default_rng(1).normal(size=(80, 256, 1024)).astype("float32")
+    folder = write_array(tmp_path / "a.zarr", None, values, chunks=(2, 256, 1024), codec="zstd")
+    child = (
+        "import resource, sys, zarr_dali\n"
+        "zarr_dali.statistics(sys.argv[1], by='dim_1', memory=20_000_000, workers=4,"
+        " index_range={'dim_0': (0, int(sys.argv[2]))})\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)"
+    )
+
+    def peak(steps):
+        arguments = [sys.executable, "-c", child, str(folder), str(steps)]
+        return int(subprocess.run(arguments, capture_output=True, text=True, check=True).stdout)
+
+    assert peak(80) - peak(1) < 20_000_000
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+REFUSALS = [
+    ({"arrays": ["u"]}, "there is no array 'u' in"),
+    ({"arrays": []}, "none are named"),
+    ({"arrays": ["name"]}, "'name' in .* of which there is no mean"),
+    ({"by": "levels"}, "by: the arrays have no dimension 'levels', only"),
+    ({"range": {"day": "2010"}}, "no dimension 'day'"),
+    ({"range": {"time": (0, 10)}}, "positions are given by index_range"),
+    ({"range": {"time": "2010"}, "index_range": {"time": (0, 1)}}, "both say what is meant of time"),
+    ({"memory": "1kB"}, "one chunk of .* needs .* of memory"),
+    ({"workers": 0}, "1 at least"),
+    ({"resume": True}, "`output`, which names no file"),
+    ({"output": "no/such/folder/stats.json"}, "no folder"),
+]
+
+
+@pytest.mark.parametrize("arguments, text", REFUSALS, ids=lambda value: str(value)[:40])
+def test_arguments_that_do_not_fit(era, arguments, text):
+    with pytest.raises(ValueError, match=text):
+        zarr_dali.statistics(era, **arguments)
+
+
+def test_outputs_that_do_not_fit(era, tmp_path):
+    with pytest.raises(ValueError, match="inside the store"):
+        zarr_dali.statistics(era, output=era / "stats.json")
+    with pytest.raises(ValueError, match="is a folder"):
+        zarr_dali.statistics(era, output=tmp_path)
+    with pytest.raises(ValueError, match="leave `arrays` out"):
+        zarr_dali.statistics(era / "t", ["t"])
+
+
+# --- the command ----------------------------------------------------------------------------------
+
+
+def run(*arguments):
+    return CliRunner().invoke(cli.main, ["statistics", *map(str, arguments)])
+
+
+def test_command(era, tmp_path):
+    output = tmp_path / "stats.json"
+    shown = run(
+        era, "--arrays", "t,sp", "--arrays", "land", "--by", "level", "--range", "time=2010", "-o", output
+    )
+    assert shown.exit_code == 0, shown.output
+    assert "stats.json: 3 arrays" in shown.output and "850" in shown.output
+    found = json.loads(output.read_text())
+    assert found == zarr_dali.statistics(era, ["t", "sp", "land"], by="level", range={"time": "2010"})
+    assert found["t"]["dim"] == "level" and len(found["t"]["mean"]) == len(found["t"]["std"]) == 5
+    printed = run(era, "--arrays", "t", "--index-range", "time=0:4", "--index-range", "level=:2", "--json")
+    positions = {"time": (0, 4), "level": (0, 2)}
+    assert json.loads(printed.stdout) == zarr_dali.statistics(era, ["t"], index_range=positions)
+    again = run(era, "-o", output)
+    assert again.exit_code == 1 and "--overwrite" in again.output
+    either = run(era, "--range", "time=0:3")
+    assert either.exit_code == 1 and "--index-range" in either.output and "--range" in either.output
+    twice = run(era, "--range", "time=2010", "--range", "time=2011")
+    assert twice.exit_code == 2 and "time is given twice" in twice.output
+    raw = json.loads(run(era, "--arrays", "packed", "--raw", "--json").stdout)["packed"]
+    stored = zarr.open_group(str(era), mode="r")["packed"][...]
+    assert raw["mean"] == pytest.approx(stored.mean(dtype="float64"), rel=1e-12) and raw["missing"] == 0
+    assert math.isclose(raw["std"], stored.std(dtype="float64"), rel_tol=1e-12)
