@@ -47,8 +47,8 @@ twice; else it is empty. Known are ``time`` (T); ``level``, ``z`` and ``depth`` 
 ``variable`` (C).
 The ``source_info`` of a sample says where it came from: ``path/array[a:b, c:d, ...]``, a range of
 indices for each dimension of the array. Of joined stores the first and the last are named,
-``first..last/array[...]``, with indices in the joined array; of stacked arrays all of them,
-``path/[a,b][...]``.
+``first..last/array[...]``, with indices in the joined array; of stores that are read separately
+(`join`) the sample's own, with indices in it; of stacked arrays all of them, ``path/[a,b][...]``.
 
 Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU
 backend, chunks are decoded on the GPU if they are uncompressed or compressed with zstd, blosc,
@@ -76,14 +76,35 @@ credentials. A zip file with a store is read, too: a local one, a URL that ends 
 kerchunk and VirtualiZarr: a path that ends with ``.json``, ``.parq`` or ``.parquet``, or begins with
 ``reference::``.
 
-A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined in
-its order along the first dimension, and windows cross from one to the next. A path with ``*``,
-``?`` or ``[...]`` that does not exist as it stands is a pattern for all the folders that it
-matches, in the order of their names with numbers by value: ``era5/20??.zarr``. In a URL only ``*`` and
-``[...]`` make a pattern, and the store has to permit listing. The stores may differ in format, chunks, codecs and
-fill values, but not in further dimensions, data types, and the attributes ``scale_factor``,
-``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and ``_Unsigned``.)code",
+A group if `arrays` is given, else an array. A list is read as one dataset, by default joined in its
+order along the first dimension; see `join`. A path with ``*``, ``?`` or ``[...]`` that does not exist
+as it stands is a pattern for all the folders that it matches, in the order of their names with numbers
+by value: ``era5/20??.zarr``. In a URL only ``*`` and ``[...]`` make a pattern, and the store has to
+permit listing. The stores may differ in format, chunks, codecs and fill values, but not in data types,
+and the attributes ``scale_factor``, ``add_offset``, ``_FillValue``, ``missing_value``, ``units`` and
+``_Unsigned``.)code",
             DALI_STRING_VEC)
+    .AddOptionalArg("join",
+                    R"code(How several stores are read: ``"concat"`` or ``"separate"``.
+
+``"concat"`` joins them along the first dimension to one array, and windows cross from one store to
+the next; further dimensions need the same extents. ``"separate"`` is for stores that are no
+continuation of each other, such as runs, positions or years with gaps: every sample lies in one
+store, and samples are numbered store by store in the order of `path`. The stores need the same
+dimensions in the same order; extents may differ along the dimensions that `window` covers (without
+`window`: the first). `roi_start`, `roi_end`, `exclude` and `breaks` count in each store, as far as it reaches,
+or see `per_store`. A store without room for a window has no samples, which is said once. Arrays
+without the first dimension, such as static fields, are those of the sample's own store.
+`return_index` gives the store's number, too.)code",
+                    "concat")
+    .AddOptionalArg("per_store",
+                    R"code(What differs from store to store, with ``join="separate"``: a JSON list.
+
+It has an entry for each store in the order of `path`: an object that may have ``roi_start``,
+``roi_end``, ``exclude`` and ``breaks``, each a list as the argument of that name, which is then not
+given for all stores, or ``null``, which leaves the store out. ``zarr_dali.select`` makes it from
+labels.)code",
+                    "")
     .AddOptionalArg<std::vector<std::string>>(
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
@@ -220,11 +241,20 @@ one that samples are taken along is none. ``zarr_dali.select`` makes it from lab
 Samples that would are left out before samples are counted and shared out to reader
 shards.)code",
         nullptr)
+    .AddOptionalArg<std::vector<int64_t>>(
+        "breaks",
+        R"code(Indices of the first dimension that no sample may reach over, such as the first steps behind gaps.
+
+A sample with steps before one of them has none at or behind it; others are left out as those of
+`exclude` are. The reader looks at no coordinate: ``zarr_dali.select(..., gaps="skip")`` and
+``Loader(gaps="skip")`` find the indices.)code",
+        nullptr)
     .AddOptionalArg("return_index",
                     R"code(Determines whether the indices of each sample are a further, last output.
 
 It is int64 with one value for each dimension of `window`: the index at which the sample starts, or,
-with `offsets`, the one it is named by.)code",
+with `offsets`, the one it is named by. With ``join="separate"`` the number of the sample's store, its
+place in the list of stores, comes before these.)code",
                     false)
     .AddOptionalArg("random_shuffle",
                     R"code(Determines whether the samples of a reader shard come in random order.

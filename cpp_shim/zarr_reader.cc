@@ -68,6 +68,8 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   for (const auto& path : spec.GetRepeatedArgument<std::string>("path")) {
     args.paths.emplace_back(path);
   }
+  args.join = spec.GetArgument<std::string>("join");
+  args.per_store = spec.GetArgument<std::string>("per_store");
   std::vector<std::string> arrays;
   spec.TryGetRepeatedArgument(arrays, "arrays");
   for (const auto& array : arrays) args.arrays.emplace_back(array);
@@ -89,6 +91,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.has_roi_end = ListArgument(spec, "roi_end", args.roi_end);
   args.select = spec.GetArgument<std::string>("select");
   ListArgument(spec, "exclude", args.exclude);
+  ListArgument(spec, "breaks", args.breaks);
   args.return_index = spec.GetArgument<bool>("return_index");
   args.initial_fill = spec.GetArgument<int64_t>("initial_fill");
   args.position = spec.GetArgument<std::string>("position");

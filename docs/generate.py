@@ -26,12 +26,12 @@ COLUMNS = 110
 
 GROUPS = {
     "What is read": (
-        *("path", "arrays", "stack", "stack_channels"),
+        *("path", "join", "per_store", "arrays", "stack", "stack_channels"),
         *("missing_chunks", "follow_links", "storage_options"),
     ),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
-        *("roi_start", "roi_end", "select", "exclude", "return_index"),
+        *("roi_start", "roi_end", "select", "exclude", "breaks", "return_index"),
     ),
     "Values": ("mask_and_scale", "mean", "std", "normalize", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),

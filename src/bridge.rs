@@ -30,6 +30,10 @@ mod ffi {
     /// The operator's arguments as DALI delivered them, unchecked. Lists that were not given have `has_... = false`.
     struct ReaderArgs {
         paths: Vec<String>,
+        /// `concat` or `separate`.
+        join: String,
+        /// JSON; empty: not given.
+        per_store: String,
         arrays: Vec<String>,
         follow_links: bool,
         storage_options: String,
@@ -57,6 +61,7 @@ mod ffi {
         /// JSON; empty: not given.
         select: String,
         exclude: Vec<i64>,
+        breaks: Vec<i64>,
         return_index: bool,
         initial_fill: i64,
         /// Where to start, as `save_state` gives it; empty: at the start.
@@ -197,6 +202,8 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
     guarded("open_reader", || {
         let reader = reader::Reader::open(&Arguments {
             paths: args.paths.clone(),
+            join: args.join.clone(),
+            per_store: args.per_store.clone(),
             arrays: args.arrays.clone(),
             follow_links: args.follow_links,
             storage_options: args.storage_options.clone(),
@@ -215,6 +222,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             roi_end: args.has_roi_end.then(|| args.roi_end.clone()),
             select: args.select.clone(),
             exclude: args.exclude.clone(),
+            breaks: args.breaks.clone(),
             return_index: args.return_index,
             initial_fill: args.initial_fill,
             position: args.position.clone(),

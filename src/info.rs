@@ -8,7 +8,7 @@ use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::json;
-use crate::options::{Arguments, DeviceBudget, Options, argument};
+use crate::options::{Arguments, DeviceBudget, Join, Options, argument};
 use crate::reader::{Setup, decode_path};
 use crate::store::{Access, KeptDocuments, Session, Sessions};
 
@@ -46,6 +46,8 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             name,
             value,
             arrays,
+            join,
+            per_store,
             follow_links,
             storage_options,
             stack,
@@ -63,6 +65,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             roi_end,
             select,
             exclude,
+            breaks,
             return_index,
             initial_fill,
             position,
@@ -183,7 +186,8 @@ struct Describer {
 impl Describer {
     /// Adds what is known of an array once it is open.
     fn opened(&self, asked: &Arguments, description: &mut Value) -> Result<()> {
-        let dataset = Dataset::open(&asked.paths, &asked.arrays, &Access::new(asked)?)?;
+        let join = Join::check(asked)?;
+        let dataset = Dataset::open_joined(&asked.paths, &asked.arrays, &Access::new(asked)?, join)?;
         let array = &dataset.arrays[0];
         let select = of_dimensions(&asked.select, &array.first().dimension_names);
         let asked = &Arguments { select, ..asked.clone() };
@@ -194,8 +198,17 @@ impl Describer {
         let sessions = Sessions::new(Session::WHILE_OPENING);
         let stored: Stored =
             array.parts.iter().map(|part| Stored::of(part, array.parts.len(), &sessions)).sum();
-        let values: u64 = array.shape.iter().fold(1, |all, &extent| all.saturating_mul(extent));
+        let shapes: Vec<&[u64]> = match join {
+            Join::Concat => vec![&array.shape],
+            Join::Separate => array.parts.iter().map(|part| &part.shape[..]).collect(),
+        };
+        let values = |shape: &&[u64]| shape.iter().fold(1, |all: u64, &extent| all.saturating_mul(extent));
+        let values = shapes.iter().map(values).fold(0, u64::saturating_add);
         description["shape"] = array.shape[..first.stored_dimensions()].into();
+        if join == Join::Separate {
+            let shapes = shapes.iter().map(|shape| &shape[..first.stored_dimensions()]);
+            description["shapes"] = shapes.collect::<Vec<_>>().into();
+        }
         description["data_type"] = first.data_type.as_str().into();
         description["stores"] = array.parts.len().into();
         let snapshots: Vec<_> = array.parts.iter().map(|part| part.objects.snapshot()).collect();
@@ -274,14 +287,14 @@ impl Describer {
 
 /// Samples, outputs, and the chunks of samples and of the first batch.
 fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> Value {
-    let windows = &setup.windows;
+    let domains = &setup.domains;
     let arrays = &setup.dataset.arrays;
     let sample_stored: u64 = arrays
         .iter()
-        .zip(&*setup.geometry)
+        .zip(&setup.geometry[0])
         .map(|(array, geometry)| {
             let size = array.first().stored.size_bytes() as u64;
-            geometry.sample_extents(windows).into_iter().fold(size, u64::saturating_mul)
+            geometry.sample_extents(domains.first()).into_iter().fold(size, u64::saturating_mul)
         })
         .fold(0, u64::saturating_add);
     let decoded = |chunks: &[Vec<u64>]| -> u64 {
@@ -292,7 +305,7 @@ fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> 
     };
     let count = |chunks: &[Vec<u64>]| flat(chunks).map(|(_, _, chunks)| chunks).sum::<u64>();
     let samples: Vec<Vec<Vec<u64>>> =
-        spread(windows.len(), MAX_COUNTED_SAMPLES).map(|sample| setup.chunks_of(&[sample])).collect();
+        spread(domains.len(), MAX_COUNTED_SAMPLES).map(|sample| setup.chunks_of(&[sample])).collect();
     let counted = samples.len() as f64;
     let mean = |total: u64| total as f64 / counted;
     let outputs: Vec<Value> = setup
@@ -301,7 +314,7 @@ fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> 
         .map(|output| json!({"type": output.element.name(), "shape": output.shape, "layout": output.layout}))
         .collect();
     json!({
-        "samples": windows.len(),
+        "samples": domains.len(),
         "batch_size": batch.len(),
         "outputs": outputs,
         "batch_bytes": setup.batch_bytes(),

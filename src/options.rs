@@ -14,6 +14,29 @@ pub enum MissingChunks {
     Error,
 }
 
+/// How several stores are read together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Join {
+    /// As one dataset, one behind the other along the first dimension: windows cross from one to the next.
+    Concat,
+    /// As a dataset each: every sample lies in one store.
+    Separate,
+}
+
+impl Join {
+    /// How the arguments join stores.
+    ///
+    /// # Errors
+    /// A value that is not known.
+    pub fn check(arguments: &Arguments) -> Result<Self> {
+        match arguments.join.as_str() {
+            "concat" => Ok(Self::Concat),
+            "separate" => Ok(Self::Separate),
+            other => Err(argument("join", format!("\"{other}\" is none of \"concat\" and \"separate\""))),
+        }
+    }
+}
+
 /// Who decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decode {
@@ -48,9 +71,12 @@ pub enum Io {
 /// The operator's arguments as the user gave them, unchecked.
 #[derive(Clone, Debug)]
 pub struct Arguments {
-    /// Folders of stores, groups or arrays, or patterns that match some; more than one are joined along the sample
-    /// dimension.
+    /// Folders of stores, groups or arrays, or patterns that match some; more than one are read together as `join` says.
     pub paths: Vec<String>,
+    /// `concat` or `separate`.
+    pub join: String,
+    /// Of stores that are read separately, `roi_start`, `roi_end`, `exclude` and `breaks` of each: a JSON list of objects, or empty.
+    pub per_store: String,
     /// Array paths inside the store, one output each; empty: the path itself is an array.
     pub arrays: Vec<String>,
     /// Whether symbolic links may lead out of a store's folder.
@@ -87,6 +113,8 @@ pub struct Arguments {
     pub select: String,
     /// Indices of the first dimension that no sample may touch.
     pub exclude: Vec<i64>,
+    /// Indices of the first dimension that no sample may reach over: before one, and at or behind it.
+    pub breaks: Vec<i64>,
     /// One more output with the indices of samples.
     pub return_index: bool,
     /// Draw the samples of a reader shard in random order.
@@ -140,6 +168,8 @@ impl Arguments {
     pub fn new(path: &str) -> Self {
         Self {
             paths: vec![path.into()],
+            join: "concat".into(),
+            per_store: String::new(),
             arrays: vec![],
             follow_links: true,
             storage_options: String::new(),
@@ -158,6 +188,7 @@ impl Arguments {
             roi_end: None,
             select: String::new(),
             exclude: vec![],
+            breaks: vec![],
             return_index: false,
             initial_fill: 1024,
             position: String::new(),

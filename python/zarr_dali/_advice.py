@@ -99,7 +99,7 @@ def grown(extents: Sequence[int], shape: Sequence[int], enough: Callable[[Sequen
 
 def _bytes_of(array: ArrayReport, extents: Sequence[int]) -> float:
     """Decoded bytes of a chunk."""
-    return math.prod(extents) * (array.decoded_bytes / math.prod(array.shape))
+    return math.prod(extents) * (array.decoded_bytes / array.values)
 
 
 def _decoded_for_a_sample(array: ArrayReport, chunk: Sequence[int], arguments: dict[str, Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -147,7 +148,9 @@ class ArrayReport:
     output_type: str | None = None
     """Type of the elements that are handed out."""
     stores: int | None = None
-    """How many stores are joined."""
+    """How many stores are read together."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """The array's shape in each of them, with `join="separate"`; `shape` is then that in the first."""
     snapshots: tuple[str | None, ...] = ()
     """The Icechunk snapshot of each of these stores, None for other stores; empty without any."""
     read_chunk_bytes: int | None = None
@@ -173,6 +176,11 @@ class ArrayReport:
     """Why there is no such reader with these arguments."""
 
     @property
+    def values(self) -> int:
+        """How many values the array has, in all stores together."""
+        return sum(map(math.prod, self.shapes or [self.shape]))
+
+    @property
     def ratio(self) -> float | None:
         """Decoded bytes of the chunks that are present, for each stored byte."""
         if not self.stored_bytes or not self.chunks or self.decoded_bytes is None:
@@ -186,5 +194,6 @@ class ArrayReport:
         for name in ("shape", "chunk", "codecs"):
             parsed[name] = tuple(answer[name])
         parsed["snapshots"] = tuple(answer.get("snapshots", ()))
+        parsed["shapes"] = tuple(map(tuple, answer.get("shapes", ())))
         parsed["inner_chunk"] = None if answer["inner_chunk"] is None else tuple(answer["inner_chunk"])
         return cls(chain=chain_in_words(answer["codecs"]), **parsed)

@@ -7,11 +7,20 @@ import math
 import numbers
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
 
 import numpy as np
 
-from zarr_dali import _core, _element_types, _loader_checks, _locations, _normalize, _outputs, _select
+from zarr_dali import (
+    _core,
+    _element_types,
+    _loader_checks,
+    _locations,
+    _normalize,
+    _outputs,
+    _select,
+    _steps,
+)
 from zarr_dali._select import Paths
 
 if TYPE_CHECKING:
@@ -73,6 +82,7 @@ class Loader:
         world_size: int | None = None,
         names: Sequence[str] | None = None,
         select: Mapping[str, Any] | None = None,
+        gaps: Literal["error", "skip", "allow"] | None = None,
         dtype: Any = None,
         layout: str | Sequence[str | None] | Mapping[str, str] | None = None,
         graph: Callable[[dict[str, DataNode]], Any] | None = None,
@@ -85,10 +95,10 @@ class Loader:
 
         Args:
             path: A Zarr array, or a group together with `arrays`; a list or a pattern is joined along the
-                first dimension. A path or URL, or an object that stands for a store: a store, group or array
-                of zarr-python 3 (on disk, of fsspec, obstore or Icechunk), or a Dataset or DataArray as
-                `xarray.open_zarr` returned it, whose variables then are `arrays` unless some are named, and
-                with `mask_and_scale` if xarray decodes them.
+                first dimension, or with `join="separate"` read store by store. A path or URL, or an object
+                that stands for a store: a store, group or array of zarr-python 3 (on disk, of fsspec, obstore
+                or Icechunk), or a Dataset or DataArray as `xarray.open_zarr` returned it, whose variables
+                then are `arrays` unless some are named, and with `mask_and_scale` if xarray decodes them.
             arrays: Paths of arrays inside the group: the keys of a batch. Without it the key is "data", as
                 with `stack`.
             batch_size: Samples of a batch, of each rank.
@@ -104,6 +114,10 @@ class Loader:
             select: Labels, as `zarr_dali.select` takes them: `select={"time": slice("2010", "2015")}`.
                 `offsets` may hold time spans with or without it; what `exclude` holds are labels with it, and
                 without it indices, or labels if they are texts, times, slices or a mask.
+            gaps: What becomes of samples of several steps where the coordinate of the first dimension has a
+                gap, as `zarr_dali.select` takes it. Without it "error" if `offsets` are time spans; else they
+                are allowed, and a warning names the first gap, if there is such a coordinate and xarray to
+                read it.
             dtype: Element type of all outputs, as a type or name of NumPy, torch or DALI, rounded and
                 saturated as the reader does; a list with one for each of `arrays`; or a dictionary with some
                 by their names: `dtype={"label": "int64"}`. None leaves a type as it is. "bfloat16" is made of
@@ -151,7 +165,7 @@ class Loader:
         self._transform = transform
         arguments = _normalize.reader_arguments(arguments, arrays)
         arguments |= _stacking(arguments.pop("stack", None))
-        arguments = _with_selection(path, arrays, select, arguments)
+        arguments = _with_selection(path, arrays, select, arguments, gaps)
         names = _outputs.names_of(arrays, arguments, names)
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
@@ -454,7 +468,11 @@ def _parts(count: int, ranks: int) -> list[int]:
 
 
 def _with_selection(
-    path: str | list[str], arrays: list[str], labels: Mapping[str, Any] | None, arguments: dict[str, Any]
+    path: str | list[str],
+    arrays: list[str],
+    labels: Mapping[str, Any] | None,
+    arguments: dict[str, Any],
+    gaps: str | None,
 ) -> dict[str, Any]:
     """The reader's arguments, with indices for what labels and time spans mean."""
     asked = ("offsets", "exclude")
@@ -463,17 +481,38 @@ def _with_selection(
     else:
         _loader_checks.check_labels(labels, arguments)
     if labels is None and not asked:
-        return arguments | {"path": path}
+        arguments = arguments | {"path": path}
+        return arguments | _without_gaps(arrays, arguments, gaps)
+    computed = {"window", "offsets", *asked}
     chosen = _select.select(
         path,
         arrays=arrays or None,
-        **{name: arguments.get(name) for name in asked},
+        join=arguments.get("join", "concat"),
+        **{name: arguments.get(name) for name in computed},
+        gaps=gaps,
         follow_links=arguments.get("follow_links", True),
         storage_options=arguments.get("storage_options"),
         **(labels or {}),
     )
-    others = {name: value for name, value in arguments.items() if name not in asked}
+    others = {name: value for name, value in arguments.items() if name not in computed}
+    for name in ("breaks", "per_store"):
+        if name in chosen and others.get(name) is not None:
+            raise ValueError(f"{name} and labels, time spans or gaps: give one of them")
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
+
+
+def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
+    """The reader's arguments that keep samples from reaching over gaps, for a reader of indices."""
+    several = _steps.are_several(arguments.get("window"), arguments.get("offsets"))
+    if gaps == "allow" or arguments.get("breaks") is not None or not (several or gaps is not None):
+        return {}
+    try:
+        return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)
+    except (ImportError, ValueError, RuntimeError):
+        # Nobody asked, and what is wrong with the store the reader says.
+        if gaps is not None:
+            raise
+        return {}
 
 
 def _is_of_indices(value: Any) -> bool:

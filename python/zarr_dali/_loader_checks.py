@@ -94,7 +94,7 @@ def rank_and_size(rank: int | None, world_size: int | None) -> tuple[int, int]:
 
 def check_labels(labels: Mapping[str, Any], arguments: Mapping[str, Any]) -> None:
     """Refuses what is no dimension in `select`, and regions given twice."""
-    for name in ("roi_start", "roi_end"):
+    for name in ("roi_start", "roi_end", "breaks", "per_store"):
         if arguments.get(name) is not None:
             raise ValueError(f"{name} and select: give one of them")
     taken = inspect.signature(_select.select).parameters.values()

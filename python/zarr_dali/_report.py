@@ -149,7 +149,7 @@ def _array_table(arrays: Sequence[ArrayReport]) -> Table:
         _add_row(
             table,
             _name(array),
-            _extents(array.shape),
+            _shape(array),
             _type(array),
             _extents(array.chunk),
             _extents(array.inner_chunk) if array.inner_chunk else "",
@@ -307,6 +307,15 @@ def _paragraph(*parts: str | tuple[str, str]) -> RenderableType:
 
 def _name(array: ArrayReport) -> str:
     return array.name or ARRAY
+
+
+def _shape(array: ArrayReport) -> str:
+    """The shape; of stores that are read separately the least and the most along each dimension."""
+    if not array.shapes:
+        return _extents(array.shape)
+    ranges = [(min(extents), max(extents)) for extents in zip(*array.shapes)]
+    extents = "x".join(f"{least}-{most}" if least < most else f"{most}" for least, most in ranges)
+    return f"{extents} in {len(array.shapes)} stores"
 
 
 def _extents(shape: Iterable[int]) -> str:

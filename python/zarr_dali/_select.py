@@ -6,19 +6,18 @@ coordinates of dimensions are read.
 
 from __future__ import annotations
 
-import datetime
-import numbers
+import json
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from zarr_dali import _core, _local, _locations, _pieces
+from zarr_dali import _core, _local, _locations, _pieces, _steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,8 +32,11 @@ def select(
     path: Paths,
     *,
     arrays: str | Sequence[str] | None = None,
+    join: Literal["concat", "separate"] = "concat",
+    window: int | Sequence[int] | None = None,
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
+    gaps: Literal["error", "skip", "allow"] | None = None,
     follow_links: bool = True,
     storage_options: _core.StorageOptions = None,
     **labels: Any,
@@ -45,14 +47,24 @@ def select(
 
     Args:
         path: As for the reader: a group, an array (its coordinates are looked for in its group), a list of
-            either or a pattern, joined along the first dimension. Or an object that stands for a store, as
-            for `Loader`.
+            either or a pattern, joined along the first dimension unless `join` says otherwise. Or an object
+            that stands for a store, as for `Loader`.
         arrays: Paths of arrays below `path`, all in one group.
+        join: As for the reader: with "separate" labels are looked up in each store, and a store in which they
+            select nothing is left out. Time spans of `offsets` have to be as many steps in each.
+        window: As for the reader, which gets it: whether a sample has several steps, between which gaps can
+            be.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
             or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate.
         exclude: What no sample may touch along the first dimension: a label, a slice or a list of them, of
             which a text that is a part of a date means all of it; or a mask, True for what is left out: a
             DataArray over the first dimension, or as many values as it has indices.
+        gaps: What becomes of samples of several steps where the coordinate of the first dimension has a gap:
+            "error" refuses the store, "skip" leaves out the samples that reach over a gap, and "allow" takes
+            them, with steps counted by index. Without it "error" if `offsets` are time spans, else "allow"
+            with a warning that names the first gap. With time spans a gap is where steps are not as far apart
+            as most are; else where they are more than one and a half times as far apart as usual (the
+            median), or not in the coordinate's order. Only the range that is selected counts.
         follow_links: As for the reader: False refuses symbolic links that lead out of the store's folder, and
             of an array by itself also those in its group that lead out of the group.
         storage_options: Credentials and endpoints of stores at URLs, as for the reader.
@@ -63,9 +75,9 @@ def select(
             0 to 359, one behind the other.
 
     Returns:
-        `path`, and `arrays`, `roi_start`, `roi_end`, `select`, `offsets`, `exclude`, `follow_links` and
-        `storage_options` where they apply. `select` has what is no range of the leading dimensions of all
-        arrays: `window` has to cover all of it, or none.
+        `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `select`, `window`, `offsets`,
+        `exclude`, `breaks`, `follow_links` and `storage_options` where they apply. `select` has what is no
+        range of the leading dimensions of all arrays: `window` has to cover all of it, or none.
 
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected along the first dimension
@@ -78,7 +90,10 @@ def select(
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
     elif location.arrays:
         arrays = location.arrays
-    known = coordinates(path, arrays, follow_links, storage_options)
+    if join not in ("concat", "separate"):
+        raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
+    _import_xarray()
+    opened = _opened(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
         chosen["storage_options"] = _core.as_json(storage_options)
@@ -86,26 +101,161 @@ def select(
         chosen["follow_links"] = False
     if arrays is not None:
         chosen["arrays"] = arrays
-    first = known.dimensions[0]
-    start, end = 0, known.sizes[first]
-    if first in labels:
-        start, end = known.range(first, labels[first])
-    found = {name: known.found(name, label) for name, label in labels.items() if name != first}
-    if labels:
-        region, pieces = known.region((start, end), found, alone=first in labels)
-        if region:
-            chosen["roi_start"] = [start for start, _ in region]
-            chosen["roi_end"] = [end for _, end in region]
-        if pieces:
-            chosen["select"] = _pieces.as_json(pieces)
-    if offsets is not None:
-        chosen["offsets"] = _steps(offsets, first, known.indexes.get(first), start, end)
+    if window is not None:
+        chosen["window"] = np.atleast_1d(window).tolist()
+    several = _steps.are_several(window, offsets)
+    if join == "separate":
+        return chosen | {"join": join} | _separately(opened, labels, offsets, exclude, gaps, several)
+    known = _Coordinates.joined(opened)
+    (start, end), region, pieces = known.selected(labels)
+    if region:
+        chosen["roi_start"] = [start for start, _ in region]
+        chosen["roi_end"] = [end for _, end in region]
+    if pieces:
+        chosen["select"] = _pieces.as_json(pieces)
+    steps, (breaks,) = _steps.resolve([known.line(start, end)], offsets, gaps, several)
+    if steps is not None:
+        chosen["offsets"] = steps
+    if breaks:
+        chosen["breaks"] = breaks
     if exclude is not None:
         left_out = known.excluded(exclude)
         left_out = left_out[(left_out >= start) & (left_out < end)].tolist()
         if left_out:
             chosen["exclude"] = left_out
     return chosen
+
+
+def _separately(
+    stores: Sequence[tuple[str, _Coordinates]],
+    labels: dict[str, Any],
+    offsets: Any,
+    exclude: Any,
+    gaps: str | None,
+    several: bool,
+) -> dict[str, Any]:
+    """Arguments for what labels name in each of several stores."""
+    _check_dimensions(stores)
+    entries: list[dict[str, list[int]] | None] = []
+    left_out_by = None
+    lines = []
+    pieces: dict[str, str] = {}
+    for store, known in stores:
+        try:
+            (start, end), region, found = known.selected(labels)
+        except AbsentError as error:
+            left_out_by = left_out_by or error
+            entries.append(None)
+            continue
+        entries.append(
+            {"roi_start": [start for start, _ in region], "roi_end": [end for _, end in region]}
+            if region
+            else {}
+        )
+        lines.append(known.line(start, end, store))
+        pieces[store] = _pieces.as_json(found) if found else ""
+    if not lines:
+        raise ValueError(f"in none of {len(entries)} stores: {left_out_by}") from left_out_by
+    (one, wanted), *others = pieces.items()
+    for store, found in others:
+        if found != wanted:
+            raise ValueError(
+                f"{', '.join(labels)}: other indices in {store} than in {one}, and a reader takes the same "
+                "of all stores where they are no range of the leading dimensions; give each a reader of its "
+                "own"
+            )
+    chosen: dict[str, Any] = {"select": wanted} if wanted else {}
+    steps, breaks = _steps.resolve(lines, offsets, gaps, several)
+    if steps is not None:
+        chosen["offsets"] = steps
+    for entry, behind in zip((entry for entry in entries if entry is not None), breaks):
+        if behind:
+            entry["breaks"] = behind
+    if exclude is not None:
+        _exclude_separately(stores, entries, exclude)
+    if any(entry != {} for entry in entries):
+        chosen["per_store"] = json.dumps(entries)
+    return chosen
+
+
+def breaks_of(
+    path: Paths, arrays: Sequence[str] | None, arguments: Mapping[str, Any], gaps: str | None
+) -> dict[str, Any]:
+    """The reader's arguments that keep samples from reaching over gaps, for a reader of indices.
+
+    `arguments` are those of the reader: `window`, `offsets`, `join`, and the region that counts.
+
+    Raises:
+        ValueError: There are gaps, and `gaps` is "error"; or coordinates cannot be read.
+        ImportError: xarray or zarr is missing.
+    """
+    _import_xarray()
+    opened = _opened(path, arrays, arguments.get("follow_links", True), arguments.get("storage_options"))
+    separate = arguments.get("join") == "separate"
+    own = json.loads(arguments.get("per_store") or "[]") or [{}] * len(opened)
+    parts = opened if separate else [("", _Coordinates.joined(opened))]
+    entries, lines = [], []
+    for (store, known), entry in zip(parts, own):
+        entries.append(entry if entry is None else dict(entry))
+        if entry is None:
+            continue
+        given = {**arguments, **entry}
+        size = known.sizes[known.dimensions[0]]
+        start, end = (
+            min(given.get(name)[0], size) if given.get(name) else default
+            for name, default in (("roi_start", 0), ("roi_end", size))
+        )
+        lines.append(known.line(start, end, store))
+    _, breaks = _steps.resolve(lines, None, gaps, True)
+    if not any(breaks):
+        return {}
+    if not separate:
+        return {"breaks": breaks[0]}
+    for entry, found in zip((entry for entry in entries if entry is not None), breaks):
+        if found:
+            entry["breaks"] = found
+    return {"per_store": json.dumps(entries)}
+
+
+def _exclude_separately(
+    stores: Sequence[tuple[str, _Coordinates]], entries: Sequence[dict[str, list[int]] | None], exclude: Any
+) -> None:
+    """Adds what is to be left out to the entry of each store. A label has to be in one of the stores."""
+    import xarray as xr
+
+    name = stores[0][1].dimensions[0]
+    if isinstance(exclude, xr.DataArray) and exclude.dtype == bool and name in exclude.indexes:
+        exclude = list(exclude.indexes[name][exclude.values])
+    one = isinstance(exclude, (str, bytes, slice)) or not isinstance(exclude, Iterable)
+    labels = [exclude] if one else list(exclude)
+    if any(isinstance(label, (bool, np.bool_)) for label in labels) or isinstance(exclude, xr.DataArray):
+        raise ValueError(
+            "exclude: a mask of several separate stores needs labels, as a DataArray over "
+            f"{name} has them; or give the labels themselves"
+        )
+    absent: dict[int, AbsentError] = {}
+    found: set[int] = set()
+    for (_, known), entry in zip(stores, entries):
+        indices: set[int] = set()
+        for number, label in enumerate(labels):
+            try:
+                indices.update(map(int, np.ravel(known.positions(name, label))))
+                found.add(number)
+            except AbsentError as error:
+                absent[number] = error
+        if entry is None:
+            continue
+        start = entry.get("roi_start", [0])[0]
+        end = entry.get("roi_end", [known.sizes[name]])[0]
+        if inside := sorted(index for index in indices if start <= index < end):
+            entry["exclude"] = inside
+    for number, error in absent.items():
+        if number not in found:
+            raise ValueError(f"exclude, in none of {len(entries)} stores: {error}") from error
+
+
+class AbsentError(ValueError):
+    """A label that a coordinate has not."""
 
 
 def coordinates(
@@ -120,7 +270,8 @@ def coordinates(
         ValueError, ImportError: As `select`.
     """
     _import_xarray()
-    return _Coordinates.of(path, arrays, follow_links is not False, storage_options)
+    opened = _opened(path, arrays, follow_links is not False, storage_options)
+    return _Coordinates.joined(opened)
 
 
 def _import_xarray() -> None:
@@ -150,38 +301,20 @@ class _Coordinates:
     """The dimensions whose coordinate holds longitudes."""
 
     @classmethod
-    def of(
-        cls,
-        path: Paths,
-        arrays: Sequence[str] | None,
-        follow_links: bool,
-        options: _core.StorageOptions = None,
-    ) -> _Coordinates:
-        names, parts, opened = stores(path, options), [], None
-        for name in names:
-            opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
-            if opened.is_folder:
-                parts.append(_of_folder(name, arrays, follow_links))
-                continue
-            try:
-                parts.append(_of_store(opened, arrays))
-            except RuntimeError as error:  # what the store answers
-                raise ValueError(f"path: {error}") from error
+    def joined(cls, stores: Sequence[tuple[str, _Coordinates]]) -> _Coordinates:
+        """Of stores that are joined along the first dimension."""
+        parts = [part for _, part in stores]
         whole = parts[0]
         if len(parts) == 1:
             return whole
+        _check_dimensions(stores)
         first, *others = whole.sizes
-        for store, part in zip(names[1:], parts[1:]):
-            if part.dimensions != whole.dimensions:
-                raise ValueError(
-                    f"path: the dimensions in {_core.without_secrets(store)} are {part.dimensions}, in the "
-                    f"first store {whole.dimensions}; only stores of the same kind can be joined"
-                )
+        for store, part in stores[1:]:
             for name in others:
                 mine, its = whole.indexes.get(name), part.indexes.get(name)
                 if (mine is None) != (its is None) or (mine is not None and not mine.equals(its)):
                     raise ValueError(
-                        f"path: the coordinate {name} in {_core.without_secrets(store)} differs from "
+                        f"path: the coordinate {name} in {store} differs from "
                         "that in the first store; only stores on the same grid can be joined"
                     )
         sizes = whole.sizes | {first: sum(part.sizes[first] for part in parts)}
@@ -206,11 +339,29 @@ class _Coordinates:
         try:
             return along.sel({name: label}).values
         except (KeyError, IndexError) as error:
-            raise ValueError(f"{name}={label!r} is not there: {self.extent(name)}") from error
+            raise AbsentError(f"{name}={label!r} is not there: {self.extent(name)}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
+
+    def selected(
+        self, labels: Mapping[str, Any]
+    ) -> tuple[tuple[int, int], list[tuple[int, int]], dict[str, np.ndarray]]:
+        """What labels select: the range of the first dimension, and what `region` says of all."""
+        first = self.dimensions[0]
+        along_first = (0, self.sizes[first])
+        if first in labels:
+            along_first = self.range(first, labels[first])
+        found = {name: self.found(name, label) for name, label in labels.items() if name != first}
+        if not labels:
+            return along_first, [], {}
+        return along_first, *self.region(along_first, found, alone=first in labels)
+
+    def line(self, start: int, end: int, store: str = "") -> _steps.Line:
+        """A range of the first dimension."""
+        first = self.dimensions[0]
+        return _steps.Line(first, self.indexes.get(first), start, end, store)
 
     def extent(self, name: str) -> str:
         """The index of a dimension in words."""
@@ -238,7 +389,7 @@ class _Coordinates:
             problem = f"{asked} selects nothing: {self.extent(name)}"
             if isinstance(label, slice) and label.start is not None and label.stop is not None:
                 problem += "; a slice goes from one end to the other in the order of the coordinate"
-            raise ValueError(problem)
+            raise AbsentError(problem)
         return found
 
     def range(self, name: str, label: Any) -> tuple[int, int]:
@@ -330,6 +481,37 @@ class _Coordinates:
                 f"exclude: the mask has {mask.size} values without labels, but {name} has {size} indices"
             )
         return np.flatnonzero(mask.values)
+
+
+def _opened(
+    path: Paths,
+    arrays: Sequence[str] | None,
+    follow_links: bool,
+    options: _core.StorageOptions = None,
+) -> list[tuple[str, _Coordinates]]:
+    """The stores that a path means, as they are shown, with their coordinates."""
+    found, opened = [], None
+    for name in stores(path, options):
+        shown = _core.without_secrets(name)
+        opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
+        if opened.is_folder:
+            found.append((shown, _of_folder(name, arrays, follow_links)))
+            continue
+        try:
+            found.append((shown, _of_store(opened, arrays)))
+        except RuntimeError as error:  # what the store answers
+            raise ValueError(f"path: {error}") from error
+    return found
+
+
+def _check_dimensions(stores: Sequence[tuple[str, _Coordinates]]) -> None:
+    whole = stores[0][1]
+    for store, part in stores[1:]:
+        if part.dimensions != whole.dimensions:
+            raise ValueError(
+                f"path: the dimensions in {store} are {part.dimensions}, in the first store "
+                f"{whole.dimensions}; only stores of the same kind can be joined"
+            )
 
 
 def _of_folder(store: str, arrays: Sequence[str] | None, follow_links: bool) -> _Coordinates:
@@ -446,72 +628,3 @@ def stores(path: Paths, options: _core.StorageOptions = None) -> list[str]:
     """The stores that a reader's `path` means."""
     parts = [path] if isinstance(path, (str, os.PathLike)) else path
     return _core.expand([os.fspath(part) for part in parts], options)
-
-
-def _steps(offsets: Sequence[Any], name: str, index: pd.Index | None, start: int, end: int) -> list[int]:
-    """Offsets as numbers of indices along the first dimension."""
-    if isinstance(offsets, (str, numbers.Integral, datetime.timedelta, np.timedelta64)):
-        offsets = [offsets]
-    spacing = None
-    steps = []
-    for offset in offsets:
-        if isinstance(offset, numbers.Integral) and not isinstance(offset, (bool, np.timedelta64)):
-            steps.append(int(offset))
-            continue
-        span = _time_span(offset)
-        if spacing is None:
-            spacing = _spacing(offset, name, index, start, end)
-        if span % spacing:
-            raise ValueError(
-                f"offsets: {offset!r} is no multiple of {spacing}, the spacing of the coordinate {name}"
-            )
-        steps.append(span // spacing)
-    return steps
-
-
-def _time_span(offset: Any) -> pd.Timedelta:
-    import pandas as pd
-
-    if isinstance(offset, (str, datetime.timedelta, np.timedelta64)):
-        try:
-            span = pd.Timedelta(offset)
-        except ValueError as error:
-            raise ValueError(
-                f"offsets: {offset!r} is no time span ({error}); write it as in -6h or 1D"
-            ) from error
-        if not pd.isna(span):
-            return span
-    raise ValueError(f"offsets: {offset!r} is neither a number of steps nor a time span such as -6h")
-
-
-def _spacing(offset: Any, name: str, index: pd.Index | None, start: int, end: int) -> pd.Timedelta:
-    """The time between neighbouring indices of a range, which has to be the same everywhere in it."""
-    import pandas as pd
-
-    asked = f"offsets: {offset!r} is a time span"
-    if index is None:
-        raise ValueError(
-            f"{asked}, but the first dimension, {name}, has no coordinate; give numbers of steps"
-        )
-    labels = index[start:end]
-    if len(labels) < 2:
-        raise ValueError(
-            f"{asked}, but only one index of {name} is selected, so that there is no spacing; give numbers "
-            "of steps"
-        )
-    differences = np.diff(np.asarray(labels))
-    # Times of calendars beside the usual one are objects, as are their differences.
-    if not (differences.dtype.kind == "m" or isinstance(differences[0], datetime.timedelta)):
-        raise ValueError(f"{asked}, but the coordinate {name} holds no times; give numbers of steps")
-    spans = pd.TimedeltaIndex(differences)
-    unequal = np.flatnonzero(spans != spans[0])
-    if unequal.size:
-        at = int(unequal[0])
-        raise ValueError(
-            f"{asked}, but the coordinate {name} is not evenly spaced: {spans[0]} apart at first, "
-            f"{spans[at]} from {labels[at]} (index {start + at}) to {labels[at + 1]}; select a part that is, "
-            "or give numbers of steps"
-        )
-    if not spans[0]:
-        raise ValueError(f"{asked}, but the coordinate {name} repeats {labels[0]}; give numbers of steps")
-    return spans[0]

@@ -47,6 +47,12 @@ def main() -> None:
 @main.command(context_settings={"show_default": True})
 @click.argument("store", nargs=-1, required=True)
 @names("--arrays", help="Names of arrays, read together; else each array by itself.")
+@click.option(
+    "--join",
+    type=click.Choice(["concat", "separate"]),
+    default="concat",
+    help="Several stores as one array, or each by itself.",
+)
 @click.option("--window", type=_List(int), help="Extents of a sample along the leading dimensions.")
 @click.option("--stride", type=_List(int), help="Steps between neighbouring samples.")
 @click.option("--batch-size", type=int, default=1, help="Samples of a batch.")
@@ -72,7 +78,8 @@ def main() -> None:
 def info(store: tuple[str, ...], shuffle: bool, strict: bool, as_json: bool, **arguments: Any) -> None:
     """Says what the arrays of a STORE are and how they would be read: on the GPU, on the CPU or not at all.
 
-    Several stores are joined along the first dimension. Only metadata and file sizes are read.
+    Several stores are joined along the first dimension, unless `--join separate` is given. Only metadata and
+    file sizes are read.
 
     With --strict the exit status is 3 where an array, besides coordinates, is refused or has no reader with
     these arguments, 4 where there is advice to write other chunks or codecs, else 0.

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 def zarr(
     *,
     path: Paths,
+    join: Literal["concat", "separate"] = "concat",
+    per_store: str = "",
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
     stack_channels: bool = False,
@@ -34,6 +36,7 @@ def zarr(
     roi_end: int | Sequence[int] | None = None,
     select: str = "",
     exclude: int | Sequence[int] | None = None,
+    breaks: int | Sequence[int] | None = None,
     return_index: bool = False,
     mask_and_scale: bool = False,
     mean: float | Sequence[float] | None = None,
@@ -86,7 +89,8 @@ def zarr(
     `longitude`, `lon` and `x` (W); `channel`, `c` and `variable` (C). The `source_info` of a sample says
     where it came from: `path/array[a:b, c:d, ...]`, a range of indices for each dimension of the array. Of
     joined stores the first and the last are named, `first..last/array[...]`, with indices in the joined
-    array; of stacked arrays all of them, `path/[a,b][...]`.
+    array; of stores that are read separately (`join`) the sample's own, with indices in it; of stacked arrays
+    all of them, `path/[a,b][...]`.
 
     Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU backend,
     chunks are decoded on the GPU if they are uncompressed or compressed with zstd, blosc, gzip, zlib, lz4 or
@@ -110,13 +114,28 @@ def zarr(
             `PATH|icechunk:@tag.NAME/FOLDER` or `PATH|icechunk:@SNAPSHOT/FOLDER`. And so are references of
             kerchunk and VirtualiZarr: a path that ends with `.json`, `.parq` or `.parquet`, or begins with
             `reference::`.
-            A group if `arrays` is given, else an array. A list is read as one dataset: the stores are joined
-            in its order along the first dimension, and windows cross from one to the next. A path with `*`,
-            `?` or `[...]` that does not exist as it stands is a pattern for all the folders that it matches,
-            in the order of their names with numbers by value: `era5/20??.zarr`. In a URL only `*` and `[...]`
-            make a pattern, and the store has to permit listing. The stores may differ in format, chunks,
-            codecs and fill values, but not in further dimensions, data types, and the attributes
-            `scale_factor`, `add_offset`, `_FillValue`, `missing_value`, `units` and `_Unsigned`.
+            A group if `arrays` is given, else an array. A list is read as one dataset, by default joined in
+            its order along the first dimension; see `join`. A path with `*`, `?` or `[...]` that does not
+            exist as it stands is a pattern for all the folders that it matches, in the order of their names
+            with numbers by value: `era5/20??.zarr`. In a URL only `*` and `[...]` make a pattern, and the
+            store has to permit listing. The stores may differ in format, chunks, codecs and fill values, but
+            not in data types, and the attributes `scale_factor`, `add_offset`, `_FillValue`, `missing_value`,
+            `units` and `_Unsigned`.
+        join: How several stores are read: `"concat"` or `"separate"`.
+            `"concat"` joins them along the first dimension to one array, and windows cross from one store to
+            the next; further dimensions need the same extents. `"separate"` is for stores that are no
+            continuation of each other, such as runs, positions or years with gaps: every sample lies in one
+            store, and samples are numbered store by store in the order of `path`. The stores need the same
+            dimensions in the same order; extents may differ along the dimensions that `window` covers
+            (without `window`: the first). `roi_start`, `roi_end`, `exclude` and `breaks` count in each store,
+            as far as it reaches, or see `per_store`. A store without room for a window has no samples, which
+            is said once. Arrays without the first dimension, such as static fields, are those of the sample's
+            own store. `return_index` gives the store's number, too.
+        per_store: What differs from store to store, with `join="separate"`: a JSON list.
+            It has an entry for each store in the order of `path`: an object that may have `roi_start`,
+            `roi_end`, `exclude` and `breaks`, each a list as the argument of that name, which is then not
+            given for all stores, or `null`, which leaves the store out. `zarr_dali.select` makes it from
+            labels.
         arrays: Paths of arrays below `path`, one output each, in this order.
             The dimensions that `window` covers (without `window`: the first) must have the same extents in
             all of them; further dimensions and element types may differ. If not given or empty, `path` itself
@@ -180,9 +199,15 @@ def zarr(
             from labels.
         exclude: Indices of the first dimension that no sample may touch, such as missing or bad days.
             Samples that would are left out before samples are counted and shared out to reader shards.
+        breaks: Indices of the first dimension that no sample may reach over, such as the first steps behind
+            gaps.
+            A sample with steps before one of them has none at or behind it; others are left out as those of
+            `exclude` are. The reader looks at no coordinate: `zarr_dali.select(..., gaps="skip")` and
+            `Loader(gaps="skip")` find the indices.
         return_index: Determines whether the indices of each sample are a further, last output.
             It is int64 with one value for each dimension of `window`: the index at which the sample starts,
-            or, with `offsets`, the one it is named by.
+            or, with `offsets`, the one it is named by. With `join="separate"` the number of the sample's
+            store, its place in the list of stores, comes before these.
         mask_and_scale: Determines whether values are decoded by the CF attributes of their array.
             The attributes `_FillValue` and `missing_value` (NaN where a value equals one of them),
             `scale_factor`, `add_offset` and `_Unsigned` are applied as `xarray.open_zarr` applies them, types

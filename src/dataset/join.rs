@@ -11,15 +11,18 @@ pub const VALUE_ATTRIBUTES: [&str; 6] =
     ["scale_factor", "add_offset", "_FillValue", "missing_value", "units", "_Unsigned"];
 
 /// An array as samples are taken from it: one array of one store, or the arrays of that name of several stores, one
-/// behind the other along the first dimension. Their chunks, codecs, fill values and Zarr versions may differ.
+/// behind the other along the first dimension or each by itself. Their chunks, codecs, fill values and Zarr versions may
+/// differ.
 #[derive(Debug)]
 pub struct Joined {
     /// The arrays; at least one.
     pub parts: Vec<ArrayInfo>,
     /// Where each part starts along the first dimension.
     pub starts: Vec<u64>,
-    /// Extents of the whole.
+    /// Extents of the whole; of parts that are read separately, those of the first.
     pub shape: Vec<u64>,
+    /// Whether each part is read by itself.
+    pub is_separate: bool,
     /// For each dimension the dimension that it is in the arrays that samples are taken along.
     pub axes: Vec<Option<usize>>,
     /// One DALI letter per dimension, or empty, also where the parts have different ones.
@@ -47,9 +50,32 @@ impl Joined {
                 source: "with those before it, it has more steps than can be counted".into(),
             })?;
         }
-        let agree = parts.iter().all(|part| part.layout == parts[0].layout);
-        let layout = if agree { parts[0].layout.clone() } else { String::new() };
-        Ok(Self { parts, starts, shape, axes, layout })
+        let layout = layout(&parts);
+        Ok(Self { parts, starts, shape, is_separate: false, axes, layout })
+    }
+
+    /// Arrays that are read separately. They agree in their dimensions, and may differ in extents; whether these fit to the
+    /// samples is known once there are windows.
+    ///
+    /// # Errors
+    /// Names the first array that does not fit to the first one.
+    pub(super) fn separate(parts: Vec<ArrayInfo>, axes: Vec<Option<usize>>) -> Result<Self> {
+        let first = &parts[0];
+        for other in &parts[1..] {
+            if first.shape.len() != other.shape.len() {
+                let shapes = [first, other].map(|array| format!("{:?}", array.shape));
+                let [here, there] = shapes;
+                return Err(unlike(first, other, "shape", here, there));
+            }
+            let names = [first, other].map(|array| &array.dimension_names);
+            if names[0] != names[1] && names.iter().all(|names| !names.is_empty()) {
+                let [here, there] = names.map(|names| format!("{names:?}"));
+                return Err(unlike(first, other, "list of dimensions", here, there));
+            }
+            check_values(first, other)?;
+        }
+        let (starts, shape, layout) = (vec![0; parts.len()], first.shape.clone(), layout(&parts));
+        Ok(Self { parts, starts, shape, is_separate: true, axes, layout })
     }
 
     /// The first part: what all of them agree in can be read off it.
@@ -63,10 +89,11 @@ impl Joined {
     }
 
     /// The array in a sample's `source_info`: `store/array`, or `first..last/array` of joined stores. `names` stands
-    /// for the array's name.
-    pub fn place(&self, names: &str) -> String {
+    /// for the array's name. `store` is the sample's, of stores that are read separately.
+    pub fn place(&self, names: &str, store: usize) -> String {
         let trimmed = |part: &ArrayInfo| part.store.trim_end_matches('/').to_string();
-        let stores = match &self.parts[..] {
+        let parts = if self.is_separate { &self.parts[store..=store] } else { &self.parts[..] };
+        let stores = match parts {
             [only] if names.is_empty() => only.store.clone(),
             [only] => trimmed(only),
             [first, .., last] => format!("{}..{}", trimmed(first), trimmed(last)),
@@ -75,20 +102,29 @@ impl Joined {
         if names.is_empty() { stores } else { format!("{stores}/{names}") }
     }
 
-    /// What planning needs to know, if windows have `axes` axes.
-    pub fn geometry(&self, axes: usize) -> ArrayGeometry {
+    /// What planning needs to know of the array in a domain of samples, if windows have `axes` axes: of the whole, or of the
+    /// part in `store` if stores are read separately.
+    pub fn geometry(&self, store: usize, axes: usize) -> ArrayGeometry {
+        let parts = if self.is_separate { store..store + 1 } else { 0..self.parts.len() };
         let part = |(part, &start): (&ArrayInfo, &u64)| PartGeometry {
             start,
             read_chunk_shape: part.read_chunk_shape().to_vec(),
             chunk_strides: part.chunk_strides.clone(),
         };
         ArrayGeometry {
-            shape: self.shape.clone(),
+            shape: if self.is_separate { self.parts[store].shape.clone() } else { self.shape.clone() },
             axes: self.axes.iter().map(|axis| axis.filter(|&axis| axis < axes)).collect(),
             chosen: vec![None; self.shape.len()],
-            parts: self.parts.iter().zip(&self.starts).map(part).collect(),
+            parts: self.parts[parts.clone()].iter().zip(&self.starts[parts.clone()]).map(part).collect(),
+            first_part: parts.start,
         }
     }
+}
+
+/// The layout that all parts have, or none.
+fn layout(parts: &[ArrayInfo]) -> String {
+    let agree = parts.iter().all(|part| part.layout == parts[0].layout);
+    if agree { parts[0].layout.clone() } else { String::new() }
 }
 
 /// Whether an array that is the same for every sample is that in two stores, as far as metadata tell.
@@ -116,6 +152,12 @@ fn check_fit(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
         let what = "shape beyond the first dimension";
         return Err(unlike(what, format!("{:?}", first.shape), format!("{:?}", other.shape)));
     }
+    check_values(first, other)
+}
+
+/// Whether the numbers in two arrays mean the same.
+fn check_values(first: &ArrayInfo, other: &ArrayInfo) -> Result<()> {
+    let unlike = |what: &str, here, there| unlike(first, other, what, here, there);
     if first.data_type != other.data_type {
         let name = |array: &ArrayInfo| format!("\"{}\"", array.data_type);
         return Err(unlike("data type", name(first), name(other)));
@@ -166,7 +208,7 @@ mod tests {
     fn parts_follow_one_another_along_the_first_dimension() {
         let joined = join([6, 4, 1].map(|steps| part(&[steps, 5], json!({}))).into()).unwrap();
         assert_eq!((&joined.starts[..], &joined.shape[..]), (&[0, 6, 10][..], &[11, 5][..]));
-        let geometry = joined.geometry(1);
+        let geometry = joined.geometry(0, 1);
         assert_eq!((&geometry.shape, &geometry.axes[..]), (&joined.shape, &[Some(0), None][..]));
         let parts = geometry
             .parts
@@ -196,10 +238,10 @@ mod tests {
             .zip(["a.zarr/", "b.zarr", "c.zarr/"])
             .for_each(|(part, store)| part.store = store.into());
         let mut joined = join(parts).unwrap();
-        assert_eq!([joined.place(""), joined.place("t2m")], ["a.zarr..c.zarr", "a.zarr..c.zarr/t2m"]);
+        assert_eq!([joined.place("", 0), joined.place("t2m", 0)], ["a.zarr..c.zarr", "a.zarr..c.zarr/t2m"]);
         assert_eq!(joined.context().store, "a.zarr/");
         joined.parts.truncate(1);
-        assert_eq!([joined.place(""), joined.place("t2m")], ["a.zarr/", "a.zarr/t2m"]);
+        assert_eq!([joined.place("", 0), joined.place("t2m", 0)], ["a.zarr/", "a.zarr/t2m"]);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod sharding;
 mod stored;
 
 use crate::error::Result;
+use crate::options::Join;
 use crate::store::{Access, Session, Sessions};
 
 pub use array::ArrayInfo;
@@ -48,6 +49,14 @@ impl Dataset {
     /// Says what is at a path instead, which arrays there are, what about an array cannot be read, or which stores do
     /// not fit together.
     pub fn open(paths: &[String], names: &[String], access: &Access) -> Result<Self> {
+        Self::open_joined(paths, names, access, Join::Concat)
+    }
+
+    /// The same for stores that are joined, or read separately.
+    ///
+    /// # Errors
+    /// Those of [`Dataset::open`].
+    pub fn open_joined(paths: &[String], names: &[String], access: &Access, join: Join) -> Result<Self> {
         let sessions = Sessions::new(Session::WHILE_OPENING);
         let stores = paths::expand(paths, access, &sessions)?;
         let mut axes = None;
@@ -61,7 +70,11 @@ impl Dataset {
             parts.iter_mut().zip(arrays).for_each(|(parts, array)| parts.push(array));
         }
         let joined = parts.into_iter().zip(axes.unwrap_or_default());
-        Ok(Self { arrays: joined.map(|(parts, axes)| Joined::new(parts, axes)).collect::<Result<_>>()? })
+        let joined = joined.map(|(parts, axes)| match join {
+            Join::Concat => Joined::new(parts, axes),
+            Join::Separate => Joined::separate(parts, axes),
+        });
+        Ok(Self { arrays: joined.collect::<Result<_>>()? })
     }
 
     /// The stores that `paths` mean, with those that a pattern matches in its place.

@@ -11,8 +11,8 @@ use super::jobs::Jobs;
 use super::part::PartPlans;
 use crate::batch::Batch;
 use crate::fetch::{self, Wanted};
-use crate::plan::{ArrayGeometry, ChunkTask, OutputGeometry, plan_batch, touched_chunks};
-use crate::sampler::{Order, Windows};
+use crate::plan::{ChunkTask, Geometry, OutputGeometry, plan_batch, touched_chunks};
+use crate::sampler::{Domains, Order};
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
 
@@ -45,9 +45,9 @@ impl Remote {
 /// Plans batches one after the other.
 pub struct Planner {
     /// The window of each sample.
-    pub windows: Windows,
+    pub domains: Domains,
     /// Shapes and chunk grids of the arrays.
-    pub geometry: Arc<[ArrayGeometry]>,
+    pub geometry: Arc<Geometry>,
     /// Where windows are placed in the outputs.
     pub placing: Arc<[OutputGeometry]>,
     /// How the chunks of the arrays are decoded.
@@ -80,7 +80,7 @@ impl Planner {
             self.look_at(ahead);
         }
         let samples = batch.samples.iter().map(|drawn| drawn.sample);
-        let tasks = plan_batch(&self.windows, &self.geometry, &self.placing, samples);
+        let tasks = plan_batch(&self.domains, &self.geometry, &self.placing, samples);
         let mut epochs: Vec<u64> = batch.samples.iter().map(|drawn| drawn.epoch).collect();
         epochs.dedup();
         let mut planned = PlannedJobs {
@@ -136,14 +136,14 @@ impl Planner {
     }
 
     fn counts_epochs(&self, array: usize) -> bool {
-        self.geometry[array].follows_samples() && !self.caches
+        self.geometry[0][array].follows_samples() && !self.caches
     }
 
     /// Notes which chunks batch number `ahead` uses.
     fn look_at(&mut self, ahead: u64) {
         for drawn in self.order.batch(ahead) {
-            touched_chunks(&self.windows, &self.geometry, drawn.sample, |key| {
-                let counts_epochs = self.geometry[key.array].follows_samples() && !self.caches;
+            touched_chunks(&self.domains, &self.geometry, drawn.sample, |key| {
+                let counts_epochs = self.geometry[0][key.array].follows_samples() && !self.caches;
                 let epoch = if counts_epochs { drawn.epoch } else { 0 };
                 self.chunk_cache.note(key, epoch, self.parts[(key.array, key.part)].chunk_bytes);
             });

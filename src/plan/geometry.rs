@@ -4,7 +4,7 @@ use crate::sampler::{Run, Windows};
 
 use std::sync::Arc;
 
-/// What planning needs to know of an array.
+/// What planning needs to know of an array in one domain of samples.
 #[derive(Clone, Debug)]
 pub struct ArrayGeometry {
     /// Extents of the whole.
@@ -15,6 +15,8 @@ pub struct ArrayGeometry {
     pub chosen: Vec<Option<Arc<[Run]>>>,
     /// The parts that follow one another along the first dimension, without gaps; one part unless stores are joined.
     pub parts: Vec<PartGeometry>,
+    /// The number of the first of them among the parts of the array in all domains.
+    pub first_part: usize,
 }
 
 /// A part of an array, with chunks of its own.

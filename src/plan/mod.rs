@@ -13,7 +13,7 @@ pub use cells::count_cells;
 pub use copy_box::{CopyBox, Dims};
 pub use geometry::{ArrayGeometry, ChannelPlace, OutputGeometry, PartGeometry, row_major_strides};
 
-use crate::sampler::{Run, Windows};
+use crate::sampler::{Domains, Run};
 use cells::{each_cell, each_combination, flat};
 
 use std::collections::HashMap;
@@ -41,33 +41,40 @@ pub struct ChunkTask {
 pub struct ChunkKey {
     /// Which array.
     pub array: usize,
-    /// Which part of the array.
+    /// Which part of the array, of those in all domains.
     pub part: usize,
     /// Its number in the grid of read chunks of that part, row by row.
     pub number: u128,
 }
 
-/// How many read chunks of each part of an array a sample touches.
-pub fn count_chunks(windows: &Windows, array: &ArrayGeometry, sample: u64) -> Vec<(usize, u64)> {
-    let count = |(part, runs): (usize, Vec<Vec<Run>>)| {
-        let along = runs.iter().zip(&array.parts[part].read_chunk_shape);
-        let along = along.map(|(runs, &chunk)| count_cells(runs, chunk));
-        (part, along.fold(1, u64::saturating_mul))
+/// The arrays in each domain.
+pub type Geometry = [Vec<ArrayGeometry>];
+
+/// How many read chunks of each part of each array a sample touches: array, part and chunks.
+pub fn count_chunks(domains: &Domains, geometry: &Geometry, sample: u64) -> Vec<(usize, usize, u64)> {
+    let (domain, places) = domains.place(sample);
+    let windows = domains.windows(domain);
+    let of_part = |part: &PartGeometry, runs: &[Vec<Run>]| {
+        let along = runs.iter().zip(&part.read_chunk_shape);
+        along.map(|(runs, &chunk)| count_cells(runs, chunk)).fold(1, u64::saturating_mul)
     };
-    array.regions(array.runs(windows, &windows.places(sample))).map(count).collect()
+    let of_array = |(number, array): (usize, &ArrayGeometry)| {
+        let regions = array.regions(array.runs(windows, &places));
+        let counts =
+            regions.map(|(part, runs)| (number, array.first_part + part, of_part(&array.parts[part], &runs)));
+        counts.collect::<Vec<_>>()
+    };
+    geometry[domain].iter().enumerate().flat_map(of_array).collect()
 }
 
 /// The read chunks that a sample touches, some of them perhaps several times.
-pub fn touched_chunks(
-    windows: &Windows,
-    arrays: &[ArrayGeometry],
-    sample: u64,
-    mut each: impl FnMut(ChunkKey),
-) {
-    let places = windows.places(sample);
-    for (array, geometry) in arrays.iter().enumerate() {
+pub fn touched_chunks(domains: &Domains, geometry: &Geometry, sample: u64, mut each: impl FnMut(ChunkKey)) {
+    let (domain, places) = domains.place(sample);
+    let windows = domains.windows(domain);
+    for (array, geometry) in geometry[domain].iter().enumerate() {
         for (part, runs) in geometry.regions(geometry.runs(windows, &places)) {
             let (chunk, shape) = (&geometry.parts[part].read_chunk_shape, geometry.part_shape(part));
+            let part = geometry.first_part + part;
             each_combination(&runs, |runs| {
                 each_cell(runs, chunk, |cell| {
                     each(ChunkKey { array, part, number: flat(cell, &shape, chunk) });
@@ -82,22 +89,23 @@ pub fn touched_chunks(
 /// `outputs` says for each array where its samples go. A sample that comes twice (padding) is copied twice from the
 /// same chunks.
 pub fn plan_batch(
-    windows: &Windows,
-    arrays: &[ArrayGeometry],
+    domains: &Domains,
+    geometry: &Geometry,
     outputs: &[OutputGeometry],
     samples: impl IntoIterator<Item = u64>,
 ) -> Vec<ChunkTask> {
     let mut plan = Plan::default();
     for (place, sample) in samples.into_iter().enumerate() {
-        let places = windows.places(sample);
-        for (array, (geometry, output)) in arrays.iter().zip(outputs).enumerate() {
+        let (domain, places) = domains.place(sample);
+        let windows = domains.windows(domain);
+        for (array, (geometry, output)) in geometry[domain].iter().zip(outputs).enumerate() {
             let to = place as u64 * output.sample + output.offset;
             for (part, runs) in geometry.regions(geometry.runs(windows, &places)) {
                 let shape = geometry.part_shape(part);
                 let part_geometry = &geometry.parts[part];
                 each_combination(&runs, |runs| {
                     for repeat in 0..output.repeats {
-                        let to = to + repeat * output.repeat;
+                        let (to, part) = (to + repeat * output.repeat, geometry.first_part + part);
                         plan.add((array, part), part_geometry, &shape, runs, output, to);
                     }
                 });
@@ -155,7 +163,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::WindowArguments;
+    use crate::sampler::{WindowArguments, Windows};
     use proptest::prelude::*;
     use smallvec::smallvec;
     use std::collections::HashSet;
@@ -259,6 +267,7 @@ mod tests {
                         axes: vec![],
                         chosen: vec![None; shape.len()],
                         parts: starts.iter().zip(parts).map(|(&at, (c, axes))| part(at, &c, &axes)).collect(),
+                        first_part: 0,
                     };
                     arrays.into_iter().map(array).collect()
                 })
@@ -334,6 +343,7 @@ mod tests {
                                 axes: last.axes[1..].to_vec(),
                                 chosen: last.chosen[1..].to_vec(),
                                 parts: vec![part(0, &chunk[1..], &(0..shape.len() - 1).collect::<Vec<_>>())],
+                                first_part: 0,
                             };
                             *last = geometry;
                         }
@@ -357,7 +367,8 @@ mod tests {
             let expected = expected(&windows, &arrays, stacked, &samples);
             let mut written: Vec<Vec<_>> = expected.iter().map(|output| vec![None; output.len()]).collect();
             let mut seen = HashSet::new();
-            for task in plan_batch(&windows, &arrays, &outputs, samples.iter().copied()) {
+            let (domains, geometry) = (Domains::joined(windows), [arrays.clone()]);
+            for task in plan_batch(&domains, &geometry, &outputs, samples.iter().copied()) {
                 prop_assert!(seen.insert(task.chunk), "a chunk came twice");
                 let decoded = decode(&arrays, &task);
                 for piece in &task.boxes {
@@ -373,23 +384,20 @@ mod tests {
                 prop_assert_eq!(written, Some(expected));
             }
             for &sample in &samples {
-                let mut counted = vec![];
-                for (array, geometry) in arrays.iter().enumerate() {
-                    let of_array = count_chunks(&windows, geometry, sample).into_iter();
-                    counted.extend(of_array.map(|(part, chunks)| ((array, part), chunks)));
-                }
+                let counted = count_chunks(&domains, &geometry, sample);
                 let mut touched = HashSet::new();
-                touched_chunks(&windows, &arrays, sample, |key| {
+                touched_chunks(&domains, &geometry, sample, |key| {
                     touched.insert(key);
                 });
                 let planned: HashSet<_> =
-                    plan_batch(&windows, &arrays, &outputs, [sample]).iter().map(|task| task.chunk).collect();
+                    plan_batch(&domains, &geometry, &outputs, [sample]).iter().map(|task| task.chunk).collect();
                 prop_assert_eq!(&touched, &planned);
-                for (of, chunks) in &counted {
-                    let of_part = planned.iter().filter(|key| (key.array, key.part) == *of).count();
+                for (array, part, chunks) in &counted {
+                    let of_part =
+                        planned.iter().filter(|key| (key.array, key.part) == (*array, *part)).count();
                     prop_assert_eq!(*chunks, of_part as u64);
                 }
-                prop_assert_eq!(counted.iter().map(|(_, chunks)| chunks).sum::<u64>(), planned.len() as u64);
+                prop_assert_eq!(counted.iter().map(|(.., chunks)| chunks).sum::<u64>(), planned.len() as u64);
             }
         }
     }
@@ -398,14 +406,15 @@ mod tests {
     fn a_chunk_that_is_one_sample_becomes_one_straight_copy() {
         let windows = Windows::new(&[10, 6, 64, 128], &WindowArguments::default()).unwrap();
         let parts = vec![part(0, &[1, 1, 64, 128], &[0, 1, 2, 3])];
-        let geometry = ArrayGeometry {
+        let geometry = vec![ArrayGeometry {
             shape: vec![10, 6, 64, 128],
             axes: vec![Some(0), None, None, None],
             chosen: vec![None; 4],
             parts,
-        };
+            first_part: 0,
+        }];
         let output = OutputGeometry::alone(0, &[1, 6, 64, 128]);
-        let tasks = plan_batch(&windows, &[geometry], &[output], [3, 4]);
+        let tasks = plan_batch(&Domains::joined(windows), &[geometry], &[output], [3, 4]);
         assert_eq!(tasks.len(), 12);
         let straight = CopyBox {
             from: 0,
@@ -418,5 +427,35 @@ mod tests {
         let task =
             ChunkTask { output: 0, chunk, read_chunk: smallvec![4, 1, 0, 0], boxes: smallvec![straight] };
         assert_eq!(tasks[7], task);
+    }
+
+    #[test]
+    fn samples_of_stores_that_are_read_separately_have_the_chunks_of_their_store() {
+        // Stores of other lengths, and chunks of other lengths: 5 steps in chunks of 2, and 4 steps in chunks of 3.
+        let stores = [(5, 2), (4, 3)];
+        let windows = |steps| {
+            let given = WindowArguments { window: Some(&[2]), ..WindowArguments::default() };
+            Windows::new(&[steps], &given).unwrap()
+        };
+        let domains =
+            Domains::separate(stores.iter().enumerate().map(|(store, &(steps, _))| (store, windows(steps))))
+                .unwrap();
+        let geometry = |(store, &(steps, chunk)): (usize, &(u64, u64))| {
+            let parts = vec![part(0, &[chunk], &[0])];
+            vec![ArrayGeometry {
+                shape: vec![steps],
+                axes: vec![Some(0)],
+                chosen: vec![None],
+                parts,
+                first_part: store,
+            }]
+        };
+        let geometry: Vec<_> = stores.iter().enumerate().map(geometry).collect();
+        let tasks = plan_batch(&domains, &geometry, &[OutputGeometry::alone(0, &[2])], 0..domains.len());
+        let chunks: Vec<_> = tasks.iter().map(|task| (task.chunk.part, task.chunk.number)).collect();
+        assert_eq!(chunks, [(0, 0), (0, 1), (0, 2), (1, 0), (1, 1)]);
+        assert_eq!(count_chunks(&domains, &geometry, 1), [(0, 0, 2)]);
+        assert_eq!(count_chunks(&domains, &geometry, 4), [(0, 1, 1)]);
+        assert_eq!(count_chunks(&domains, &geometry, 6), [(0, 1, 2)]);
     }
 }

@@ -6,8 +6,8 @@
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::plan::{ArrayGeometry, PartGeometry};
-use crate::sampler::{self, Axis, Buffer, Order, Played, Position, Windows};
+use crate::plan::{Geometry, PartGeometry};
+use crate::sampler::{self, Axis, Buffer, Domains, Order, Played, Position};
 
 use serde_json::{Map, Value, json};
 
@@ -170,6 +170,11 @@ fn check_fingerprint(theirs: &Value, ours: &Value) -> Result<()> {
     const NAMED: [&str; 7] =
         ["sampler", "arrays", "stack", "stick_to_shard", "pad_last_batch", "random_shuffle", "window"];
     let differs = |name: &str| theirs[name] != ours[name];
+    if differs("join") {
+        // Only readers of separate stores say how they join them.
+        let [theirs, ours] = [theirs, ours].map(|reader| reader["join"].as_str().unwrap_or("concat"));
+        return Err(refused(format!("it was written with join=\"{theirs}\", this reader has \"{ours}\"")));
+    }
     if let Some(name) = NAMED.into_iter().find(|name| differs(name)) {
         let (theirs, ours) = (&theirs[name], &ours[name]);
         return Err(refused(format!("it was written with {name}={theirs}, this reader has {ours}")));
@@ -187,7 +192,7 @@ fn check_fingerprint(theirs: &Value, ours: &Value) -> Result<()> {
     }
     if differs("samples") || differs("windows") {
         return Err(refused(format!(
-            "it was written for {} samples, this reader has {}: stride, dilation, offsets, roi_start, roi_end, exclude or the extents of the arrays were others",
+            "it was written for {} samples, this reader has {}: stride, dilation, offsets, roi_start, roi_end, exclude, breaks, per_store or the extents of the arrays were others",
             theirs["samples"], ours["samples"]
         )));
     }
@@ -233,8 +238,8 @@ fn read_buffer(entries: &Map<String, Value>, dimensions: usize) -> Result<Option
 /// What a checkpoint says about its reader: the arguments and the store, as far as the order of samples depends on them.
 pub(super) fn fingerprint(
     dataset: &Dataset,
-    geometry: &[ArrayGeometry],
-    windows: &Windows,
+    geometry: &Geometry,
+    domains: &Domains,
     order: &Order,
     stacked: bool,
 ) -> Value {
@@ -250,20 +255,29 @@ pub(super) fn fingerprint(
     // Of each store that is joined.
     let snapshots = arrays.first().map(|array| array.parts.iter().map(|part| part.objects.snapshot()));
     let snapshots: Vec<Option<String>> = snapshots.into_iter().flatten().collect();
-    let window: Vec<u64> = windows.axes().iter().map(Axis::extent).collect();
+    let window: Vec<u64> = domains.first().axes().iter().map(Axis::extent).collect();
+    let windows = match domains.is_separate() {
+        true => {
+            format!("{:?}", domains.iter().map(|domain| (domain.store, &domain.windows)).collect::<Vec<_>>())
+        }
+        false => format!("{:?}", domains.first()),
+    };
     let mut fingerprint = json!({
         "sampler": sampler::VERSION,
         "arrays": names,
         "shapes": digest(&json!(shapes).to_string()),
-        "chunks": short(shuffled_chunks(geometry, windows, order)),
-        "samples": windows.len(),
+        "chunks": short(shuffled_chunks(geometry, domains, order)),
+        "samples": domains.len(),
         "window": window,
-        "windows": digest(&format!("{windows:?}")),
+        "windows": digest(&windows),
         "stack": stacked,
         "stick_to_shard": order.sticks(),
         "pad_last_batch": order.pads(),
         "random_shuffle": order.shuffle().is_some(),
     });
+    if domains.is_separate() {
+        fingerprint["join"] = "separate".into();
+    }
     if snapshots.iter().any(Option::is_some) {
         fingerprint["snapshots"] = short(json!(snapshots));
     }
@@ -287,15 +301,16 @@ fn short(value: Value) -> Value {
 /// The chunk grids that a shuffled order depends on: for each array that samples are taken along, and each store that
 /// is joined, the extents of its read chunks along the sampled dimensions; once if they are the same in all stores. Null
 /// for readers in order, and where no chunk belongs to several samples.
-fn shuffled_chunks(geometry: &[ArrayGeometry], windows: &Windows, order: &Order) -> Value {
+fn shuffled_chunks(geometry: &Geometry, domains: &Domains, order: &Order) -> Value {
     if order.shuffle().is_none_or(|shuffle| shuffle.groups.is_none()) {
         return Value::Null;
     }
-    let dimensions = windows.dimensions();
-    let sampled = geometry.iter().filter(|geometry| geometry.follows_samples());
-    let chunks = |geometry: &ArrayGeometry| {
+    let dimensions = domains.first().dimensions();
+    let sampled = (0..geometry[0].len()).filter(|&array| geometry[0][array].follows_samples());
+    let chunks = |array: usize| {
         let of_part = |part: &PartGeometry| part.read_chunk_shape[..dimensions].to_vec();
-        let mut parts: Vec<Vec<u64>> = geometry.parts.iter().map(of_part).collect();
+        let parts = geometry.iter().flat_map(|arrays| &arrays[array].parts);
+        let mut parts: Vec<Vec<u64>> = parts.map(of_part).collect();
         if parts.windows(2).all(|pair| pair[0] == pair[1]) {
             parts.truncate(1);
         }

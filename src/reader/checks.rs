@@ -2,11 +2,11 @@
 
 use crate::assemble::Conversion;
 use crate::dataset::{Dataset, Joined};
-use crate::error::{Error, Result};
+use crate::error::{Context, Error, Result};
 use crate::fetch::DiskCache;
 use crate::options::{DiskCacheOptions, Options, argument};
-use crate::plan::ArrayGeometry;
-use crate::sampler::Order;
+use crate::plan::{ArrayGeometry, Geometry};
+use crate::sampler::{Domain, Domains, Order};
 
 /// Refuses arrays without dimensions: samples are taken along one.
 pub(super) fn check_dimensions(dataset: &Dataset) -> Result<()> {
@@ -33,48 +33,98 @@ pub(super) fn check_disk_cache(options: &DiskCacheOptions) -> Result<()> {
 }
 
 /// Names the array in an error about its shape.
-pub(super) fn name_array(error: Error, array: &Joined) -> Error {
+pub(super) fn name_array(error: Error, at: &Context) -> Error {
     match error {
         Error::Argument { name, problem } => {
-            let at = array.context().to_string();
-            Error::Argument { name, problem: problem.replacen("the array", &at, 1) }
+            Error::Argument { name, problem: problem.replacen("the array", &at.to_string(), 1) }
         }
         error => error,
     }
 }
 
-/// Refuses arrays without the dimensions that the windows cover, or with other extents along them than the reference array.
+/// Refuses arrays without the dimensions that the windows cover, or with other extents along them than the reference array; and
+/// stores whose samples have another shape than those of the first.
 pub(super) fn check_shapes(
     dataset: &Dataset,
+    domains: &Domains,
+    geometry: &Geometry,
+    reference: usize,
+) -> Result<()> {
+    for (domain, geometry) in domains.iter().zip(geometry) {
+        check_shapes_in(dataset, domain, geometry, reference)?;
+    }
+    for (number, array) in dataset.arrays.iter().enumerate() {
+        let extents = |(domain, geometry): (&Domain, &Vec<ArrayGeometry>)| {
+            (domain.store, geometry[number].sample_extents(&domain.windows))
+        };
+        check_extents(array, &domains.iter().zip(geometry).map(extents).collect::<Vec<_>>())?;
+    }
+    Ok(())
+}
+
+/// Refuses samples that have another shape in one store than in another: dimensions behind those of the window are taken
+/// whole, or cut to a region.
+fn check_extents(array: &Joined, extents: &[(usize, Vec<u64>)]) -> Result<()> {
+    let Some(((first, expected), others)) = extents.split_first() else { return Ok(()) };
+    match others.iter().find(|(_, found)| found != expected) {
+        None => Ok(()),
+        Some((other, found)) => Err(Error::Unlike {
+            at: array.parts[*first].context(),
+            difference: format!(
+                "its samples have the shape {expected:?}, but {found:?} in {}",
+                array.parts[*other].context()
+            ),
+            remedy: "all samples need one shape: let `window` cover the dimensions in which the stores differ, or give each store a reader of its own",
+        }),
+    }
+}
+
+/// The first of these in one domain.
+fn check_shapes_in(
+    dataset: &Dataset,
+    domain: &Domain,
     geometry: &[ArrayGeometry],
     reference: usize,
-    dimensions: usize,
 ) -> Result<()> {
-    let first = &dataset.arrays[reference];
-    for (array, geometry) in dataset.arrays.iter().zip(geometry) {
-        let (at, shape) = (array.context(), &array.shape);
+    let dimensions = domain.windows.axes().len();
+    let part = |number: usize| dataset.part(number, domain.store.min(dataset.arrays[number].parts.len() - 1));
+    let first = &geometry[reference].shape;
+    let disagree = |number: usize, dimensions: usize| Error::ArraysDisagree {
+        at: part(reference).context(),
+        shape: first.clone(),
+        other: part(number).name.clone(),
+        other_shape: geometry[number].shape.clone(),
+        dimensions,
+    };
+    for (number, (array, geometry)) in dataset.arrays.iter().zip(geometry).enumerate() {
+        let shape = &geometry.shape;
         if !geometry.follows_samples() {
+            // In the first store these agree. The place of each dimension is known from there.
+            let differs =
+                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| first[axis] != extent);
+            if shape.iter().zip(&array.axes).any(differs) {
+                return Err(disagree(number, first.len()));
+            }
             continue;
         }
         let Some(covered) = shape.get(..dimensions) else {
             let problem = format!(
-                "it has {dimensions} extents, but {at} has the shape {shape:?}; give at most {} extents",
+                "it has {dimensions} extents, but {} has the shape {shape:?}; give at most {} extents",
+                part(number).context(),
                 shape.len()
             );
             return Err(argument("window", problem));
         };
-        if first.shape.get(..dimensions) != Some(covered) {
-            return Err(Error::ArraysDisagree {
-                at: first.context(),
-                shape: first.shape.clone(),
-                other: array.first().name.clone(),
-                other_shape: shape.clone(),
-                dimensions,
-            });
+        if first.get(..dimensions) != Some(covered) {
+            return Err(disagree(number, dimensions));
         }
     }
     Ok(())
 }
+
+/// What to do about arrays that cannot be stacked.
+const STACKED: &str =
+    "arrays that are stacked need the same: leave one of them out, or read them without `stack`";
 
 /// Refuses to stack arrays whose shapes or output types differ. Later dimensions belong to every sample, so whole shapes count.
 pub(super) fn check_stack(
@@ -87,7 +137,7 @@ pub(super) fn check_stack(
         let unlike = |what: &str, here: String, there: String| Error::Unlike {
             at: first.context(),
             difference: format!("its {what} is {here}, but {there} in {}", other.context()),
-            remedy: "arrays that are stacked need the same: leave one of them out, or read them without `stack`",
+            remedy: STACKED,
         };
         if first.shape != other.shape || first.axes != other.axes {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
@@ -95,6 +145,14 @@ pub(super) fn check_stack(
         if geometry[0].chosen != geometry[number].chosen {
             let what = "selection";
             return Err(unlike(what, "along one dimension".into(), "along another".into()));
+        }
+        let parts = first.parts.iter().zip(&other.parts);
+        if let Some((here, there)) =
+            parts.clone().find(|(here, there)| first.is_separate && here.shape != there.shape)
+        {
+            let difference =
+                format!("its shape is {:?}, but {:?} in {}", here.shape, there.shape, there.context());
+            return Err(Error::Unlike { at: here.context(), difference, remedy: STACKED });
         }
         let (here, there) = (conversions[0][0].output(), conversions[number][0].output());
         if here != there {

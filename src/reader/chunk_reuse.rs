@@ -5,8 +5,8 @@ use crate::dataset::Dataset;
 use crate::decode::device_pool::DevicePool;
 use crate::error::Result;
 use crate::options::Options;
-use crate::plan::{ArrayGeometry, count_cells};
-use crate::sampler::{Grid, Groups, Windows};
+use crate::plan::{ArrayGeometry, Geometry, count_cells};
+use crate::sampler::{Axis, Domain, Domains, Grid, Groups};
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -19,11 +19,13 @@ pub(super) struct ChunkSharing {
     pub group_bytes: Vec<u64>,
     /// Decoded bytes worth caching.
     pub reuse: ChunkReuse,
+    /// Stores that are read separately, or 1.
+    stores: usize,
 }
 
 /// Decoded bytes worth caching for later batches.
 pub struct ChunkReuse {
-    /// Decoded bytes of the arrays that are the same for every sample.
+    /// Decoded bytes of the arrays that are the same for every sample, or for every sample of a store.
     pub every_sample_bytes: u64,
     /// Decoded bytes of all arrays.
     pub all_bytes: u64,
@@ -40,6 +42,8 @@ enum ReusedBetween {
         groups: Arc<Groups>,
         /// Decoded bytes of a group.
         group_bytes: u64,
+        /// The most decoded bytes of arrays that are the same for every sample of a store.
+        store_bytes: u64,
         batch_size: u64,
     },
     /// Any samples.
@@ -51,13 +55,15 @@ impl ChunkReuse {
     pub fn useful_bytes(&self, depth: u64) -> u64 {
         match &self.between {
             ReusedBetween::None => self.every_sample_bytes,
-            ReusedBetween::Neighbours { groups, group_bytes, batch_size } => {
+            ReusedBetween::Neighbours { groups, group_bytes, store_bytes, batch_size } => {
                 // Chunks of batches in flight are still in memory when the planner is done with them. Of large batches only
                 // the chunks that windows touch across the borders between batches are reused.
                 let all = groups.reach(batch_size.saturating_mul(depth.saturating_add(1)));
                 let at_borders = groups.span(1).saturating_mul(depth.saturating_add(2));
                 let bytes = group_bytes.saturating_mul(all.min(at_borders));
-                self.every_sample_bytes.saturating_add(bytes).min(self.all_bytes)
+                // Each border between batches is in one store.
+                let store_bytes = store_bytes.saturating_mul(depth.saturating_add(2));
+                store_bytes.min(self.every_sample_bytes).saturating_add(bytes).min(self.all_bytes)
             }
             ReusedBetween::Any => self.all_bytes,
         }
@@ -74,38 +80,54 @@ impl ChunkSharing {
     /// More groups than memory holds.
     pub fn new(
         dataset: &Dataset,
-        geometry: &[ArrayGeometry],
-        windows: &Windows,
+        geometry: &Geometry,
+        domains: &Domains,
         in_order: Option<u64>,
         options: &Options,
     ) -> Result<Self> {
-        let sampled = Sampled::new(dataset, geometry, windows);
-        let countable = windows.axes().iter().all(|axis| axis.count() <= Self::MOST_WINDOWS);
-        let groups = countable.then(|| Groups::new(windows, &sampled.grids()));
+        let pairs = domains.iter().zip(geometry);
+        let sampled: Vec<Sampled<'_>> =
+            pairs.map(|(domain, geometry)| Sampled::new(dataset, geometry, domain)).collect();
+        let counts = domains.iter().flat_map(|domain| domain.windows.axes()).map(Axis::count);
+        let countable = counts.fold(0, u64::saturating_add) <= Self::MOST_WINDOWS;
+        let groups =
+            countable.then(|| Groups::new(domains, &sampled.iter().map(Sampled::grids).collect::<Vec<_>>()));
         let shares = groups.as_ref().is_none_or(Groups::share);
         let cut = |groups: Groups| match in_order {
             Some(_) => Ok(groups),
             None => cut(groups, options),
         };
         let groups = groups.filter(|_| shares).map(cut).transpose()?.map(Arc::new);
-        let every_sample = (0..geometry.len()).filter(|&number| !geometry[number].follows_samples());
-        let every_sample_bytes =
-            every_sample.map(|number| sampled.decoded_bytes(number, 0)).fold(0, u64::saturating_add);
+        let most = |cut: usize| sampled.iter().map(|sampled| sampled.group_bytes(cut)).max().unwrap_or(0);
+        let every_sample_bytes = sampled.iter().map(Sampled::every_sample_bytes).fold(0, u64::saturating_add);
+        let dimensions = domains.first().dimensions();
         let between = match (shares, in_order, &groups) {
             (false, ..) => ReusedBetween::None,
             // In order along one dimension only neighbouring batches share chunks.
-            (true, Some(batch_size), Some(groups)) if windows.dimensions() == 1 => {
-                let group_bytes = sampled.group_bytes(1);
-                ReusedBetween::Neighbours { groups: groups.clone(), group_bytes, batch_size }
+            (true, Some(batch_size), Some(groups)) if dimensions == 1 => {
+                let store_bytes = sampled.iter().map(Sampled::every_sample_bytes).max().unwrap_or(0);
+                let groups = groups.clone();
+                ReusedBetween::Neighbours { groups, group_bytes: most(1), store_bytes, batch_size }
             }
             (true, ..) => ReusedBetween::Any,
         };
-        let all_bytes = every_sample_bytes.saturating_add(sampled.group_bytes(0));
+        let all_bytes = sampled
+            .iter()
+            .map(|sampled| sampled.group_bytes(0))
+            .fold(every_sample_bytes, u64::saturating_add);
         Ok(Self {
-            group_bytes: (1..=windows.dimensions()).map(|cut| sampled.group_bytes(cut)).collect(),
+            group_bytes: (1..=dimensions).map(most).collect(),
             groups,
             reuse: ChunkReuse { every_sample_bytes, all_bytes, between },
+            stores: sampled.len(),
         })
+    }
+
+    /// How many of the bytes that a shuffle may have are for arrays that are the same for every sample: as many as these need;
+    /// half, if each of several stores has its own.
+    pub fn shuffle_reserve(&self, bytes: u64) -> u64 {
+        let most = if self.stores > 1 { bytes / 2 } else { bytes };
+        self.reuse.every_sample_bytes.min(most)
     }
 }
 
@@ -115,11 +137,11 @@ fn cut(groups: Groups, options: &Options) -> Result<Groups> {
     groups.cut(bytes / Groups::BYTES_PER_CELL).map_err(|groups| too_many_groups(groups, options))
 }
 
-/// The arrays that samples are taken along, and how their chunks lie.
+/// The arrays that samples of a domain are taken along, and how their chunks lie.
 struct Sampled<'a> {
     dataset: &'a Dataset,
     geometry: &'a [ArrayGeometry],
-    windows: &'a Windows,
+    domain: &'a Domain,
     /// The numbers of these arrays.
     numbers: Vec<usize>,
     /// Stores that are joined: parts of each of these arrays.
@@ -127,11 +149,11 @@ struct Sampled<'a> {
 }
 
 impl<'a> Sampled<'a> {
-    fn new(dataset: &'a Dataset, geometry: &'a [ArrayGeometry], windows: &'a Windows) -> Self {
+    fn new(dataset: &'a Dataset, geometry: &'a [ArrayGeometry], domain: &'a Domain) -> Self {
         let numbers: Vec<usize> =
             (0..geometry.len()).filter(|&number| geometry[number].follows_samples()).collect();
         let parts = numbers.first().map_or(0, |&number| geometry[number].parts.len());
-        Self { dataset, geometry, windows, numbers, parts }
+        Self { dataset, geometry, domain, numbers, parts }
     }
 
     /// Extents of the read chunks of these parts along a sampled dimension.
@@ -149,7 +171,13 @@ impl<'a> Sampled<'a> {
             }
             _ => Grid::new([(0, self.extents(dimension, 0..self.parts))]),
         };
-        (0..self.windows.dimensions()).map(grid).collect()
+        (0..self.domain.windows.dimensions()).map(grid).collect()
+    }
+
+    /// Decoded bytes of the arrays that are the same for every sample.
+    fn every_sample_bytes(&self) -> u64 {
+        let same = (0..self.geometry.len()).filter(|&number| !self.geometry[number].follows_samples());
+        same.map(|number| self.decoded_bytes(number, 0)).fold(0, u64::saturating_add)
     }
 
     /// Decoded bytes of a group of samples: the chunks of all sampled arrays, cut along the first `cut` dimensions.
@@ -162,11 +190,11 @@ impl<'a> Sampled<'a> {
     fn decoded_bytes(&self, number: usize, cut: usize) -> u64 {
         let array = &self.geometry[number];
         // Samples do not differ in what is chosen.
-        let runs = array.runs(self.windows, &self.windows.places(0));
+        let runs = array.runs(&self.domain.windows, &self.domain.windows.places(0));
         let extent = |d: usize| match array.axes[d] {
             Some(axis) if axis < cut => self.extents(axis, 0..self.parts).into_iter().max().unwrap_or(1),
             Some(axis) => {
-                let axis = &self.windows.axes()[axis];
+                let axis = &self.domain.windows.axes()[axis];
                 axis.start(axis.count() - 1) + axis.span() - axis.start(0)
             }
             None => array.shape[d],
@@ -178,7 +206,8 @@ impl<'a> Sampled<'a> {
                 None => extent(d).div_ceil(chunk[d]),
             };
             let chunks = (0..chunk.len()).map(along).fold(1, u64::saturating_mul);
-            chunks.saturating_mul(DevicePool::padded(self.dataset.part(number, part).read_chunk_bytes()))
+            let chunk_bytes = self.dataset.part(number, array.first_part + part).read_chunk_bytes();
+            chunks.saturating_mul(DevicePool::padded(chunk_bytes))
         };
         (0..array.parts.len()).map(of_part).max().unwrap_or(0)
     }

@@ -13,7 +13,7 @@ use crate::decode::part::{Kind, PartPlan};
 use crate::decode::upload::{largest_pinned_bytes, largest_upload_bytes};
 use crate::error::{Result, log_once};
 use crate::options::DeviceBudget;
-use crate::plan::{ArrayGeometry, count_chunks, touched_chunks};
+use crate::plan::{count_chunks, touched_chunks};
 
 use std::collections::HashSet;
 
@@ -75,10 +75,8 @@ impl Setup {
         let none: ChunkCounts = self.parts.arrays().iter().map(|parts| vec![0; parts.len()]).collect();
         let mut counts = none.clone();
         for &sample in samples {
-            for (counts, geometry) in counts.iter_mut().zip(&*self.geometry) {
-                for (part, chunks) in count_chunks(&self.windows, geometry, sample) {
-                    counts[part] = counts[part].saturating_add(chunks);
-                }
+            for (array, part, chunks) in count_chunks(&self.domains, &self.geometry, sample) {
+                counts[array][part] = counts[array][part].saturating_add(chunks);
             }
         }
         if samples.len() > 1
@@ -88,7 +86,7 @@ impl Setup {
             counts = none;
             let mut seen = HashSet::new();
             for &sample in samples {
-                touched_chunks(&self.windows, &self.geometry, sample, |chunk| {
+                touched_chunks(&self.domains, &self.geometry, sample, |chunk| {
                     counts[chunk.array][chunk.part] += u64::from(seen.insert(chunk));
                 });
             }
@@ -136,8 +134,6 @@ impl Setup {
 
     /// Host memory beside outputs, pinned memory and cached chunks.
     fn overhead(&self) -> Overhead {
-        let arrays = self.dataset.arrays.iter().zip(&*self.geometry);
-        let chunks = arrays.map(|(array, geometry)| self.most_batch_chunks(array, geometry));
         let scratch = |(array, _): (&ArrayInfo, &PartPlan)| {
             let decoded = if self.options.device.is_none() { array.read_chunk_bytes() } else { 0 };
             scratch_bytes(array, decoded)
@@ -146,32 +142,38 @@ impl Setup {
             array.sharding.as_ref().map_or(0, |sharding| sharding.index_bytes)
         };
         Overhead::new(
-            chunks.fold(0, u64::saturating_add).max(1),
+            self.most_batch_chunks().max(1),
             self.planned_parts().map(scratch).max().unwrap_or(0),
             self.order_bytes,
             self.planned_parts().map(index).max().unwrap_or(0),
         )
     }
 
-    /// The most chunks of an array in a batch, from a few samples. Samples of a batch share chunks, but an array has no more
-    /// than all of its chunks.
-    fn most_batch_chunks(&self, array: &Joined, geometry: &ArrayGeometry) -> u64 {
+    /// The most chunks in a batch, from a few samples. Samples of a batch share chunks, but an array has no more than all of its
+    /// chunks.
+    fn most_batch_chunks(&self) -> u64 {
         /// Samples looked at, which stand for all.
         const LOOKED_AT: u64 = 64;
-        let samples = self.windows.len();
+        let samples = self.domains.len();
         let looked_at = samples.min(LOOKED_AT);
         let spread = |i: u64| (u128::from(i) * u128::from(samples) / u128::from(looked_at)) as u64;
-        let of_sample = |sample| {
-            let counts = count_chunks(&self.windows, geometry, sample);
-            counts.into_iter().fold(0, |all: u64, (_, chunks)| all.saturating_add(chunks))
-        };
+        let mut most = vec![0; self.dataset.arrays.len()];
+        for sample in (0..looked_at).map(spread) {
+            let mut of_sample = vec![0; most.len()];
+            for (array, _, chunks) in count_chunks(&self.domains, &self.geometry, sample) {
+                of_sample[array] = chunks.saturating_add(of_sample[array]);
+            }
+            most.iter_mut().zip(of_sample).for_each(|(most, chunks)| *most = chunks.max(*most));
+        }
         let of_part = |part: &ArrayInfo| {
             let extents = part.shape.iter().zip(part.read_chunk_shape());
             extents.map(|(extent, chunk)| extent.div_ceil(*chunk)).fold(1, u64::saturating_mul)
         };
-        let most = (0..looked_at).map(spread).map(of_sample).max().unwrap_or(0);
-        let all = array.parts.iter().map(of_part).fold(0, u64::saturating_add);
-        most.saturating_mul(self.options.batch_size).min(all)
+        let of_batch = |(array, most): (&Joined, u64)| {
+            let all = array.parts.iter().map(of_part).fold(0, u64::saturating_add);
+            most.saturating_mul(self.options.batch_size).min(all)
+        };
+        self.dataset.arrays.iter().zip(most).map(of_batch).fold(0, u64::saturating_add)
     }
 
     /// Counts the chunks of the first two batches: the first may be the last of an epoch, of few samples.

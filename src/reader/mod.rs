@@ -29,6 +29,7 @@ mod checkpoint;
 mod checks;
 mod chunk_reuse;
 mod device;
+mod domains;
 mod memory_needs;
 pub mod memory_plan;
 mod outputs;
@@ -175,7 +176,7 @@ impl Reader {
             && let Some(output) = outputs.last()
         {
             let indices: Vec<i64> =
-                samples.iter().flat_map(|drawn| self.setup.windows.index(drawn.sample)).collect();
+                samples.iter().flat_map(|drawn| self.setup.domains.index(drawn.sample)).collect();
             // SAFETY: the memory of the last output, which has this size, is lent to the reader.
             unsafe { self.write_indices(&indices, output) }?;
         }

@@ -3,7 +3,7 @@
 use crate::dataset::{Dataset, ElementType, stacked_layout};
 use crate::decode::part::PartPlans;
 use crate::plan::ArrayGeometry;
-use crate::sampler::Windows;
+use crate::sampler::Domains;
 
 /// One output of a reader.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,14 +36,16 @@ pub(super) enum Stacking<'a> {
 }
 
 /// One output for each array, or a single one if they are stacked, and one more for the samples' indices if `indexed`.
+/// `geometry` is that of any domain: samples have the same shape in all of them.
 pub(super) fn outputs(
     dataset: &Dataset,
-    windows: &Windows,
+    domains: &Domains,
     geometry: &[ArrayGeometry],
     parts: &PartPlans,
     stacking: Stacking<'_>,
     indexed: bool,
 ) -> Vec<Output> {
+    let windows = domains.first();
     let describe = |number: usize| {
         let (array, geometry) = (&dataset.arrays[number], &geometry[number]);
         let dropped = usize::from(windows.drops_first && geometry.follows_samples());
@@ -76,7 +78,7 @@ pub(super) fn outputs(
         }
     }
     if indexed {
-        let shape = vec![windows.dimensions() as u64];
+        let shape = vec![domains.index_len() as u64];
         outputs.push(Output { element: ElementType::Int64, shape, layout: String::new() });
     }
     outputs

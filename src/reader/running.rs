@@ -235,7 +235,7 @@ impl Running {
         let setup = start.setup;
         let caches = setup.options.cache_bytes > 0;
         let mut plans = Planner {
-            windows: setup.windows.clone(),
+            domains: setup.domains.clone(),
             geometry: setup.geometry.clone(),
             placing: setup.placing.clone(),
             parts: setup.parts.clone(),

@@ -43,7 +43,8 @@ pub(super) fn selection(text: &str, dataset: &Dataset) -> Result<Vec<Vec<Chosen>
                 return Err(refused(format!("samples are taken along \"{name}\"; {remedy}")));
             }
             known = true;
-            check_indices(array, name, &pieces, array.shape[dimension])?;
+            let least = array.parts.iter().map(|part| part.shape[dimension]).min();
+            check_indices(array, name, &pieces, least.unwrap_or(0))?;
             chosen[dimension] = Some(pieces.clone());
         }
         if !known {
@@ -126,12 +127,12 @@ fn check_indices(array: &Joined, name: &str, pieces: &[Run], extent: u64) -> Res
     }
 }
 
-/// Extents of an array as samples see it.
-pub(super) fn selected_shape(array: &Joined, chosen: &[Chosen]) -> Vec<u64> {
+/// Extents of an array of this shape as samples see it.
+pub(super) fn selected_shape(shape: &[u64], chosen: &[Chosen]) -> Vec<u64> {
     let extent = |(&extent, chosen): (&u64, &Chosen)| {
         chosen.as_ref().map_or(extent, |runs| runs.iter().map(|run| run.count).sum())
     };
-    array.shape.iter().zip(chosen).map(extent).collect()
+    shape.iter().zip(chosen).map(extent).collect()
 }
 
 /// Refuses several windows along a dimension that indices are chosen of, and arrays that do not have the choice along a
@@ -158,7 +159,7 @@ pub(super) fn check_selected(
                 return Err(refused(format!(
                     "{}: indices are chosen along dimension {axis}, but `window` does not take all of them; give the extent {}, or `roi_start` and `roi_end` in place of the indices",
                     first.context(),
-                    selected_shape(first, &geometry[reference].chosen)[axis]
+                    selected_shape(&geometry[reference].shape, &geometry[reference].chosen)[axis]
                 )));
             }
         }

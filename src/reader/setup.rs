@@ -5,21 +5,20 @@
 
 use super::channel_stack::{self, ChannelStack};
 use super::checkpoint::{self, Cursor, Identity};
-use super::checks::{
-    check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack, name_array,
-};
+use super::checks::{check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack};
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
+use super::domains::domains;
 use super::outputs::{Output, Stacking, outputs};
-use super::selection::{Chosen, check_selected, selected_shape, selection};
+use super::selection::{check_selected, selected_shape, selection};
 use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset, Joined};
 use crate::decode::part::{Kind, PartPlan, PartPlans};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
-use crate::options::{Arguments, Decode, Io, Options, argument};
-use crate::plan::{ArrayGeometry, OutputGeometry};
-use crate::sampler::{Order, OrderArguments, Shuffle, WindowArguments, Windows};
+use crate::options::{Arguments, Decode, Io, Join, Options, argument};
+use crate::plan::{ArrayGeometry, Geometry, OutputGeometry};
+use crate::sampler::{Domain, Domains, Order, OrderArguments, Shuffle};
 
 use crate::store::Access;
 
@@ -32,9 +31,9 @@ pub struct Setup {
     /// The arrays that are read.
     pub dataset: Arc<Dataset>,
     /// The windows that are samples.
-    pub windows: Windows,
-    /// Where the windows lie in each array.
-    pub geometry: Arc<[ArrayGeometry]>,
+    pub domains: Domains,
+    /// Where the windows lie in each array, in each domain.
+    pub geometry: Arc<Geometry>,
     /// Where each array lies in its output.
     pub placing: Arc<[OutputGeometry]>,
     /// How the chunks of each part of each array are decoded.
@@ -72,54 +71,63 @@ impl Setup {
     pub fn new(arguments: &Arguments) -> Result<Self> {
         let options = Options::check(arguments)?;
         codec::register();
-        let dataset = Arc::new(Dataset::open(&arguments.paths, &arguments.arrays, &Access::new(arguments)?)?);
+        let (join, access) = (Join::check(arguments)?, Access::new(arguments)?);
+        let dataset = Dataset::open_joined(&arguments.paths, &arguments.arrays, &access, join)?;
+        let dataset = Arc::new(dataset);
         check_dimensions(&dataset)?;
         // The array whose shape the windows are made for: the first that samples are taken along.
         let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
         let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
         let chosen = selection(&arguments.select, &dataset)?;
-        let shape = selected_shape(&dataset.arrays[reference], &chosen[reference]);
-        let windows = windows(&dataset.arrays[reference], &shape, arguments, &options)?;
-        let dimensions = windows.dimensions();
-        let geometry = |(array, chosen): (&Joined, Vec<Chosen>)| ArrayGeometry {
-            chosen,
-            ..array.geometry(windows.axes().len())
+        let seen = |shape: &[u64]| selected_shape(shape, &chosen[reference]);
+        let domains = domains(&dataset.arrays[reference], seen, arguments, &options)?;
+        let (windows, dimensions) = (domains.first(), domains.first().dimensions());
+        let geometry = |domain: &Domain| {
+            let axes = domain.windows.axes().len();
+            let arrays = dataset.arrays.iter().zip(&chosen);
+            let geometry = arrays.map(|(array, chosen)| ArrayGeometry {
+                chosen: chosen.clone(),
+                ..array.geometry(domain.store, axes)
+            });
+            geometry.collect::<Vec<_>>()
         };
-        let geometry: Arc<[ArrayGeometry]> = dataset.arrays.iter().zip(chosen).map(geometry).collect();
-        check_shapes(&dataset, &geometry, reference, windows.axes().len())?;
-        check_selected(&dataset, &geometry, reference, &windows)?;
+        let geometry: Arc<Geometry> = domains.iter().map(geometry).collect();
+        check_shapes(&dataset, &domains, &geometry, reference)?;
+        for (domain, geometry) in domains.iter().zip(&*geometry) {
+            check_selected(&dataset, geometry, reference, &domain.windows)?;
+        }
         let count = dataset.arrays.len();
         let place = |(number, geometry): (usize, &ArrayGeometry)| {
-            let extents = geometry.sample_extents(&windows);
+            let extents = geometry.sample_extents(windows);
             match arguments.stack {
                 true => OutputGeometry::stacked(number, count, &extents),
                 false => OutputGeometry::alone(number, &extents),
             }
         };
-        let mut placing: Arc<[OutputGeometry]> = geometry.iter().enumerate().map(place).collect();
+        let mut placing: Arc<[OutputGeometry]> = geometry[0].iter().enumerate().map(place).collect();
         let mut channel_stack = None;
         if arguments.stack_channels {
             if arguments.stack {
                 let problem = "`stack` stacks the arrays in another way; give one of them";
                 return Err(argument("stack_channels", problem.into()));
             }
-            let stack = ChannelStack::new(&dataset, &geometry, &windows)?;
+            let stack = ChannelStack::new(&dataset, &geometry[0], windows)?;
             placing = stack.placing.clone().into();
             channel_stack = Some(stack);
         }
-        let places = Places { windows: &windows, geometry: &geometry, placing: &placing };
+        let places = Places { windows, geometry: &geometry[0], placing: &placing };
         let conversions = conversions(&dataset, arguments, &places)?;
         if arguments.stack {
-            check_stack(&dataset, &geometry, &conversions)?;
+            check_stack(&dataset, &geometry[0], &conversions)?;
         }
         if arguments.stack_channels {
             channel_stack::check_types(&dataset, &conversions)?;
         }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
         let Ordered { order, order_bytes, reuse } =
-            order(arguments, &options, &dataset, &geometry, &windows)?;
+            order(arguments, &options, &dataset, &geometry, &domains)?;
         let (stacked, indexed) = (arguments.stack || arguments.stack_channels, arguments.return_index);
-        let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &windows, &order, stacked);
+        let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &domains, &order, stacked);
         let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
         let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
         if !arguments.position.is_empty() {
@@ -135,10 +143,10 @@ impl Setup {
             (false, Some(shape)) => Stacking::Channels { shape, reference },
             (false, None) => Stacking::None,
         };
-        let outputs = outputs(&dataset, &windows, &geometry, &parts, stacking, indexed);
+        let outputs = outputs(&dataset, &domains, &geometry[0], &parts, stacking, indexed);
         Ok(Self {
             dataset,
-            windows,
+            domains,
             geometry,
             placing,
             parts,
@@ -205,9 +213,9 @@ impl Setup {
         const LEAST: u64 = 16;
         // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices.
         let of = |(array, placing): (&ArrayGeometry, &OutputGeometry)| {
-            array.boxes(&self.windows).saturating_mul(placing.repeats)
+            array.boxes(self.domains.first()).saturating_mul(placing.repeats)
         };
-        let boxes = self.geometry.iter().zip(&*self.placing).map(of).max().unwrap_or(1);
+        let boxes = self.geometry[0].iter().zip(&*self.placing).map(of).max().unwrap_or(1);
         self.options.batch_size.saturating_mul(boxes).max(LEAST)
     }
 
@@ -222,22 +230,6 @@ impl Setup {
             }
         }
     }
-}
-
-/// The windows that are samples of an array, of which samples see this shape.
-fn windows(reference: &Joined, shape: &[u64], arguments: &Arguments, options: &Options) -> Result<Windows> {
-    let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
-    let windows = WindowArguments {
-        window: arguments.window.as_deref(),
-        stride: arguments.stride.as_deref(),
-        dilation: arguments.dilation.as_deref(),
-        offsets: arguments.offsets.as_deref(),
-        roi_start: arguments.roi_start.as_deref(),
-        roi_end: arguments.roi_end.as_deref(),
-        exclude: &arguments.exclude,
-        most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
-    };
-    Windows::new(shape, &windows).map_err(|error| name_array(error, reference))
 }
 
 /// A plan for each part of each array.
@@ -286,17 +278,17 @@ fn order(
     arguments: &Arguments,
     options: &Options,
     dataset: &Dataset,
-    geometry: &[ArrayGeometry],
-    windows: &Windows,
+    geometry: &Geometry,
+    domains: &Domains,
 ) -> Result<Ordered> {
     let shuffled = arguments.random_shuffle;
     if shuffled {
-        check_shuffled(windows.len())?;
+        check_shuffled(domains.len())?;
     }
     let in_order = (!shuffled).then_some(options.batch_size);
-    let sharing = ChunkSharing::new(dataset, geometry, windows, in_order, options)?;
+    let sharing = ChunkSharing::new(dataset, geometry, domains, in_order, options)?;
     let shuffle = shuffled.then(|| {
-        let bytes = options.shuffle_bytes().saturating_sub(sharing.reuse.every_sample_bytes);
+        let bytes = options.shuffle_bytes().saturating_sub(sharing.shuffle_reserve(options.shuffle_bytes()));
         let bytes = bytes / Setup::SHUFFLE_SHARE.1 * Setup::SHUFFLE_SHARE.0;
         let groups = sharing.groups.clone().map(|groups| {
             let buffer = groups.buffer(&sharing.group_bytes, bytes, options.initial_fill);
@@ -312,7 +304,7 @@ fn order(
     let order_bytes = Order::shuffle_bytes(groups);
     check_order_bytes(order_bytes, groups, options)?;
     let order = Order::new(
-        windows.len(),
+        domains.len(),
         OrderArguments {
             shard_id: arguments.shard_id,
             num_shards: arguments.num_shards,

@@ -8,22 +8,20 @@ impl Setup {
     /// sample's index.
     pub(super) fn source_info(&self, output: usize, sample: u64) -> String {
         let Some(array) = self.dataset.arrays.get(output).filter(|_| !self.stacked || output == 0) else {
-            let indices: Vec<String> = self.windows.index(sample).iter().map(i64::to_string).collect();
+            let indices: Vec<String> = self.domains.index(sample).iter().map(i64::to_string).collect();
             return format!("index[{}]", indices.join(", "));
         };
         // Of a stack that array whose samples differ.
         let number = if self.channels.is_null() { output } else { self.reference };
-        let (array, geometry) = if number == output {
-            (array, &self.geometry[output])
-        } else {
-            (&self.dataset.arrays[number], &self.geometry[number])
-        };
-        let runs = geometry.runs(&self.windows, &self.windows.places(sample));
+        let array = if number == output { array } else { &self.dataset.arrays[number] };
+        let (domain, places) = self.domains.place(sample);
+        let (geometry, windows) = (&self.geometry[domain][number], self.domains.windows(domain));
+        let runs = geometry.runs(windows, &places);
         let ranges: Vec<String> = runs[..array.first().stored_dimensions()]
             .iter()
             .enumerate()
             .map(|(d, runs)| match &runs[..] {
-                [only] if d == 0 && self.windows.drops_first && geometry.follows_samples() => {
+                [only] if d == 0 && windows.drops_first && geometry.follows_samples() => {
                     only.start.to_string()
                 }
                 runs => range_text(runs),
@@ -36,7 +34,7 @@ impl Setup {
             }
             _ => array.first().name.clone(),
         };
-        format!("{}[{}]", array.place(&names), ranges.join(", "))
+        format!("{}[{}]", array.place(&names, geometry.first_part), ranges.join(", "))
     }
 }
 

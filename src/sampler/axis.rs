@@ -106,17 +106,24 @@ impl Axis {
         Some(axis)
     }
 
-    /// Leaves out the windows that touch one of these indices.
-    pub(super) fn exclude(&mut self, indices: &[u64]) {
-        let mut sorted = indices.to_vec();
-        sorted.sort_unstable();
+    /// Leaves out the windows that touch one of these indices, and those with indices on both sides of a break: before it, and
+    /// at or behind it.
+    pub(super) fn exclude(&mut self, indices: &[u64], breaks: &[u64]) {
+        let sorted = |indices: &[u64]| {
+            let mut sorted = indices.to_vec();
+            sorted.sort_unstable();
+            sorted
+        };
+        let (indices, breaks) = (sorted(indices), sorted(breaks));
         let touches = |window: &u64| {
             let start = self.start(*window);
-            let from = sorted.partition_point(|&index| index < start);
-            sorted[from..].iter().take_while(|&&index| index < start + self.span()).any(|&index| {
-                let relative = index - start;
-                self.runs.iter().any(|run| run.within(relative, relative + 1).is_some())
-            })
+            let from = indices.partition_point(|&index| index < start);
+            let reaches_over = breaks.get(breaks.partition_point(|&index| index <= start));
+            reaches_over.is_some_and(|&index| index < start + self.span())
+                || indices[from..].iter().take_while(|&&index| index < start + self.span()).any(|&index| {
+                    let relative = index - start;
+                    self.runs.iter().any(|run| run.within(relative, relative + 1).is_some())
+                })
         };
         let left = (0..self.count()).filter(|window| !touches(window)).map(|window| self.start(window));
         self.starts = Starts::Listed(left.collect());

@@ -3,6 +3,8 @@
 #![forbid(unsafe_code)]
 
 mod axis;
+mod domain_groups;
+mod domains;
 mod grid;
 mod groups;
 mod order;
@@ -13,6 +15,7 @@ mod visit;
 mod windows;
 
 pub use axis::{Axis, Run};
+pub use domains::{Domain, Domains};
 pub use grid::Grid;
 pub use groups::{Buffer, Groups};
 pub use order::{Drawn, Order, OrderArguments, Position, Shuffle};

@@ -274,13 +274,18 @@ fn is_forward(strand: usize) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::groups::tests::{along_one, patches};
+    use super::super::domain_groups::{DomainGroups, tests as domains};
+    use super::super::groups::tests::together;
     use super::super::{Grid, WindowArguments, Windows};
     use super::*;
     use proptest::prelude::*;
     use rand_chacha::rand_core::SeedableRng;
 
     use std::collections::{HashMap, HashSet};
+
+    fn along_one(steps: u64, window: i64, chunk: u64) -> Groups {
+        together(vec![domains::along_one(steps, window, chunk)], u64::MAX)
+    }
 
     fn order(groups: &Arc<Groups>, positions: Range<u64>, buffer: Buffer, seed: u8) -> Strands {
         Strands::new(groups.clone(), positions, buffer, ChaCha8Rng::from_seed([seed; 32]))
@@ -341,7 +346,7 @@ mod tests {
         };
         let windows = Windows::new(&[1000, 1000, 1000, 1000], &given).unwrap();
         let grids = [1, 128, 128, 128].map(|chunk| Grid::new([(0, vec![chunk])]));
-        let groups = Arc::new(Groups::new(&windows, &grids).cut(u64::MAX).unwrap());
+        let groups = Arc::new(together(vec![DomainGroups::new(&windows, &grids)], u64::MAX));
         assert!(groups.samples() > 900_000_000_000);
         let buffer = groups.buffer(&[1 << 31, 1 << 28, 1 << 25, 1 << 22], 1 << 30, 1 << 20);
         let mut order = order(&groups, 0..groups.samples(), buffer, 1);
@@ -415,22 +420,33 @@ mod tests {
         #[test]
         fn each_strand_yields_its_stages_one_after_another(
             steps in 12u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
-            two: bool, depth in 1usize..3, shards in 1u64..4, shard in 0u64..4,
+            two: bool, depth in 1usize..3, shards in 1u64..4, shard in 0u64..4, stores in 1u64..4,
         ) {
             prop_assume!(shard < shards);
-            let (groups, depth) = if two { (patches(), depth) } else { (along_one(steps, window, chunk), 1) };
-            let groups = Arc::new(groups);
+            let (domain, depth) = match two {
+                true => (domains::patches(), depth),
+                false => (domains::along_one(steps, window, chunk), 1),
+            };
+            let of_store = domain.samples();
+            let groups = Arc::new(together(vec![domain; stores as usize], u64::MAX));
             let all = groups.samples();
             prop_assume!(shards <= all);
             let part = all * shard / shards..all * (shard + 1) / shards;
             let mut order = order(&groups, part.clone(), Buffer { depth, strands, linked }, seed);
             // Of patches: 2 x 4 each, 2 apart along the second dimension, chunks of 4 x 8.
-            let touched = |sample: u64| match (two, depth) {
-                (true, 1) => (sample / 19 / 4, (sample / 19 + 1) / 4),
-                (true, _) => (sample % 19 * 2 / 8, (sample % 19 * 2 + 3) / 8),
-                (false, _) => (sample / chunk, (sample + window as u64 - 1) / chunk),
+            let touched = |sample: u64| {
+                let (store, sample) = (sample / of_store, sample % of_store);
+                let (first, last) = match (two, depth) {
+                    (true, 1) => (sample / 19 / 4, (sample / 19 + 1) / 4),
+                    (true, _) => (sample % 19 * 2 / 8, (sample % 19 * 2 + 3) / 8),
+                    (false, _) => (sample / chunk, (sample + window as u64 - 1) / chunk),
+                };
+                (1000 * store + first, 1000 * store + last)
             };
-            let row = |sample: u64| if two && depth == 2 { sample / 19 / 4 } else { 0 };
+            let row = |sample: u64| {
+                let (store, sample) = (sample / of_store, sample % of_store);
+                1000 * store + if two && depth == 2 { sample / 19 / 4 } else { 0 }
+            };
             let stages = listed_stages(&order, touched, row);
             let samples = listed(&mut order);
             let mut of_strands: Vec<_> = stages.iter().map(|stages| (0, stages, HashSet::new())).collect();

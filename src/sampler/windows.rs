@@ -1,7 +1,7 @@
 //! Samples as windows over the leading dimensions of an array.
 
 use super::axis::{Axis, Run};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::options::argument;
 
 /// The arguments that decide which windows there are, as the user gave them.
@@ -15,8 +15,23 @@ pub struct WindowArguments<'a> {
     pub roi_start: Option<&'a [i64]>,
     pub roi_end: Option<&'a [i64]>,
     pub exclude: &'a [i64],
+    pub breaks: &'a [i64],
     /// The most windows that are listed where some are excluded; none: [`Windows::MOST_LISTED`].
     pub most_listed: Option<u64>,
+}
+
+/// Why an array has no windows.
+enum NoWindows {
+    /// The arguments do not fit each other, or name what is not there.
+    Refused(Error),
+    /// No window fits into the region, or each is excluded.
+    NoRoom(Error),
+}
+
+impl From<Error> for NoWindows {
+    fn from(error: Error) -> Self {
+        Self::Refused(error)
+    }
 }
 
 /// An arrangement of windows, numbered row by row.
@@ -41,15 +56,43 @@ impl Windows {
     /// # Errors
     /// Arguments that do not fit the shape or each other, named.
     pub fn new(shape: &[u64], given: &WindowArguments<'_>) -> Result<Self> {
+        Self::arrange(shape, given).map_err(|(NoWindows::Refused(error) | NoWindows::NoRoom(error))| error)
+    }
+
+    /// The same for one of several arrays: one that is too small for a window, or of which every window is excluded, has no
+    /// windows, and the inner error says why.
+    ///
+    /// # Errors
+    /// Arguments that do not fit each other, named.
+    pub fn fitting(shape: &[u64], given: &WindowArguments<'_>) -> Result<std::result::Result<Self, Error>> {
+        match Self::arrange(shape, given) {
+            Ok(windows) => Ok(Ok(windows)),
+            Err(NoWindows::NoRoom(error)) => Ok(Err(error)),
+            Err(NoWindows::Refused(error)) => Err(error),
+        }
+    }
+
+    /// Checks `roi_start`, `roi_end`, `exclude` and `breaks` against a shape.
+    ///
+    /// # Errors
+    /// Indices that lie outside of it.
+    pub fn check_region(shape: &[u64], given: &WindowArguments<'_>) -> Result<()> {
+        region(shape, given)?;
+        let steps = shape.first().copied().unwrap_or(0);
+        within("exclude", given.exclude, steps)?;
+        within("breaks", given.breaks, steps).map(drop)
+    }
+
+    fn arrange(shape: &[u64], given: &WindowArguments<'_>) -> std::result::Result<Self, NoWindows> {
         if shape.is_empty() {
             let problem = "the array has no dimensions, so there is nothing to take samples along";
-            return Err(argument("path", problem.into()));
+            return Err(argument("path", problem.into()).into());
         }
         let extents = extents(given)?;
         let asked = extents.len();
         if asked > shape.len() {
             let problem = format!("{extents:?} has {asked} extents, but the array has the shape {shape:?}");
-            return Err(argument("window", problem));
+            return Err(argument("window", problem).into());
         }
         let dilation = per_dimension("dilation", given.dilation, asked)?.unwrap_or_else(|| vec![1; asked]);
         if given.offsets.is_some() && dilation[0] != 1 {
@@ -57,7 +100,7 @@ impl Windows {
                 "{dilation:?} and offsets={:?} both say which steps a sample has; leave one out, or give 1 in the first place",
                 given.offsets.unwrap_or_default()
             );
-            return Err(argument("dilation", problem));
+            return Err(argument("dilation", problem).into());
         }
         let stride = per_dimension("stride", given.stride, asked)?;
         let region = region(shape, given)?;
@@ -72,7 +115,7 @@ impl Windows {
                 axes.extend(Axis::new(vec![whole], 0, bounds, 1));
             }
         }
-        if !given.exclude.is_empty() {
+        if !given.exclude.is_empty() || !given.breaks.is_empty() {
             exclude(&mut axes[0], shape[0], given, &extents)?;
         }
         let windows = Self { axes, asked, drops_first: given.window.is_none() && given.offsets.is_none() };
@@ -81,7 +124,7 @@ impl Windows {
             let problem = format!(
                 "{extents:?} has more places in the shape {shape:?} than can be counted; cover fewer dimensions"
             );
-            return Err(argument("window", problem));
+            return Err(argument("window", problem).into());
         }
         Ok(windows)
     }
@@ -164,7 +207,7 @@ fn axis(
     extents: &[u64],
     dilation: &[u64],
     stride: Option<u64>,
-) -> Result<Axis> {
+) -> std::result::Result<Axis, NoWindows> {
     let offsets = given.offsets.filter(|_| d == 0);
     let (runs, anchor) = match offsets {
         Some(offsets) => runs_of(offsets)?,
@@ -192,28 +235,36 @@ fn axis(
             "{values} does not fit into {place}: {asked} steps are asked for in dimension {d}, which has {}",
             bounds.1 - bounds.0
         );
-        argument(if offsets.is_some() { "offsets" } else { "window" }, problem)
+        NoWindows::NoRoom(argument(if offsets.is_some() { "offsets" } else { "window" }, problem))
     })
 }
 
-/// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps.
-fn exclude(axis: &mut Axis, steps: u64, given: &WindowArguments<'_>, extents: &[u64]) -> Result<()> {
+/// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps, or reach over breaks.
+fn exclude(
+    axis: &mut Axis,
+    steps: u64,
+    given: &WindowArguments<'_>,
+    extents: &[u64],
+) -> std::result::Result<(), NoWindows> {
     let indices = within("exclude", given.exclude, steps)?;
+    let breaks = within("breaks", given.breaks, steps)?;
+    let name = if indices.is_empty() { "breaks" } else { "exclude" };
     let most = given.most_listed.unwrap_or(u64::MAX).min(Windows::MOST_LISTED);
     if axis.count() > most {
         let problem = format!(
             "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",
             axis.count(),
         );
-        return Err(argument("exclude", problem));
+        return Err(argument(name, problem).into());
     }
-    axis.exclude(&indices);
+    axis.exclude(&indices, &breaks);
     if axis.count() == 0 {
+        let also = if breaks.is_empty() || indices.is_empty() { "" } else { ", with those of breaks," };
         let problem = format!(
-            "its {} indices touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
-            indices.len()
+            "its {} indices{also} touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
+            if indices.is_empty() { breaks.len() } else { indices.len() }
         );
-        return Err(argument("exclude", problem));
+        return Err(NoWindows::NoRoom(argument(name, problem)));
     }
     Ok(())
 }
@@ -383,10 +434,12 @@ mod tests {
             window in 1i64..6, dilation in 1i64..4,
             offsets in prop::option::of(prop::collection::vec(-8i64..9, 1..5)),
             exclude in prop::collection::vec(0i64..30, 0..4),
+            breaks in prop::collection::vec(0i64..30, 0..3),
         ) {
             let roi = (roi.0.min(extent - 1), roi.1.min(extent));
             prop_assume!(roi.0 < roi.1);
             let exclude: Vec<i64> = exclude.into_iter().filter(|&index| index < extent).collect();
+            let breaks: Vec<i64> = breaks.into_iter().filter(|&index| index < extent).collect();
             let steps: Vec<i64> =
                 offsets.clone().unwrap_or_else(|| (0..window).map(|i| i * dilation).collect());
             let (window, dilation, bounds) = ([window], [dilation], ([roi.0], [roi.1]));
@@ -398,6 +451,7 @@ mod tests {
                 roi_start: Some(&bounds.0),
                 roi_end: Some(&bounds.1),
                 exclude: &exclude,
+                breaks: &breaks,
                 most_listed: None,
             };
             let inside = |t: i64| steps.iter().all(|o| (roi.0..roi.1).contains(&(t + o)));
@@ -407,6 +461,12 @@ mod tests {
                     .map(|i| first + i * stride)
                     .take_while(|&t| inside(t))
                     .filter(|t| steps.iter().all(|o| !exclude.contains(&(t + o))))
+                    .filter(|t| {
+                        breaks.iter().all(|&at| {
+                            let before = steps.iter().filter(|&o| t + o < at).count();
+                            before == 0 || before == steps.len()
+                        })
+                    })
                     .collect()
             });
             match Windows::new(&[extent as u64], &given) {
@@ -475,6 +535,17 @@ mod tests {
             ),
             (&[10], WindowArguments { exclude: &[10], ..none() }, &["`exclude`", "10"]),
             (&[3], WindowArguments { exclude: &[0, 1, 2], ..none() }, &["`exclude`", "no sample"]),
+            (&[10], WindowArguments { breaks: &[-1], ..none() }, &["`breaks`", "-1"]),
+            (
+                &[3],
+                WindowArguments { window: Some(&[2]), breaks: &[1, 2], ..none() },
+                &["`breaks`", "its 2 indices", "no sample"],
+            ),
+            (
+                &[3],
+                WindowArguments { window: Some(&[2]), breaks: &[1], exclude: &[2], ..none() },
+                &["`exclude`", "with those of breaks", "no sample"],
+            ),
         ];
         for (shape, given, expected) in cases {
             let error = Windows::new(shape, &given).unwrap_err().to_string();

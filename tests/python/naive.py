@@ -23,6 +23,7 @@ class Sampling:
     roi_start: tuple | None = None
     roi_end: tuple | None = None
     exclude: tuple | None = None
+    breaks: tuple | None = None
 
     def arguments(self):
         """The same as arguments of the reader; what is not given is left out."""
@@ -69,7 +70,13 @@ class Sampling:
         found = fits[:: self.step_between_starts(dimension)]
         if dimension == 0 and self.exclude:
             found = [at for at in found if not {at + step for step in steps} & set(self.exclude)]
+        if dimension == 0 and self.breaks:
+            found = [at for at in found if not any(self._reaches_over(index, at) for index in self.breaks)]
         return found
+
+    def _reaches_over(self, index, start):
+        """Whether a sample has steps before this index of the first dimension and others that are not."""
+        return len({start + step < index for step in self.steps(0)}) == 2
 
     def samples(self, shape):
         """The start of each sample, in the order of sample numbers."""

@@ -1,0 +1,88 @@
+"""Random arguments of a reader, and what its order has to be like."""
+
+import math
+
+import reference
+from naive import Sampling, visits
+
+
+def draw_sampling(rng, shape, shared):
+    """Arguments that are valid by themselves; they may leave no sample."""
+
+    def maybe(probability):
+        return rng.random() < probability
+
+    def draw(low, high):
+        """A number of low..=high."""
+        return int(rng.integers(low, high + 1))
+
+    given = {}
+    dimensions = draw(0, shared)
+    if dimensions:
+        given["window"] = tuple(draw(1, max(1, min(4, extent // 2))) for extent in shape[:dimensions])
+    if maybe(0.3):
+        reach = max(1, shape[0] // 4)
+        given["offsets"] = tuple(draw(-reach, reach) for _ in range(draw(1, 4)))
+        if dimensions:
+            given["window"] = (len(given["offsets"]), *given["window"][1:])
+            if dimensions == 1 and maybe(0.7):
+                del given["window"]
+    if "window" in given and maybe(0.4):
+        given["dilation"] = tuple(draw(1, 3) for _ in given["window"])
+        if "offsets" in given:
+            given["dilation"] = (1, *given["dilation"][1:])
+    if maybe(0.5):
+        given["stride"] = tuple(draw(1, 4) for _ in given.get("window", (1,)))
+    if maybe(0.5):
+        bounds = []
+        for extent in shape[: draw(1, shared)]:
+            start = draw(0, extent // 3)
+            bounds.append((start, draw(max(start + 1, extent - extent // 3), extent)))
+        starts, ends = zip(*bounds)
+        if maybe(0.8):
+            given["roi_start"] = starts[: draw(1, len(starts))]
+        if maybe(0.8):
+            given["roi_end"] = ends[: draw(1, len(ends))]
+    if maybe(0.35):
+        given["exclude"] = tuple(draw(0, shape[0] - 1) for _ in range(draw(1, 3)))
+    if maybe(0.2):
+        given["breaks"] = tuple(draw(0, shape[0] - 1) for _ in range(draw(1, 2)))
+    return Sampling(**given)
+
+
+def draw_reader(rng, count):
+    """Reader shards, batches, padding and order for `count` samples."""
+    num_shards = int(rng.integers(1, min(4, count) + 1)) if rng.random() < 0.5 else 1
+    reader = {
+        "num_shards": num_shards,
+        "shard_id": int(rng.integers(0, num_shards)),
+        "stick_to_shard": bool(rng.random() < 0.3),
+        "pad_last_batch": bool(rng.random() < 0.5),
+    }
+    order = {}
+    if rng.random() < 0.5:
+        order = {"random_shuffle": True, "seed": int(rng.integers(0, 1000))}
+        if rng.random() < 0.5:
+            order["initial_fill"] = int(rng.choice([1, 2, 5, 30, 1024]))
+    return reader, order, int(rng.integers(1, 10))
+
+
+def batches_to_read(count, batch_size, reader):
+    """Enough for a visit of every shard, or for two of the own one."""
+    visited = 2 if reader["stick_to_shard"] or reader["num_shards"] == 1 else reader["num_shards"]
+    if reader["pad_last_batch"]:
+        return reference.batches_per_epoch(count, reader["num_shards"], batch_size) * visited
+    return math.ceil(math.ceil(count / reader["num_shards"]) * visited / batch_size)
+
+
+def check_visits(numbers, count, batch_size, reader, shuffled_cells, what):
+    """Shuffled visits hold their shard once and repeat the last sample; (shard, sorted samples) of all."""
+    found = visits(numbers, count, batch_size, **reader)
+    assert found, what
+    for shard, samples, repeats in found:
+        assert len(set(samples)) == len(samples), f"{what}: shard {shard}"
+        assert all(repeat == samples[-1] for repeat in repeats), f"{what}: shard {shard}"
+        if not shuffled_cells:
+            part = reference.shard_range(count, reader["num_shards"], shard)
+            assert sorted(samples) == list(part), f"{what}: shard {shard}"
+    return [(shard, sorted(samples)) for shard, samples, _ in found]

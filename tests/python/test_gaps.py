@@ -1,0 +1,259 @@
+"""Gaps in a coordinate: windows and offsets, in steps or in time, that reach over them or do not.
+
+Random axes with missing days are compared with what pandas says about the labels: with `gaps="skip"` a
+sample is there if each of its steps has the label that the spacing tells.
+"""
+
+import re
+import warnings
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+
+import zarr_dali
+from reading import build, read_all
+
+SPACING = pd.Timedelta("6h")
+
+
+def write(path, times, first=0, **attributes):
+    """t(time, x), each value its own number; returns the values."""
+    values = first + np.arange(len(times) * 2, dtype="float64").reshape(len(times), 2)
+    data = xr.Dataset({"t": (("time", "x"), values)}, coords={"time": times})
+    data["time"].encoding = attributes
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # consolidated metadata of Zarr v3
+        data.to_zarr(str(path), encoding={"t": {"chunks": (3, 2)}})
+    return values
+
+
+def axis_with_gaps(rng, steps=40, start="2010-01-01"):
+    """Six-hourly times of which some stretches are missing."""
+    times = pd.date_range(start, periods=steps, freq=SPACING)
+    kept = np.ones(steps, bool)
+    for _ in range(rng.integers(0, 4)):
+        at = int(rng.integers(1, steps))
+        kept[at : at + int(rng.integers(1, 9))] = False
+    return times[kept]
+
+
+def samples_without_gaps(times, values, offsets, stride):
+    """The samples whose steps lie as far apart in time as in number."""
+    least, most = min(offsets), max(offsets)
+    found = []
+    for at in range(-least, len(times) - most, stride):
+        labels = times[[at + step for step in offsets]]
+        if all(label - labels[0] == (step - offsets[0]) * SPACING for label, step in zip(labels, offsets)):
+            found.append(values[[at + step for step in offsets]])
+    return found
+
+
+def assert_same(samples, expected, what):
+    assert len(samples) == len(expected), what
+    for sample, values in zip(samples, expected):
+        np.testing.assert_array_equal(sample, values, strict=True, err_msg=str(what))
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("kind", ["joined", "separate", "one store"])
+def test_no_sample_reaches_over_a_gap(backend, tmp_path, kind):
+    """Offsets in steps and in time, windows, strides and selected ranges, against the labels."""
+    rng = np.random.default_rng([20261123, len(kind)])
+    for number in range(24):
+        starts = ["2010-01-01"] if kind == "one store" else ["2010-01-01", "2010-01-11", "2010-02-01"]
+        axes = [axis_with_gaps(rng, start=start) for start in starts]
+        folder, whole = tmp_path / f"{number}", []
+        for place, times in enumerate(axes):
+            folder.mkdir(exist_ok=True)
+            whole.append(write(folder / f"{place}.zarr", times, 1000 * place))
+        offsets = sorted(set(rng.integers(-3, 4, 3).tolist()))
+        stride = int(rng.integers(1, 4))
+        arguments = {"offsets": offsets}
+        if rng.random() < 0.4:
+            window = int(rng.integers(2, 5))
+            arguments, offsets = {"window": [window]}, list(range(window))
+        elif rng.random() < 0.5:
+            arguments = {"offsets": [f"{6 * step}h" for step in offsets]}
+        if kind == "joined":
+            axes, whole = [pd.DatetimeIndex(np.concatenate(axes))], [np.concatenate(whole)]
+        expected, labels = [], {}
+        if rng.random() < 0.4:
+            labels = {"time": slice("2010-01-03", "2010-02-04")}
+        for times, values in zip(axes, whole):
+            inside = slice(0, None)
+            if labels:
+                found = times.slice_indexer(labels["time"].start, labels["time"].stop)
+                inside = slice(found.start, found.stop)
+            expected += samples_without_gaps(times[inside], values[inside], offsets, stride)
+        join = {"join": "separate"} if kind == "separate" else {}
+        what = (number, arguments, stride, labels)
+        chosen = zarr_dali.select(
+            f"{folder}/*.zarr", arrays=["t"], gaps="skip", **join, **arguments, **labels
+        )
+        if not expected:
+            with pytest.raises(ValueError, match=r"breaks|window|offsets"):
+                build(backend, **chosen, stride=[stride])
+            continue
+        (samples,) = read_all(backend, **chosen, stride=[stride])
+        assert_same(samples, expected, what)
+        select = {"select": labels} if labels else {}
+        if labels or not any(isinstance(step, str) for step in arguments.get("offsets", ())):
+            loader = zarr_dali.Loader(
+                f"{folder}/*.zarr",
+                ["t"],
+                7,
+                device="cpu",
+                gaps="skip",
+                stride=[stride],
+                **select,
+                **arguments,
+                **join,
+            )
+            assert_same([sample for batch in loader for sample in batch["t"].numpy()], expected, what)
+
+
+@pytest.fixture
+def two_days_missing(tmp_path):
+    """A store whose third and fourth day are missing, after which a step is missing, too."""
+    times = pd.date_range("2010-01-01", periods=40, freq=SPACING)
+    times = times.delete([*range(8, 16), 30])
+    return tmp_path / "era5.zarr", write(tmp_path / "era5.zarr", times)
+
+
+FIRST = r"time goes on by 2 days 06:00:00 from 2010-01-02 18:00:00 \(index 7\) to 2010-01-05 00:00:00"
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("select", [None, {"x": slice(0, 1)}])
+@pytest.mark.parametrize("steps", [{"window": [2]}, {"window": 2}, {"offsets": [-1, 0]}], ids=str)
+def test_a_gap_that_nobody_asked_about_is_said(backend, two_days_missing, steps, select):
+    """Once, with its place; not where samples are single steps, nor where gaps are allowed."""
+    path, values = two_days_missing
+
+    def loader(**arguments):
+        return zarr_dali.Loader(path, ["t"], 4, device="cpu", select=select, **arguments)
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = loader(**steps)
+        list(found)
+    (said,) = (str(warning.message) for warning in caught if "goes on" in str(warning.message))
+    assert re.search(FIRST + r", where 0 days 06:00:00 is usual, the first of 2 gaps.*gaps=\"skip\"", said)
+    assert caught[0].filename == __file__
+    assert len(found) == -(-(len(values) - 1) // 4)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*goes on")
+        assert len(loader(gaps="allow", **steps)) == len(found)
+        assert len(loader()) == len(loader(window=[1])) == -(-len(values) // 4)
+        loader(gaps="skip", **steps)
+        with pytest.raises(ValueError, match=FIRST):
+            loader(gaps="error", **steps)
+
+
+@pytest.mark.gpu_where(False)
+def test_only_the_region_counts(backend, two_days_missing):
+    path, _ = two_days_missing
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*goes on")
+        for region in ({"roi_end": [8]}, {"roi_start": [8], "roi_end": [22]}):
+            zarr_dali.Loader(path, ["t"], 4, device="cpu", window=[2], **region)
+        zarr_dali.select(path, arrays=["t"], window=[2], time="2010-01-02")
+    chosen = zarr_dali.select(
+        path, arrays=["t"], window=[2], gaps="skip", time=slice("2010-01-02", "2010-01-06")
+    )
+    assert chosen["breaks"] == [8] and chosen["window"] == [2]
+
+
+@pytest.mark.gpu_where(False)
+def test_offsets_in_time_allow_no_gap_unless_asked(backend, two_days_missing):
+    path, values = two_days_missing
+    with pytest.raises(ValueError, match=r"offsets: '-6h' is a time span, but .*" + FIRST):
+        zarr_dali.select(path, arrays=["t"], offsets=["-6h", "0h"])
+    chosen = zarr_dali.select(path, arrays=["t"], offsets=["-6h", "0h"], gaps="allow")
+    assert chosen["offsets"] == [-1, 0] and "breaks" not in chosen
+    chosen = zarr_dali.select(path, arrays=["t"], offsets=["-6h", "0h"], gaps="skip")
+    assert chosen["breaks"] == [8, 22]
+    (samples,) = read_all(backend, **chosen)
+    assert len(samples) == len(values) - 3
+
+
+QUIET = {
+    "months": pd.date_range("2000-01-01", periods=30, freq="MS"),
+    "years": pd.date_range("2000-01-01", periods=9, freq="YS"),
+    "backwards": pd.date_range("2000-01-01", periods=9, freq="D")[::-1],
+    "numbers": np.arange(10, 30, 2),
+    "one": pd.date_range("2000-01-01", periods=1),
+    "texts": np.array(["a", "b", "d"]),
+}
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("case", QUIET)
+def test_axes_without_gaps(backend, tmp_path, case):
+    """Months and years differ in length, and of labels without differences nobody knows."""
+    write(tmp_path / "a.zarr", QUIET[case])
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*goes on")
+        chosen = zarr_dali.select(tmp_path / "a.zarr", arrays=["t"], window=[2])
+        if case != "texts":
+            skipped = zarr_dali.select(tmp_path / "a.zarr", arrays=["t"], window=[2], gaps="skip")
+            assert skipped == chosen
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize(
+    "labels, breaks",
+    [
+        (np.array([0.0, 0.5, 1.0, 3.0, 3.5]), [3]),
+        (pd.to_datetime(["2000-01-05", "2000-01-04", "2000-01-03", "2000-01-01"]), [3]),
+        (pd.to_datetime(["2000-01-01", "2000-01-02", "2000-01-02", "2000-01-03", "2000-01-04"]), [2]),
+        (xr.date_range("2001-02-26", periods=6, calendar="noleap", use_cftime=True)[[0, 1, 2, 3, 5]], [4]),
+    ],
+    ids=["numbers", "backwards", "repeated", "noleap"],
+)
+def test_gaps_of_every_kind_of_label(backend, tmp_path, labels, breaks):
+    write(tmp_path / "a.zarr", labels)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        chosen = zarr_dali.select(tmp_path / "a.zarr", arrays=["t"], window=[2], gaps="skip")
+    assert chosen["breaks"] == breaks
+    (samples,) = read_all(backend, **chosen)
+    assert len(samples) == len(labels) - 1 - len(breaks)
+
+
+@pytest.mark.gpu_where(False)
+def test_gaps_that_cannot_be_found_are_no_gaps(backend, tmp_path):
+    """Without a coordinate nothing is said; who asks is told."""
+    data = xr.Dataset({"t": (("time", "x"), np.zeros((4, 2)))})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        data.to_zarr(str(tmp_path / "a.zarr"))
+    zarr_dali.Loader(tmp_path / "a.zarr", ["t"], 2, device="cpu", window=[2])
+    for gaps, text in (("skip", "has no coordinate"), ("error", "has no coordinate"), ("never", "none of")):
+        with pytest.raises(ValueError, match=f"gaps.*{text}"):
+            zarr_dali.Loader(tmp_path / "a.zarr", ["t"], 2, device="cpu", window=[2], gaps=gaps)
+
+
+@pytest.mark.gpu_where(False)
+def test_a_loader_goes_on_between_gaps(backend, two_days_missing):
+    """What is left out stays out after a state is loaded, and states know what was left out."""
+    path, values = two_days_missing
+
+    def loader(**arguments):
+        options = {"window": [2], "shuffle": True, "seed": 3, "return_index": True}
+        return zarr_dali.Loader(path, ["t"], 4, device="cpu", **(options | arguments))
+
+    seen = []
+    whole = loader(gaps="skip")
+    for number, batch in enumerate(whole):
+        seen += batch["index"][:, 0].tolist()
+        if number == 2:
+            break
+    other = loader(gaps="skip", seed=5)
+    other.load_state_dict(whole.state_dict())
+    seen += [index for batch in other for index in batch["index"][:, 0].tolist()]
+    assert sorted(seen) == [at for at in range(len(values) - 1) if at + 1 not in (8, 22)]
+    with pytest.raises(ValueError, match="breaks"):
+        loader(gaps="allow").load_state_dict(whole.state_dict())
