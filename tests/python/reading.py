@@ -53,6 +53,8 @@ def build(backend, path, *, batch_size=5, pipeline=None, **arguments):
 
 def define(backend, path, *, batch_size=5, pipeline=None, **arguments):
     """The same pipeline, not built yet. `pipeline` holds further arguments of `Pipeline`."""
+    if decoder := os.environ.get("ZARR_DALI_TEST_GPU_ZSTD"):
+        arguments.setdefault("gpu_zstd", decoder)
     settings = {"batch_size": batch_size, "num_threads": 2, "device_id": backend.device_id}
     pipe = Pipeline(**(settings | (pipeline or {})))
     with pipe:
