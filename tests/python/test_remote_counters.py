@@ -10,6 +10,7 @@ from nvidia.dali import Pipeline, fn
 import zarr_dali
 from fault_server import Fault, Schedule, running
 from range_server import serving
+from zarr_dali._bench.timing import add_stats
 
 SHAPE = (40, 24, 36)
 INNER = (2, 12, 36)
@@ -116,3 +117,13 @@ def test_a_folder_has_no_time_to_first_byte(tmp_path, data):
     counted = ("connections_opened", "bytes_fetched", "bytes_fetched_useful", "bytes_fetched_per_sample")
     assert [stats[name] for name in counted] == [0, 0, 0, 0]
     assert stats["ms_time_to_first_byte_p50"] is None and stats["ms_time_to_first_byte_p99"] is None
+
+
+def test_bench_adds_counters_and_keeps_the_largest_level():
+    total = {}
+    fresh = {"requests": 0, "ms_time_to_first_byte_p50": None, "bytes_fetched_per_sample": None}
+    first = {"requests": 5, "ms_time_to_first_byte_p50": 40.0, "bytes_fetched_per_sample": 9.0}
+    second = {"requests": 8, "ms_time_to_first_byte_p50": 30.0, "bytes_fetched_per_sample": 7.0}
+    add_stats(total, fresh, first)
+    add_stats(total, first, second)
+    assert total == first | {"requests": 8}
