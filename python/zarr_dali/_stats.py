@@ -24,6 +24,7 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
 
         - `samples`: of an epoch, all reader shards together.
         - `batches`: taken by DALI, which is ahead of those that the user has by the pipeline's own queue.
+          `samples_delivered`: in these batches.
         - `chunks_read`, `chunks_missing` (not in the store), `chunks_decoded`.
         - `chunks_prefetched`: the chunks read that were not in the page cache, and that the system was asked
           to fetch before their turn.
@@ -41,8 +42,16 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           `requests_repeated`: how often one failed for a reason that may pass (503, 429, a connection that
           broke) and was sent again. `requests_doubled`: how often one was late and was sent a second time.
           `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
-        - `bytes_fetched`: encoded bytes that came in answer to requests; more than `bytes_read` where shard
-          indexes, gaps between inner chunks or repeated answers came with them.
+        - `connections_opened`: to stores at URLs, each counted with the first answer that came over it.
+        - `bytes_fetched`: bytes on the wire: of the bodies of answers, without headers and TLS.
+          `bytes_fetched_useful`: those of them that are encoded chunks that samples needed; the rest is shard
+          indexes, gaps between inner chunks that were requested together, and answers that broke off. Of a
+          late answer whose second request was faster, no body is read.
+        - `bytes_fetched_per_sample`: `bytes_fetched` by `samples_delivered`, with what was requested ahead
+          for later batches; None before the first.
+        - `ms_time_to_first_byte_p50`, `ms_time_to_first_byte_p99`: milliseconds from a request to the first
+          byte of its answer, of half and of 99 % of all requests, to 3 %. Connecting, repeats after 503 or a
+          broken connection and second requests are within. None before the first answer.
         - `disk_cache_hits`, `disk_cache_misses`: chunks and shard indexes that were found in `cache_dir`, and
           those that had to be requested. `disk_cache_discarded`: entries that could not be used, as after
           damage of the disk, and were removed. `disk_cache_dropped`: what was requested and not written,

@@ -33,6 +33,16 @@ pub fn join(ranges: &[Range<u64>], most_gap_bytes: u64, most_bytes: u64) -> Vec<
     all
 }
 
+/// Bytes that are in at least one of the ranges, which are in the order of their starts.
+pub fn bytes_of_union<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> u64 {
+    let (mut bytes, mut end) = (0, 0);
+    for range in ranges {
+        bytes += range.end.saturating_sub(range.start.max(end));
+        end = end.max(range.end);
+    }
+    bytes
+}
+
 /// Cuts a range into parts of about the same length, of which none has more than `part_bytes`.
 pub fn split(range: Range<u64>, part_bytes: u64) -> impl Iterator<Item = Range<u64>> {
     let bytes = range.end.saturating_sub(range.start);
@@ -70,6 +80,9 @@ mod tests {
                     prop_assert!(ranges[number].start <= end + gap);
                     end = end.max(ranges[number].end);
                 }
+                let in_one = |byte: &u64| numbers.iter().any(|&number| ranges[number].contains(byte));
+                let useful = bytes_of_union(numbers.iter().map(|&number| &ranges[number]));
+                prop_assert_eq!(useful, range.clone().filter(in_one).count() as u64);
             }
             // What could have been joined is.
             for pair in joined.windows(2) {

@@ -4,7 +4,7 @@
 //! that the index had, so that an object that is replaced in between is an error and not a mixture. Inner chunks that lie near each other are
 //! asked for with one request. What is in the cache on the local disk is not asked for; threads that decode read it there.
 
-use super::coalesce::{Joined, join};
+use super::coalesce::{Joined, bytes_of_union, join};
 use super::disk_cache::DiskCache;
 use super::fetched::FetchedBytes;
 use super::indexes::{Indexes, KnownIndex, cached_index, known_index};
@@ -47,6 +47,7 @@ pub struct Remote<C> {
     longest: Mutex<HashMap<(usize, usize), u64>>,
     disk_cache: Option<DiskCache>,
     arrive: Arc<dyn Arrive<C>>,
+    counters: Arc<Counters>,
 }
 
 /// How chunks are fetched.
@@ -130,6 +131,7 @@ impl<C: Send + 'static> Remote<C> {
             longest: Mutex::default(),
             disk_cache,
             arrive,
+            counters: counters.clone(),
         });
         let answers = Arc::new(Answers(Arc::downgrade(&remote)));
         let _ = remote.scheduler.set(Scheduler::new(limits, answers, counters)?);
@@ -334,6 +336,7 @@ impl<C: Send + 'static> Remote<C> {
             }
             Ok(Some(received)) => {
                 let range = received.range.clone();
+                self.counters.bytes_fetched_useful.add(range.end - range.start);
                 if let Some(cache) = &self.disk_cache {
                     let whole = [(Extent::Whole, range.clone())];
                     cache.keep(part, address.key(), None, &received, whole.into_iter());
@@ -357,6 +360,10 @@ impl<C: Send + 'static> Remote<C> {
     ) {
         // The object was there when its index was read.
         let answer = answer.and_then(|received| Ok(Arc::new(received.ok_or(Obstacle::Changed)?)));
+        if answer.is_ok() {
+            let ranges = chunks.iter().map(|(_, _, range)| range);
+            self.counters.bytes_fetched_useful.add(bytes_of_union(ranges));
+        }
         if let (Some(cache), Ok(received), Some((_, address, _))) =
             (&self.disk_cache, &answer, chunks.first())
         {

@@ -276,6 +276,7 @@ impl<T: Send + 'static> Network<T> {
                 let transfer = Transfer { request: &request, client: &client, common: &common };
                 let answer = transfer.receive(memory, slot).await;
                 common.counters.requests_repeated.add(common.traffic.take_failed());
+                common.counters.connections_opened.add(common.traffic.take_opened());
                 match common.traffic.take_refused() {
                     true => common.slots.refused(Instant::now()),
                     false if answer.is_ok() => common.slots.answered(),

@@ -230,7 +230,11 @@ impl Transfer<'_> {
                 }
             },
         };
-        tail.note(asked.elapsed());
+        let elapsed = asked.elapsed();
+        tail.note(elapsed);
+        if answer.is_ok() {
+            counters.time_to_first_byte.note(elapsed);
+        }
         answer
     }
 

@@ -237,6 +237,7 @@ impl Reader {
         match handed_over.and_then(|()| copied.and_then(|()| present()).map_err(Arc::new)) {
             Ok(()) => {
                 self.status.counters.batches.add(1);
+                self.status.counters.samples_delivered.add(batch.samples.len() as u64);
                 self.status.handed_over(self.cursor.batch - self.submitted.len() as u64);
                 self.current.clone_from(&batch.samples);
                 Ok(())

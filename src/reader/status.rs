@@ -112,6 +112,9 @@ impl Status {
         all.insert("samples".into(), order.samples().into());
         all.insert("shuffle".into(), order.shuffle().map_or(Value::Null, shuffle_to_json));
         drop(details);
+        let (fetched, delivered) = (self.counters.bytes_fetched.get(), self.counters.samples_delivered.get());
+        let per_sample = (delivered > 0).then(|| fetched as f64 / delivered as f64);
+        all.insert("bytes_fetched_per_sample".into(), per_sample.into());
         all.insert("position".into(), self.position());
         all.insert("channels".into(), self.channels.clone());
         for (name, former) in FORMER_KEYS {

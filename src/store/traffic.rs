@@ -1,22 +1,39 @@
 //! What clients see of their requests that those who make them do not: what failed and was sent again.
 
 use std::fmt;
-use std::sync::Arc;
+use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use hyper_util::client::legacy::connect::HttpInfo;
+use lru::LruCache;
 use object_store::ClientOptions;
 use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
 };
 
-/// Counts requests that failed for a reason that may pass.
-#[derive(Debug, Default)]
+/// Counts requests that failed for a reason that may pass, and connections.
+#[derive(Debug)]
 pub struct Traffic {
     failed: AtomicU64,
     refused: AtomicU64,
+    opened: AtomicU64,
+    /// Ends of the connections that the last answers came over, here and there.
+    connections: Mutex<LruCache<(SocketAddr, SocketAddr), ()>>,
+}
+
+/// Connections that are known again: many more than there are at once.
+const KNOWN_CONNECTIONS: NonZeroUsize = NonZeroUsize::new(4096).unwrap();
+
+impl Default for Traffic {
+    fn default() -> Self {
+        let connections = Mutex::new(LruCache::new(KNOWN_CONNECTIONS));
+        Self { failed: AtomicU64::new(0), refused: AtomicU64::new(0), opened: AtomicU64::new(0), connections }
+    }
 }
 
 impl Traffic {
@@ -28,6 +45,19 @@ impl Traffic {
     /// Whether a store answered 503 or 429 since this was called last.
     pub fn take_refused(&self) -> bool {
         self.refused.swap(0, Ordering::Relaxed) > 0
+    }
+
+    /// Connections over which a first answer came since this was called last.
+    pub fn take_opened(&self) -> u64 {
+        self.opened.swap(0, Ordering::Relaxed)
+    }
+
+    /// An answer came over a connection between these ends.
+    fn note_connection(&self, here: SocketAddr, there: SocketAddr) {
+        let mut connections = self.connections.lock().unwrap_or_else(PoisonError::into_inner);
+        if connections.put((here, there), ()).is_none() {
+            self.opened.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     /// A request was answered with this status, or not at all.
@@ -108,6 +138,11 @@ impl HttpService for Counted {
             }
             let mut answer = self.client.execute(request).await;
             self.traffic.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
+            if let Ok(answer) = &answer
+                && let Some(ends) = answer.extensions().get::<HttpInfo>()
+            {
+                self.traffic.note_connection(ends.local_addr(), ends.remote_addr());
+            }
             // Weak tags do not tell the bytes, and the client would put bodies together by them.
             if let Ok(answer) = &mut answer
                 && answer.headers().get("etag").is_some_and(|tag| tag.as_bytes().starts_with(b"W/"))

@@ -93,6 +93,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.lock:
             headers = sorted(name.lower() for name in self.headers)
             self.log.append({"method": self.command, "path": path, "range": wanted, "headers": headers})
+            self.log[-1]["port"] = self.client_address[1]
             if signed := re.search("Credential=([^/]+)/", self.headers.get("Authorization", "")):
                 self.log[-1]["key"] = signed[1]
             kinds = [kind for kind in faults.kinds if wanted or kind not in ("whole", "etag")]
@@ -245,8 +246,8 @@ class Server:
         self.url = url
 
     def requests(self):
-        """All requests so far: `method`, `path`, `range`, the names of all `headers`, the access `key`
-        that signed it, and whether it was `refused` for want of capacity."""
+        """All requests so far: `method`, `path`, `range`, the names of all `headers`, the client's
+        `port`, the access `key` that signed it, and whether it was `refused` for want of capacity."""
         with urllib.request.urlopen(self.url + LOG) as answer:
             return json.load(answer)
 

@@ -187,12 +187,16 @@ def timed(loader: Loader, row: Row, work: Work, seconds: float) -> None:
     add_stats(row.stats, before, after)
 
 
+LEVELS = ("_bytes", "_in_flight", "_peak", "_p50", "_p99", "_per_sample")
+"""How counters end that do not only grow."""
+
+
 def add_stats(total: dict[str, float], before: dict[str, Any], after: dict[str, Any]) -> None:
     """Adds what was counted between two readings of stats; of levels and peaks the largest stays."""
     for name, value in after.items():
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             continue
-        if name.endswith("_bytes") or name == "samples":
+        if name.endswith(LEVELS) or name == "samples":
             total[name] = max(total.get(name, 0), value)
         else:
             total[name] = total.get(name, 0) + value - before.get(name, 0)
