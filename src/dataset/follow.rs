@@ -3,6 +3,8 @@
 use super::array::ArrayInfo;
 use crate::error::{Error, Result};
 
+use std::cmp::Reverse;
+
 /// For each dimension of each array of a store, the dimension of the reference array that it belongs to: the one with its
 /// name, or without names the one at its place. The reference is the array with the most dimensions; an array that lacks the
 /// reference's first dimension is the same for every sample.
@@ -10,9 +12,16 @@ use crate::error::{Error, Result};
 /// # Errors
 /// Dimensions of one name with different extents.
 pub(super) fn follow(arrays: &[ArrayInfo]) -> Result<Vec<Vec<Option<usize>>>> {
-    let most = arrays.iter().map(|array| array.shape.len()).max().unwrap_or(0);
-    let Some(reference) = arrays.iter().find(|array| array.shape.len() == most) else { return Ok(vec![]) };
-    arrays.iter().map(|array| along(array, reference)).collect()
+    let Some(reference) = reference(arrays.iter().map(|array| array.shape.len())) else { return Ok(vec![]) };
+    arrays.iter().map(|array| along(array, &arrays[reference])).collect()
+}
+
+/// Which of arrays with so many dimensions is the reference: the first with the most.
+pub(super) fn reference(dimensions: impl Iterator<Item = usize>) -> Option<usize> {
+    dimensions
+        .enumerate()
+        .max_by_key(|&(number, dimensions)| (dimensions, Reverse(number)))
+        .map(|(number, _)| number)
 }
 
 fn along(array: &ArrayInfo, reference: &ArrayInfo) -> Result<Vec<Option<usize>>> {

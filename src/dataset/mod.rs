@@ -107,6 +107,15 @@ impl Dataset {
         Ok(open::OpenStore::new(&stores[0], access, &sessions)?.declared(name))
     }
 
+    /// The number of the array whose dimensions the axes of all arrays ([`Joined::axes`]) are.
+    ///
+    /// # Panics
+    /// Without any array.
+    pub fn axes_of(&self) -> usize {
+        let dimensions = self.arrays.iter().map(|array| array.shape.len());
+        follow::reference(dimensions).expect("a dataset has arrays")
+    }
+
     /// One part of an array.
     pub fn part(&self, array: usize, part: usize) -> &ArrayInfo {
         &self.arrays[array].parts[part]

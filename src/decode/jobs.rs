@@ -306,6 +306,7 @@ mod tests {
     #[test]
     fn each_kind_of_chunk_goes_to_the_threads_that_can_take_it() {
         let (jobs, _batch) = jobs(2, &[1, 0, 2, 1]);
+        let _next = Batch::new(1, vec![], vec![], None, jobs.progress.clone());
         // No batch is ready, so the GPU helps. Chunks that only one kind of thread can take come first.
         assert_eq!(taken(jobs.decode(&mut ())), Some((2, 2)));
         assert_eq!(taken(jobs.decode(&mut ())), Some((1, 0)));

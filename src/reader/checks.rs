@@ -83,27 +83,29 @@ fn check_extents(array: &Joined, extents: &[(usize, Vec<u64>)]) -> Result<()> {
 fn check_shapes_in(
     dataset: &Dataset,
     domain: &Domain,
-    geometry: &[ArrayGeometry],
+    geometries: &[ArrayGeometry],
     reference: usize,
 ) -> Result<()> {
     let dimensions = domain.windows.axes().len();
     let part = |number: usize| dataset.part(number, domain.store.min(dataset.arrays[number].parts.len() - 1));
-    let first = &geometry[reference].shape;
-    let disagree = |number: usize, dimensions: usize| Error::ArraysDisagree {
+    let first = &geometries[reference].shape;
+    let disagree = |number: usize, reference: usize, dimensions: usize| Error::ArraysDisagree {
         at: part(reference).context(),
-        shape: first.clone(),
+        shape: geometries[reference].shape.clone(),
         other: part(number).name.clone(),
-        other_shape: geometry[number].shape.clone(),
+        other_shape: geometries[number].shape.clone(),
         dimensions,
     };
-    for (number, (array, geometry)) in dataset.arrays.iter().zip(geometry).enumerate() {
+    for (number, (array, geometry)) in dataset.arrays.iter().zip(geometries).enumerate() {
         let shape = &geometry.shape;
         if !geometry.follows_samples() {
             // In the first store these agree. The place of each dimension is known from there.
+            let named = dataset.axes_of();
+            let extents = &geometries[named].shape;
             let differs =
-                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| first[axis] != extent);
+                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| extents[axis] != extent);
             if shape.iter().zip(&array.axes).any(differs) {
-                return Err(disagree(number, first.len()));
+                return Err(disagree(number, named, extents.len()));
             }
             continue;
         }
@@ -116,7 +118,7 @@ fn check_shapes_in(
             return Err(argument("window", problem));
         };
         if first.get(..dimensions) != Some(covered) {
-            return Err(disagree(number, dimensions));
+            return Err(disagree(number, reference, dimensions));
         }
     }
     Ok(())
