@@ -37,11 +37,17 @@ class CustomBuildHook(BuildHookInterface):
             f'VERSION = "{self.metadata.version}"\n'
             f'DALI_RELEASE = "{dali_release(library)}"\n'
         )
+        sys.path.insert(0, str(Path(self.root, "python")))
+        import licences  # beside this file, which is no package
+
+        texts = library.with_name(licences.NAME)
+        texts.write_text(licences.collect(Path(self.root)))
         # Nothing in the library depends on the Python version: it only knows DALI.
         build_data["tag"] = f"py3-none-{re.sub('[-.]', '_', sysconfig.get_platform())}"
         build_data["pure_python"] = False
         build_data["force_include"][str(library)] = f"zarr_dali/{LIBRARY}"
         build_data["force_include"][str(build_info)] = "zarr_dali/_build_info.py"
+        build_data["force_include"][str(texts)] = f"zarr_dali/{licences.NAME}"
 
 
 def build_library(root: Path) -> Path:

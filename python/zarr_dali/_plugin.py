@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-import re
 import sys
 from pathlib import Path
 from types import ModuleType
+
+from zarr_dali import _environment
 
 try:
     from zarr_dali._build_info import DALI_RELEASE, VERSION
@@ -36,24 +37,17 @@ def load() -> None:
         ImportError: DALI or the library is missing, DALI is another release than the library was built for,
             or another copy of the plugin is loaded already.
     """
-    remedy = f"`pip install nvidia-dali-cuda130=={DALI_RELEASE}`"
-    try:
-        import nvidia.dali  # checked here to give the remedy
-    except ModuleNotFoundError as error:
-        raise ImportError(f"zarr_dali {VERSION} needs NVIDIA DALI {DALI_RELEASE}: {remedy}") from error
-    # They share files, so that what is loaded is the one or the other or some of both.
-    several = _distributions(Path(nvidia.dali.__file__).parents[2])
-    if len(several) > 1:
-        raise ImportError(
-            f"{' and '.join(several)} are installed in one place, and each wrote over the other's files: "
-            f"`pip uninstall -y {' '.join(several)}`, then {remedy}"
-        )
-    if nvidia.dali.__version__ != DALI_RELEASE:
-        raise ImportError(
-            f"zarr_dali {VERSION} was built for NVIDIA DALI {DALI_RELEASE} and works with no other release, "
-            f"but {nvidia.dali.__version__} is installed: {remedy}"
-        )
     library = library_path()
+    if problem := _environment.problem(VERSION, DALI_RELEASE, library):
+        raise ImportError(str(problem))
+    try:
+        import nvidia.dali
+    except Exception as error:  # of mixed or missing files comes anything
+        raise ImportError(str(_environment.damaged(DALI_RELEASE, error))) from error
+    found = nvidia.dali.__version__
+    if found != DALI_RELEASE:
+        names = list(_environment.distributions(Path(nvidia.dali.__file__).parents[2]))
+        raise ImportError(str(_environment.other_release(VERSION, DALI_RELEASE, found, names)))
     if not library.is_file():
         raise ImportError(f"{library} is missing: install zarr-dali again")
 
@@ -66,20 +60,13 @@ def load() -> None:
             f"{library} cannot be loaded into this process as well: look for the other one in "
             "DALI_PRELOAD_PLUGINS and in calls of plugin_manager.load_library"
         )
-    plugin_manager.load_library(str(library))
+    try:
+        plugin_manager.load_library(str(library))
+    except RuntimeError as error:
+        raise ImportError(str(_environment.not_loaded(library, error))) from error
     dynamic = sys.modules.get("nvidia.dali.experimental.dynamic")
     if dynamic is not None:
         _add_to_dynamic_mode(dynamic)
-
-
-def _distributions(folder: Path) -> list[str]:
-    """The names of the distributions of DALI in a folder of packages: one for each release of CUDA.
-
-    An interrupted upgrade leaves several versions of one; which of them is there is checked by its release.
-    """
-    found = (one.name.rsplit("-", 2)[0] for one in folder.glob("*-*.dist-info"))
-    names = {re.sub(r"[-_.]+", "-", name).lower() for name in found}
-    return sorted(name for name in names if re.fullmatch(r"nvidia-dali(-[a-z]+)?-cuda\d+", name))
 
 
 def _add_to_dynamic_mode(dynamic: ModuleType) -> None:

@@ -193,5 +193,29 @@ def example(path: str, **options: Any) -> None:
         raise click.ClickException(str(error)) from error
 
 
+@main.command()
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def doctor(as_json: bool) -> None:
+    """Says what this machine is, what does not work on it, what costs speed, and what to do.
+
+    To be pasted into a bug report: it names no host and no credentials. Works without a GPU and where DALI
+    is missing or does not fit; libraries are loaded in processes of their own. Exit status 1: `import
+    zarr_dali` does not work.
+    """
+    import json
+
+    from zarr_dali._doctor import findings, machine, text
+
+    facts = machine.examine()
+    found = findings.of(facts)
+    click.echo(
+        json.dumps(facts | {"findings": [one._asdict() for one in found]}, indent=2)
+        if as_json
+        else text.page(facts, found)
+    )
+    if "problem" in facts["plugin"]:
+        raise SystemExit(1)
+
+
 main.add_command(rechunk)
 main.add_command(statistics)

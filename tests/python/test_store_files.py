@@ -22,7 +22,7 @@ from click.testing import CliRunner
 import zarr_dali
 from reading import CPU, build, read_all, run_python, to_samples
 from stores import FORMATS, edit_metadata, write_array, write_group
-from zarr_dali import _local, _plugin, cli
+from zarr_dali import _local, cli
 
 STEPS = 200
 # More batches of two than a reader on the GPU has in flight.
@@ -648,21 +648,6 @@ def test_a_pattern_that_fits_in_too_many_ways(tmp_path):
     with pytest.raises(ValueError, match="no folder matches"):
         build(CPU, str(tmp_path / ("*a" * 40 + "b")))
     assert time.monotonic() - start < 5
-
-
-def test_two_distributions_of_dali(tmp_path, monkeypatch):
-    # Of one distribution, an interrupted upgrade leaves several versions.
-    one = ("nvidia_dali_cuda120-1.50.0", "nvidia_dali_cuda120-1.51.0", "NVIDIA.DALI_cuda120-1.49.0")
-    for name in (*one, "nvidia_dali_tf_plugin_cuda130-2.4.0", "numpy-2.0.0"):
-        (tmp_path / f"{name}.dist-info").mkdir()
-    assert _plugin._distributions(tmp_path) == ["nvidia-dali-cuda120"]
-    (tmp_path / "nvidia_dali_nightly_cuda130-2.4.0.dist-info").mkdir()
-    monkeypatch.setattr(_plugin.Path, "parents", property(lambda path: [tmp_path] * 3))
-    with pytest.raises(ImportError) as caught:
-        _plugin.load()
-    text = str(caught.value)
-    assert "nvidia-dali-cuda120 and nvidia-dali-nightly-cuda130 are installed" in text
-    assert "pip uninstall -y nvidia-dali-cuda120 nvidia-dali-nightly-cuda130`, then `pip install" in text
 
 
 def test_limits_are_those_of_the_core():

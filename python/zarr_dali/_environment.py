@@ -1,0 +1,165 @@
+"""What of an environment keeps the plugin from being loaded, found out without importing DALI."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import struct
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+DALI = "nvidia-dali-cuda130"
+"""The distribution of DALI that pyproject.toml asks for."""
+
+MACHINES = {62: "x86_64", 183: "aarch64"}
+"""By the number in the header of a library (ELF's e_machine)."""
+
+
+class Problem(NamedTuple):
+    """What is wrong, and what to do."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}: {self.remedy}"
+
+
+def problem(version: str, release: str, library: Path) -> Problem | None:
+    """Why a plugin cannot be loaded.
+
+    Args:
+        version: Of the plugin.
+        release: Of DALI, for which the plugin was built.
+        library: The plugin.
+    """
+    return _platform_problem(library) or _dali_problem(version, release)
+
+
+def other_release(version: str, release: str, found: str, names: list[str]) -> Problem:
+    """DALI is another release than the plugin was built for."""
+    return Problem(
+        f"zarr_dali {version} was built for NVIDIA DALI {release} and works with no other release, but "
+        f"{found} is installed",
+        _install(release, names),
+    )
+
+
+def damaged(release: str, error: BaseException) -> Problem:
+    """DALI is there and cannot be imported."""
+    folder = dali_folder()
+    names = list(distributions(folder.parents[1])) if folder else []
+    first = f"`pip uninstall -y {' '.join(names)}`, then " if names and names != [DALI] else ""
+    return Problem(
+        f"NVIDIA DALI in {folder} cannot be imported ({type(error).__name__}: {error})",
+        f"{first}`pip install --force-reinstall {DALI}=={release}`",
+    )
+
+
+def not_loaded(library: Path, error: BaseException) -> Problem:
+    """DALI fits, and the dynamic loader refuses the plugin."""
+    newest = re.search(r"version `(GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", str(error))
+    remedy = "install zarr-dali again with `pip install --force-reinstall --no-deps zarr-dali`"
+    if newest and newest[1] == "GLIBC":
+        remedy = (
+            f"it needs a system with glibc {newest[2]} or newer, or a container of one (docs/installing.md)"
+        )
+    elif newest:
+        remedy = (
+            "an older libstdc++ is found first: take its folder out of LD_LIBRARY_PATH, or in conda "
+            "`conda install -c conda-forge libstdcxx-ng`"
+        )
+    return Problem(f"{library} cannot be loaded ({error})", remedy)
+
+
+def dali_folder() -> Path | None:
+    """The folder of the package that `import nvidia.dali` would take."""
+    try:
+        spec = importlib.util.find_spec("nvidia.dali")
+    except (ImportError, ValueError):
+        return None
+    # One without a file is a folder that an uninstallation has left.
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def distributions(folder: Path) -> dict[str, list[str]]:
+    """The distributions of DALI in a folder of packages, one for each release of CUDA, with their versions.
+
+    An interrupted upgrade leaves several versions of one.
+    """
+    found: dict[str, list[str]] = {}
+    for one in sorted(folder.glob("*-*.dist-info")):
+        name, _, version = one.name.removesuffix(".dist-info").rpartition("-")
+        name = re.sub(r"[-_.]+", "-", name).lower()
+        if re.fullmatch(r"nvidia-dali(-[a-z]+)?-cuda\d+", name):
+            found.setdefault(name, []).append(version)
+    return found
+
+
+def glibc() -> str | None:
+    """The version of the system's glibc, if it is one."""
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION").rpartition(" ")[2]
+    except (AttributeError, OSError, ValueError):
+        return None
+
+
+def _platform_problem(library: Path) -> Problem | None:
+    if sys.platform != "linux":
+        return Problem(
+            f"zarr_dali works on Linux only, and this is {sys.platform}",
+            "use a Linux machine, a container or WSL 2",
+        )
+    if glibc() is None:
+        return Problem(
+            "zarr_dali and NVIDIA DALI need glibc, which this system does not have (Alpine has musl)",
+            "use a system or container with glibc, such as Debian, Ubuntu or RHEL",
+        )
+    built_for = _machine_of(library)
+    if built_for and built_for != os.uname().machine:
+        return Problem(
+            f"{library} is built for {built_for}, and this machine is {os.uname().machine}",
+            "build zarr-dali from source on this machine (docs/installing.md)",
+        )
+    return None
+
+
+def _machine_of(library: Path) -> str | None:
+    try:
+        with library.open("rb") as file:
+            head = file.read(20)
+    except OSError:
+        return None
+    known = len(head) == 20 and head[:4] == b"\x7fELF"
+    return MACHINES.get(struct.unpack_from("<H", head, 18)[0]) if known else None
+
+
+def _dali_problem(version: str, release: str) -> Problem | None:
+    folder = dali_folder()
+    if folder is None:
+        # What an uninstallation has left of a second one would be taken for an installed one by pip.
+        left = list(distributions(Path(__file__).parents[1]))
+        return Problem(
+            f"zarr_dali {version} needs NVIDIA DALI {release}, which is not installed",
+            _install(release, left),
+        )
+    found = distributions(folder.parents[1])
+    # They share files, so that what is loaded is the one or the other or some of both.
+    if len(found) > 1:
+        return Problem(
+            f"{' and '.join(found)} are installed in one place, and each wrote over the other's files",
+            _install(release, list(found)),
+        )
+    for name, versions in found.items():
+        if len(versions) == 1 and versions != [release]:
+            return other_release(version, release, versions[0], [name])
+    return None
+
+
+def _install(release: str, names: list[str]) -> str:
+    """How to get to the one release. pip does not know that distributions for other CUDA releases have the
+    same files, so they go first."""
+    install = f"`pip install {DALI}=={release}`"
+    return install if names in ([], [DALI]) else f"`pip uninstall -y {' '.join(names)}`, then {install}"

@@ -1,0 +1,334 @@
+"""Environments that do not fit, and `zarr-dali doctor`.
+
+Each is a folder of packages with a stub of DALI, which an interpreter of a fresh virtual environment sees.
+Each gives one message with a remedy; the command's `--help`, `--version` and `doctor` work in all of them.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import zarr_dali
+from zarr_dali import _environment
+from zarr_dali._doctor import findings, machine, text
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = Path(zarr_dali.__file__).parent
+RELEASE = "2.4.0"
+INSTALL = f"`pip install nvidia-dali-cuda130=={RELEASE}`"
+STUB = "__version__ = '{}'\n"
+OLD_GLIBC = "/lib/libc.so.6: version `GLIBC_2.34' not found"
+REFUSES = f'def load_library(path): raise RuntimeError("{OLD_GLIBC}")\n'
+
+
+@pytest.fixture(scope="session")
+def interpreter(tmp_path_factory):
+    """Python of an environment without packages."""
+    folder = tmp_path_factory.mktemp("venv")
+    venv.create(folder, symlinks=True)
+    return folder / "bin/python"
+
+
+@pytest.fixture
+def site(tmp_path):
+    """A folder of packages with zarr_dali and what its command needs, but without DALI."""
+    folder = tmp_path / "site"
+    shutil.copytree(PACKAGE, folder / "zarr_dali", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+    (folder / "zarr_dali/libzarr_dali.so").symlink_to(zarr_dali.library_path().resolve())
+    shutil.copy(ROOT / "python/zarr_dali_command.py", folder)
+    for name in ("click", "rich", "pygments", "markdown_it", "mdurl", "numpy"):
+        (folder / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
+    libraries = Path(importlib.util.find_spec("numpy").origin).parents[1] / "numpy.libs"
+    if libraries.exists():
+        (folder / "numpy.libs").symlink_to(libraries)
+    add_distribution(folder, "zarr_dali", "9.8.7")
+    return folder
+
+
+def add_distribution(site, name, version):
+    folder = site / f"{name}-{version}.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+
+
+def add_dali(site, *distributions, release=RELEASE, code=""):
+    folder = site / "nvidia/dali"
+    folder.mkdir(parents=True)
+    (folder / "__init__.py").write_text(STUB.format(release) + code)
+    (folder / "backend.py").write_text("def TryGetSchema(name): return None\n")
+    (folder / "plugin_manager.py").write_text(REFUSES)
+    for name, version in distributions:
+        add_distribution(site, name, version)
+
+
+def remove_library(site):
+    add_dali(site)
+    (site / "zarr_dali/libzarr_dali.so").unlink()
+
+
+def library_of_another_machine(site):
+    remove_library(site)
+    head = b"\x7fELF" + bytes(14) + (40 if os.uname().machine == "aarch64" else 183).to_bytes(2, "little")
+    (site / "zarr_dali/libzarr_dali.so").write_bytes(head)
+
+
+def what_an_uninstallation_leaves(site):
+    (site / "nvidia/dali/__pycache__").mkdir(parents=True)
+    add_distribution(site, "nvidia_dali_cuda120", RELEASE)
+
+
+CUDA120, CUDA130 = "nvidia_dali_cuda120", "nvidia_dali_cuda130"
+UNINSTALL = "`pip uninstall -y nvidia-dali-cuda120`, then "
+STATES = {
+    "none": (lambda site: None, ["which is not installed", INSTALL]),
+    "two": (
+        lambda site: add_dali(site, (CUDA120, RELEASE), (CUDA130, RELEASE)),
+        [
+            "nvidia-dali-cuda120 and nvidia-dali-cuda130 are installed in one place",
+            f"`pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130`, then {INSTALL}",
+        ],
+    ),
+    "other release": (
+        lambda site: add_dali(site, (CUDA130, "2.1.1"), release="2.1.1"),
+        ["works with no other release, but 2.1.1 is installed", f": {INSTALL}"],
+    ),
+    "other release for CUDA 12": (
+        lambda site: add_dali(site, (CUDA120, "2.1.1"), release="2.1.1"),
+        ["2.1.1 is installed", UNINSTALL + INSTALL],
+    ),
+    "release without metadata": (
+        lambda site: add_dali(site, release="1.50.0"),
+        ["1.50.0 is installed", INSTALL],
+    ),
+    "what is left": (what_an_uninstallation_leaves, ["which is not installed", UNINSTALL + INSTALL]),
+    "damaged": (
+        lambda site: add_dali(site, (CUDA130, RELEASE), code="from nvidia.dali import nothing\n"),
+        ["cannot be imported", f"`pip install --force-reinstall nvidia-dali-cuda130=={RELEASE}`"],
+    ),
+    "no library": (remove_library, ["libzarr_dali.so is missing", "install zarr-dali again"]),
+    "another machine": (library_of_another_machine, ["is built for", "build zarr-dali from source"]),
+    "old glibc": (add_dali, ["cannot be loaded", "needs a system with glibc 2.34 or newer"]),
+}
+
+
+def command(interpreter, site, *words, env=None):
+    return subprocess.run(
+        [interpreter, "-m", "zarr_dali_command", *words],
+        env={**os.environ, "PYTHONPATH": str(site), **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_wrong_environments(interpreter, site, tmp_path, state):
+    make, parts = STATES[state]
+    make(site)
+    info = command(interpreter, site, "info", str(tmp_path))
+    assert info.returncode == 1 and info.stdout == ""
+    (line,) = info.stderr.strip().splitlines()
+    assert line.startswith("Error: ") and all(part in line for part in parts), line
+    if state in ("none", "two"):  # what comes before any import cannot depend on the rest
+        assert "doctor" in command(interpreter, site, "--help").stdout
+        assert "9.8.7" in command(interpreter, site, "--version").stdout
+    doctor = command(interpreter, site, "doctor", "--json")
+    assert doctor.returncode == 1, doctor.stderr
+    said = json.loads(doctor.stdout)
+    assert f"Error: {said['plugin']['problem']}" == line
+    assert said["findings"][0]["kind"] == "broken"
+    # What is wrong and the remedy, taken apart.
+    assert parts[-1].removeprefix(": ") in said["findings"][0]["remedy"]
+    page = text.page(said, [findings.Finding(**one) for one in said["findings"]])
+    assert "Does not work" in page and max(map(len, page.splitlines())) <= 80 + len(str(site))
+
+
+def fake_wheel(folder, name, version):
+    """A wheel of a distribution of DALI: all of them have the same files."""
+    path = folder / f"{name}-{version}-py3-none-any.whl"
+    info = f"{name}-{version}.dist-info"
+    files = {
+        "nvidia/dali/__init__.py": STUB.format(version),
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+    }
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, content in files.items():
+            archive.writestr(file, content)
+        archive.writestr(f"{info}/RECORD", "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"]))
+    return path
+
+
+@pytest.mark.parametrize(
+    "installed",
+    [[(CUDA120, "2.1.1")], [(CUDA130, "2.1.1")], [(CUDA120, "2.4.0"), (CUDA130, "2.4.0")]],
+    ids=["CUDA 12", "other release", "two"],
+)
+def test_remedies_work(tmp_path, monkeypatch, installed):
+    """pip does what the message says, with wheels that share their files as DALI's do; then all is well."""
+    venv.create(tmp_path / "env", symlinks=True)
+    python = tmp_path / "env/bin/python"
+    (folder,) = (tmp_path / "env").glob("lib/python3*/site-packages")
+    links = tmp_path / "links"
+    links.mkdir()
+    fake_wheel(links, CUDA130, RELEASE)
+
+    def pip(*words):
+        offline = ["--no-index", "--find-links", links] if words[0] == "install" else []
+        program = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", python]
+        done = subprocess.run([*program, *words, *offline], capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, done.stderr
+
+    for name, version in installed:
+        pip("install", str(fake_wheel(links, name, version)))
+    init = folder / "nvidia/dali/__init__.py"
+    monkeypatch.setattr(_environment, "dali_folder", lambda: init.parent if init.is_file() else None)
+    library = zarr_dali.library_path()
+    problem = _environment.problem("0", RELEASE, library)
+    for words in re.findall(r"`pip (.*?)`", problem.remedy):
+        pip(*words.split())
+    assert _environment.problem("0", RELEASE, library) is None
+    assert init.read_text() == STUB.format(RELEASE)
+    assert list(_environment.distributions(folder)) == ["nvidia-dali-cuda130"]
+
+
+def test_distributions_of_dali(tmp_path):
+    """Several versions of one are one distribution; others with DALI in their names are none of them."""
+    one = ("nvidia_dali_cuda120-1.50.0", "nvidia_dali_cuda120-1.51.0", "NVIDIA.DALI_cuda120-1.49.0")
+    for name in (*one, "nvidia_dali_tf_plugin_cuda130-2.4.0", "numpy-2.0.0"):
+        (tmp_path / f"{name}.dist-info").mkdir()
+    assert list(_environment.distributions(tmp_path)) == ["nvidia-dali-cuda120"]
+    (tmp_path / "nvidia_dali_nightly_cuda130-2.4.0.dist-info").mkdir()
+    assert len(_environment.distributions(tmp_path)) == 2
+
+
+@pytest.mark.parametrize(
+    "patched, words",
+    [({"glibc": lambda: None}, "musl"), ({"sys": type("other", (), {"platform": "darwin"})}, "darwin")],
+    ids=["musl", "macOS"],
+)
+def test_other_platforms(monkeypatch, patched, words):
+    for name, value in patched.items():
+        monkeypatch.setattr(_environment, name, value)
+    problem = _environment.problem("0", RELEASE, zarr_dali.library_path())
+    assert words in problem.what and problem.remedy.startswith("use a ")
+
+
+# --- doctor ---------------------------------------------------------------------------------------
+
+STUB_DRIVER = """
+int cuDriverGetVersion(int *version) { *version = %d; return 0; }
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 1; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetName(char *name, int length, int device) { name[0] = 'X'; name[1] = 0; return 0; }
+int cuDeviceTotalMem_v2(unsigned long *bytes, int device) { *bytes = 3ul << 30; return 0; }
+int cuDeviceGetPCIBusId(char *bus, int length, int device) { bus[0] = 0; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 75 ? 9 : 0; return 0; }
+"""
+
+
+@pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, with which the stub of a driver is made")
+@pytest.mark.parametrize("version, old", [(12020, True), (13000, False)])
+def test_driver(monkeypatch, tmp_path, version, old):
+    """A stub in place of the driver: an old one is named, of another its GPU."""
+    (tmp_path / "cuda.c").write_text(STUB_DRIVER % version)
+    library = tmp_path / "libcuda.so.1"
+    subprocess.run(["gcc", "-shared", "-fPIC", "-o", library, tmp_path / "cuda.c"], check=True)
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    driver = machine._answer(machine._start("driver"))
+    assert driver["cuda"] == f"{version // 1000}.{version % 1000 // 10}"
+    assert driver["gpus"] == [{"name": "X", "memory_bytes": 3 << 30, "compute_capability": [9, 0], "bus": ""}]
+    facts = machine.examine()
+    broken = [one for one in findings.of(facts) if one.kind == "broken"]
+    if old:
+        assert broken[0].what == "GPU backend: the driver is for CUDA 12.2, older than 13.0"
+        assert "580" in broken[0].remedy
+    else:
+        assert broken == []
+        assert "GPU 0         X, 3.0 GiB, compute capability 9.0" in text.page(facts, [])
+
+
+def test_doctor_on_this_machine(monkeypatch, tmp_path):
+    """The plugin is loaded; no line is too long but for paths; the home folder is not shown."""
+    monkeypatch.setenv("HOME", str(PACKAGE.parent))
+    facts = machine.examine()
+    assert facts["plugin"] == {"loaded": "~/zarr_dali/libzarr_dali.so"}
+    assert facts["cores"]["usable"] == len(os.sched_getaffinity(0))
+    assert str(PACKAGE.parent) not in json.dumps(facts)
+    assert max(map(len, text.page(facts, findings.of(facts)).splitlines())) <= 80
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_limits_of_a_container(monkeypatch, tmp_path, version):
+    """The smallest limit of the control group and those above it, of both versions."""
+    own = tmp_path / "own"
+    monkeypatch.setattr(machine, "CGROUPS", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "OWN_CGROUPS", own)
+    if version == 2:
+        own.write_text("0::/a/b\n")
+        files = {"a/b/memory.max": "max", "a/memory.max": "2147483648", "a/b/cpu.max": "150000 100000"}
+    else:
+        own.write_text("5:memory:/a/b\n4:cpu,cpuacct:/a/b\n0::/\n")
+        unlimited = str((1 << 63) - 4096)
+        files = {
+            "memory/a/b/memory.limit_in_bytes": unlimited,
+            "memory/a/memory.limit_in_bytes": "2147483648",
+        }
+        files |= {"cpu,cpuacct/a/b/cpu.cfs_quota_us": "150000", "memory/memory.limit_in_bytes": unlimited}
+    for name, content in files.items():
+        file = tmp_path / "cgroup" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content + "\n")
+    assert machine._memory()["limit_bytes"] == 2 << 30
+    assert machine._quota() == 1.5
+
+
+FINE = {
+    "plugin": {"loaded": "x"},
+    "driver": {"cuda": "13.0", "gpus": [{"name": "X", "compute_capability": [9, 0], "near_cores": "0-3"}]},
+    "nvcomp": {"loaded": "x", "release": "5.3.0"},
+    "gds": {"direct": True, "why": ""},
+    "environment": {},
+    "cores": {"there": 4, "usable": 4, "list": "0-3", "quota": None},
+    "memory": {"bytes": 8 << 30, "limit_bytes": None},
+    "files": {"open_files": [65536, None], "shm_bytes": 8 << 30},
+}
+
+
+@pytest.mark.parametrize(
+    "changed, kind, words",
+    [
+        ({"driver": {"problem": "libcuda.so.1 is not found"}}, "broken", "libcuda"),
+        ({"driver": {"cuda": "13.0", "gpus": []}}, "broken", "no GPU"),
+        ({"nvcomp": {"problem": "no file"}}, "slow", "nvCOMP is not found"),
+        ({"nvcomp": {"loaded": "x", "release": "5.0.2"}}, "slow", "5.0.2 is too old"),
+        ({"gds": {"direct": False, "why": "no nvidia-fs"}}, "note", "no nvidia-fs"),
+        ({"cores": {"there": 8, "usable": 4, "list": "0-3", "quota": None}}, "slow", "4 of 8 cores"),
+        ({"cores": {"there": 4, "usable": 4, "list": "0-3", "quota": 1.5}}, "slow", "1.5 cores"),
+        ({"cores": {"there": 4, "usable": 4, "list": "8-11", "quota": None}}, "slow", "near GPU 0"),
+        ({"memory": {"bytes": 8 << 30, "limit_bytes": 2 << 30}}, "note", "2.0 GiB of 8.0 GiB"),
+        ({"files": {"open_files": [1024, 8192], "shm_bytes": 8 << 30}}, "slow", "1024 open files"),
+        ({"files": {"open_files": [65536, None], "shm_bytes": 64 << 20}}, "note", "64 MiB"),
+        ({"environment": {"CUDA_LAUNCH_BLOCKING": "1"}}, "slow", "every kernel wait"),
+    ],
+)
+def test_findings(changed, kind, words):
+    assert findings.of(FINE) == []
+    (found,) = findings.of(FINE | changed)
+    assert found.kind == kind and words in found.what and found.remedy
+
+
+def test_oldest_nvcomp_is_that_of_the_core():
+    source = (ROOT / "nvcomp-sys/src/lib.rs").read_text()
+    (found,) = re.findall(r"OLDEST: Version = Version \{ major: (\d+), minor: (\d+), patch: (\d+) \}", source)
+    assert tuple(map(int, found)) == findings.OLDEST_NVCOMP
