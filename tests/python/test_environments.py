@@ -130,7 +130,12 @@ def command(interpreter, site, *words, env=None):
     )
 
 
-@pytest.mark.parametrize("state", STATES)
+QUICK = ("none", "two", "old glibc")
+
+
+@pytest.mark.parametrize(
+    "state", [state if state in QUICK else pytest.param(state, marks=pytest.mark.full) for state in STATES]
+)
 def test_wrong_environments(interpreter, site, tmp_path, state):
     make, parts = STATES[state]
     make(site)
