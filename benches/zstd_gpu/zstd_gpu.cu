@@ -192,8 +192,8 @@ class Batch {
     records_ = std::make_unique<Array<Wide>>(size.records);
     groups_ = std::make_unique<Array<Wide>>(size.groups);
     progress_ = std::make_unique<Array<uint32_t>>(1 + 2 * size_t{count});
-    scratch = progress_->bytes() + summaries_->bytes() + literals_->bytes() + records_->bytes() + groups_->bytes() +
-              blocks_->bytes();
+    scratch = progress_->bytes() + summaries_->bytes() + literals_->bytes() + records_->bytes() +
+              groups_->bytes() + blocks_->bytes();
     launch_ = {chunks_->get(),
                blocks_->get(),
                summaries_->get(),
@@ -426,9 +426,8 @@ bool check_small(const std::vector<Set>& sets) {
     for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 16}, Shape{4, 3}, Shape{8, 0, 1},
                               Shape{8, 0, 3}, Shape{8, 0, 8}, Shape{8, 0, 16}, Shape{8, 0, 32}}) {
       const bool same = is_right(batch, shape, true);
-      std::printf("%s, %zu frames, %u slots, %u warps%s: %s\n", set.name.c_str(),
-                  set.frames.size(), shape.slots,
-                  shape.tile_warps ? shape.tile_warps : shape.warps,
+      std::printf("%s, %zu frames, %u slots, %u warps%s: %s\n", set.name.c_str(), set.frames.size(),
+                  shape.slots, shape.tile_warps ? shape.tile_warps : shape.warps,
                   shape.tile_warps ? " a tile" : "", same ? "right" : "WRONG");
       right &= same;
     }

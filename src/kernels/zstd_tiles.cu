@@ -87,8 +87,7 @@ __device__ __forceinline__ Turn take_tile(const Launch& launch, const TileProgre
   const bool leads = threadIdx.x % warp::kLanes == 0;
   for (;;) {
     if (chunk < launch.chunk_count) {
-      const uint32_t tile =
-          __shfl_sync(~0u, leads ? atomicAdd(progress.taken(chunk), 1u) : 0u, 0);
+      const uint32_t tile = __shfl_sync(~0u, leads ? atomicAdd(progress.taken(chunk), 1u) : 0u, 0);
       if (tile < tiles_of(launch.chunks[chunk], warps)) return {chunk, tile};
     }
     const uint32_t asked = __shfl_sync(~0u, leads ? atomicAdd(progress.asked(), 1u) : 0u, 0);

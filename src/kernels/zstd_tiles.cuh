@@ -184,8 +184,7 @@ WARP_FN void expand_block(const Launch& launch, const Chunk& chunk, const Tile& 
     }
   }
   if (begin < end)
-    expand_literals<W>(tile, literals,
-                       summary.sequence_literals + (begin - summary.sequence_bytes),
+    expand_literals<W>(tile, literals, summary.sequence_literals + (begin - summary.sequence_bytes),
                        summary.base + begin, end - begin);
 }
 
@@ -196,10 +195,9 @@ WARP_FN void expand_piece(const Launch& launch, const Chunk& chunk, const Tile& 
   uint32_t begin = tile.begin + piece * kPieceBytes;
   const uint32_t end = tile.end - begin < kPieceBytes ? tile.end : begin + kPieceBytes;
   if (tile.end <= begin) return;
-  uint32_t number =
-      chunk.first_block + last_at_most<W>(chunk.blocks, begin, [&](uint32_t i) {
-        return launch.summaries[chunk.first_block + i].base;
-      });
+  uint32_t number = chunk.first_block + last_at_most<W>(chunk.blocks, begin, [&](uint32_t i) {
+                      return launch.summaries[chunk.first_block + i].base;
+                    });
   for (; begin < end; ++number) {
     const Summary& summary = launch.summaries[number];
     const uint32_t block_end = summary.base + summary.bytes;
