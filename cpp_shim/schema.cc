@@ -355,8 +355,9 @@ taken from a model that trains on it, and on the GPU what it can of the rest (GP
     .AddOptionalArg("gpu_zstd",
                     R"code(What decodes zstd on the GPU: ``"nvcomp"`` or ``"own"``.
 
-``"own"`` is a decoder of this package, which takes less memory and time for few chunks; it has been
-tested against libzstd, but has not been measured in training yet.)code",
+``"own"`` is a decoder of this package. Reading alone on an H200 it was twice as fast as nvCOMP with
+default memory, and eight times with a `device_memory_budget` of 1 or 2 GB. It has not been measured
+beside a training, or on other GPUs. Where a chunk has 512 MB or more, nvCOMP decodes all.)code",
                     "nvcomp")
     .AddOptionalArg(
         "num_io_threads",

@@ -24,6 +24,8 @@
 // A wait that does not end is a failure of this program and not of the machine.
 #define ZSTD_GPU_MOST_POLLS (1u << 24)
 #include "../../src/kernels/zstd_decode.cu"
+#include "../../src/kernels/zstd_tiles.cu"
+#include "in_order.cuh"
 #include "host.h"
 
 namespace {
@@ -103,21 +105,21 @@ uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-/// The shape of the launches.
+/// The shape of the launches. `tile_warps`: of execute in tiles; 0: execute in order.
 struct Shape {
-  uint32_t slots, warps;
+  uint32_t slots, warps, tile_warps = 0;
 
   static Shape usual(uint32_t blocks, uint32_t chunks) {
     // Enough warps for 8 blocks each and a multiprocessor of 4 such warps, or fewer blocks a warp.
     uint32_t slots = 1;
     while (slots < 8 && blocks > multiprocessors() * 4 * slots) slots *= 2;
     const uint32_t warps = chunks <= multiprocessors() ? 16 : 8;
-    return {slots, warps};
+    return {slots, warps, 16};
   }
 };
 
 constexpr int kStages = 4;
-const char* const kStageNames[kStages] = {"entropy", "resolve", "chain", "execute"};
+const char* const kStageNames[kStages] = {"entropy", "resolve", "chain", "tiles"};
 
 /// `count` copies of a set's frames on the device, with all that a launch needs.
 class Batch {
@@ -190,8 +192,9 @@ class Batch {
     literals_ = std::make_unique<Array<Wide>>(size.literals);
     records_ = std::make_unique<Array<Wide>>(size.records);
     groups_ = std::make_unique<Array<Wide>>(size.groups);
-    scratch = summaries_->bytes() + literals_->bytes() + records_->bytes() + groups_->bytes() +
-              blocks_->bytes();
+    progress_ = std::make_unique<Array<uint32_t>>(1 + 2 * size_t{count});
+    scratch = progress_->bytes() + summaries_->bytes() + literals_->bytes() + records_->bytes() +
+              groups_->bytes() + blocks_->bytes();
     launch_ = {chunks_->get(),
                blocks_->get(),
                summaries_->get(),
@@ -206,6 +209,7 @@ class Batch {
   /// Begins anew: no summaries, no errors but those of headers.
   void reset(cudaStream_t stream) {
     CHECK(cudaMemsetAsync(summaries_->get(), 0, summaries_->bytes(), stream));
+    CHECK(cudaMemsetAsync(progress_->get(), 0, progress_->bytes(), stream));
     CHECK(cudaMemcpyAsync(status_->get(), statuses.data(), status_->bytes(), cudaMemcpyHostToDevice,
                           stream));
   }
@@ -223,6 +227,15 @@ class Batch {
       zstd_resolve<<<count, 32, 0, stream>>>(launch_);
     } else if (stage == 2) {
       zstd_chain<<<(launch_.chunk_count + 31) / 32, 32, 0, stream>>>(launch_);
+    } else if (shape.tile_warps) {
+      const uint32_t shared = tile_shared_bytes(shape.tile_warps), threads = 32 * shape.tile_warps;
+      int at_once;
+      CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, zstd_execute_tiles,
+                                                          static_cast<int>(threads), shared));
+      const uint64_t most = uint64_t{multiprocessors()} * at_once;
+      const uint64_t tiles = bytes / (shape.tile_warps * kPieceBytes) + 2 * launch_.chunk_count;
+      zstd_execute_tiles<<<std::min(most, tiles), threads, shared, stream>>>(launch_,
+                                                                             progress_->get());
     } else {
       const uint32_t bytes = shape.warps * sizeof(ExecuteShared);
       const auto kernel = shape.warps > 8 ? zstd_execute_few : zstd_execute_many;
@@ -274,7 +287,7 @@ class Batch {
  private:
   const Set& set_;
   std::unique_ptr<Array<uint8_t>> from_, to_;
-  std::unique_ptr<Array<uint32_t>> status_;
+  std::unique_ptr<Array<uint32_t>> status_, progress_;
   std::unique_ptr<Array<Chunk>> chunks_;
   std::unique_ptr<Array<Block>> blocks_;
   std::unique_ptr<Array<Summary>> summaries_;
@@ -411,10 +424,12 @@ bool check_small(const std::vector<Set>& sets) {
   for (const Set& set : sets) {
     if (set.timed) continue;
     Batch batch(set, set.frames.size());
-    for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 16}, Shape{4, 3}}) {
+    for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 16}, Shape{4, 3}, Shape{8, 0, 1},
+                              Shape{8, 0, 3}, Shape{8, 0, 8}, Shape{8, 0, 16}, Shape{8, 0, 32}}) {
       const bool same = is_right(batch, shape, true);
-      std::printf("%s, %zu frames, %u slots, %u warps: %s\n", set.name.c_str(), set.frames.size(),
-                  shape.slots, shape.warps, same ? "right" : "WRONG");
+      std::printf("%s, %zu frames, %u slots, %u warps%s: %s\n", set.name.c_str(), set.frames.size(),
+                  shape.slots, shape.tile_warps ? shape.tile_warps : shape.warps,
+                  shape.tile_warps ? " a tile" : "", same ? "right" : "WRONG");
       right &= same;
     }
   }
@@ -433,6 +448,10 @@ void sweep(Batch& batch, const char* name) {
     std::printf("  sweep %s, %u warps: execute %.3f ms\n", name, warps,
                 time_stages(batch, {batch.shape().slots, warps}, 3)[3]);
   }
+  for (const uint32_t warps : {4u, 8u, 16u, 32u}) {
+    std::printf("  sweep %s, %u warps a tile: execute %.3f ms\n", name, warps,
+                time_stages(batch, {batch.shape().slots, 0, warps}, 3)[3]);
+  }
   std::fflush(stdout);
 }
 
@@ -446,7 +465,8 @@ struct Row {
 Row measure(const Set& set, uint32_t count, const Nvcomp& nvcomp, bool sweeps) {
   Batch batch(set, count);
   const Shape shape = batch.shape();
-  const bool right = is_right(batch, shape, false);
+  const Shape in_order = {shape.slots, shape.warps};
+  const bool right = is_right(batch, shape, false) && is_right(batch, in_order, false);
   const std::vector<float> stages = time_stages(batch, shape, 5);
   double ms = 0;
   std::printf("%s x %u (%zu blocks, %.1f k sequences each, %u slots, %u warps, headers %.2f ms):",
@@ -457,6 +477,9 @@ Row measure(const Set& set, uint32_t count, const Nvcomp& nvcomp, bool sweeps) {
     std::printf(" %s %.3f", kStageNames[stage], stages[stage]);
     ms += stages[stage];
   }
+  const Shape small_tiles = {shape.slots, 0, 8};
+  std::printf(" (tiles of 8 warps %.3f, execute in order %.3f)",
+              time_stages(batch, small_tiles, 3)[3], time_stages(batch, in_order, 2)[3]);
   std::printf("; alone: sequences %.3f, literals %.3f ms\n", time_entropy(batch, shape, 1, 3),
               time_entropy(batch, shape, 2, 3));
   if (sweeps) sweep(batch, set.name.c_str());
@@ -512,6 +535,8 @@ int main(int count, char** arguments) {
   CHECK(cudaFuncSetAttribute(zstd_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   CHECK(
       cudaFuncSetAttribute(zstd_execute_few, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  CHECK(cudaFuncSetAttribute(zstd_execute_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             static_cast<int>(tile_shared_bytes(32))));
   CHECK(
       cudaFuncSetAttribute(zstd_execute_many, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   if (mode == "profile") {

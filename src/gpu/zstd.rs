@@ -50,7 +50,13 @@ const SUMMARY_BYTES: u64 = 96;
 
 /// Scratch bytes that so many blocks up to this place need.
 pub fn zstd_scratch_bytes(blocks: u64, end: Place) -> u64 {
-    blocks * SUMMARY_BYTES + end.scratch_bytes().iter().sum::<u64>()
+    blocks * SUMMARY_BYTES + progress_bytes(blocks) + end.scratch_bytes().iter().sum::<u64>()
+}
+
+/// Bytes in which the thread blocks of the last stage tell each other how far chunks are: `zstd_execute_tiles` takes a word and two
+/// for each chunk, and a chunk has a block at least.
+fn progress_bytes(blocks: u64) -> u64 {
+    (4 + 8 * blocks).next_multiple_of(16)
 }
 
 /// Field for field the `Launch` of `zstd_block.cuh`.
@@ -72,16 +78,20 @@ pub(super) struct ZstdKernels {
     entropy: sys::CUfunction,
     resolve: sys::CUfunction,
     chain: sys::CUfunction,
-    execute_few: sys::CUfunction,
-    execute_many: sys::CUfunction,
+    execute: sys::CUfunction,
+    /// Warps of a thread block of `execute`, and how many of these run at once.
+    execute_warps: u32,
+    execute_blocks: u32,
     multiprocessors: u32,
 }
 
 impl ZstdKernels {
     /// Shared memory of a block of the entropy stage: the larger of `sizeof(FseSlot)` and `kHuffmanSlotBytes`.
     const SLOT_BYTES: u32 = 5648;
-    /// `sizeof(ExecuteShared)`.
-    const EXECUTE_BYTES: u32 = 1680;
+    /// `tile_shared_bytes(1)`.
+    const TILE_BYTES: u32 = 4096 + 640;
+    /// Warps of a tile, where there is shared memory for them.
+    const TILE_WARPS: [u32; 2] = [16, 8];
     /// Blocks that one warp decodes at most.
     const MOST_SLOTS: u32 = 8;
     /// Warps of [`Self::MOST_SLOTS`] blocks that a multiprocessor has before warps take more blocks.
@@ -91,13 +101,37 @@ impl ZstdKernels {
     pub fn load(gpu: &Gpu, function: impl Fn(&CStr) -> Result<sys::CUfunction>) -> Result<Self> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = gpu.context.attribute(attribute).map_err(Error::cuda("counting multiprocessors"))?;
+        let multiprocessors = u32::try_from(count).unwrap_or(1).max(1);
+        let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared = gpu.context.attribute(attribute).map_err(Error::cuda("asking for shared memory"))?;
+        let fits = |warps: &u32| i64::from(warps * Self::TILE_BYTES) <= i64::from(shared);
+        let execute_warps = Self::TILE_WARPS.into_iter().find(fits).unwrap_or(Self::TILE_WARPS[1]);
+        let execute = function(c"zstd_execute_tiles")?;
+        let (threads, bytes) = (32 * execute_warps as i32, execute_warps * Self::TILE_BYTES);
+        let limit = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+        let mut at_once = 0;
+        // SAFETY: the function is loaded, and `at_once` is written to.
+        unsafe {
+            sys::cuFuncSetAttribute(execute, limit, bytes as i32)
+                .result()
+                .map_err(Error::cuda("setting shared memory"))?;
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &raw mut at_once,
+                execute,
+                threads,
+                bytes as usize,
+            )
+            .result()
+            .map_err(Error::cuda("asking for the occupancy"))?;
+        }
         Ok(Self {
             entropy: function(c"zstd_entropy")?,
             resolve: function(c"zstd_resolve")?,
             chain: function(c"zstd_chain")?,
-            execute_few: function(c"zstd_execute_few")?,
-            execute_many: function(c"zstd_execute_many")?,
-            multiprocessors: u32::try_from(count).unwrap_or(1).max(1),
+            execute,
+            execute_warps,
+            execute_blocks: multiprocessors * u32::try_from(at_once).unwrap_or(1).max(1),
+            multiprocessors,
         })
     }
 
@@ -117,9 +151,9 @@ impl ZstdKernels {
             return Ok(());
         }
         let (chunks, blocks) = (frames.count as u32, frames.block_count as u32);
-        let summary_bytes = u64::from(blocks) * SUMMARY_BYTES;
+        let progress = scratch + u64::from(blocks) * SUMMARY_BYTES;
         let [literals, records, _] = frames.end.scratch_bytes();
-        let literals_at = scratch + summary_bytes;
+        let literals_at = progress + progress_bytes(blocks.into());
         let launch = Launch {
             chunks: frames.chunks,
             blocks: frames.blocks,
@@ -131,22 +165,22 @@ impl ZstdKernels {
             block_count: blocks,
         };
         // SAFETY: the caller's duty.
-        unsafe { result::memset_d8_async(scratch, 0, summary_bytes as usize, stream.cu_stream()) }
+        unsafe { result::memset_d8_async(scratch, 0, (literals_at - scratch) as usize, stream.cu_stream()) }
             .map_err(Error::cuda("clearing scratch memory"))?;
         let slots = self.slots(blocks);
         let warps = blocks.div_ceil(slots);
-        let (execute, execute_warps) =
-            if chunks <= self.multiprocessors { (self.execute_few, 16) } else { (self.execute_many, 8) };
-        let numbers = &mut [warps, slots];
+        let (execute_warps, numbers) = (self.execute_warps, &mut [warps, slots]);
         for (kernel, grid, threads, shared) in [
             (self.entropy, 2 * warps, 32, slots * Self::SLOT_BYTES),
             (self.resolve, blocks, 32, 0),
             (self.chain, chunks.div_ceil(32), 32, 0),
-            (execute, chunks, 32 * execute_warps, execute_warps * Self::EXECUTE_BYTES),
+            (self.execute, self.execute_blocks, 32 * execute_warps, execute_warps * Self::TILE_BYTES),
         ] {
             let mut arguments: Vec<*mut c_void> = vec![(&raw const launch).cast_mut().cast()];
             if kernel == self.entropy {
                 arguments.extend(numbers.iter_mut().map(|number| std::ptr::from_mut(number).cast()));
+            } else if kernel == self.execute {
+                arguments.push((&raw const progress).cast_mut().cast());
             }
             let (grid, threads) = ((grid, 1, 1), (threads, 1, 1));
             // SAFETY: these are the kernel's arguments; memory is the caller's duty.

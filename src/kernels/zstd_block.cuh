@@ -9,6 +9,7 @@
 //   resolve   zstd_resolve.cuh                 states -> lengths and offsets, a block on its own
 //   chain     zstd_resolve.cuh                 blocks of a chunk put together, every limit checked
 //   execute   zstd_execute.cuh                 literals and matches -> the decoded bytes
+//             zstd_tiles.cuh                   the same, in parallel within a chunk
 //
 // No stage needs the host between it and the next: all sizes of scratch memory follow from the
 // headers. Source: RFC 8878, section 3.1.1 (frames and blocks).

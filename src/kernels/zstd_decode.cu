@@ -1,5 +1,5 @@
-// Decodes zstd frames: entropy, resolve, chain, execute. What each does: zstd_block.cuh and the
-// files that it names.
+// Decodes zstd frames: entropy, resolve, chain, and execute in zstd_tiles.cu. What each does:
+// zstd_block.cuh and the files that it names.
 //
 // Launch them one after the other in one stream; all take the same arguments. The summaries are
 // zeros before.
@@ -12,47 +12,6 @@ namespace zstd_gpu {
 // src/gpu/zstd.rs asks for as much shared memory.
 static_assert(sizeof(FseSlot) == 5648 && kHuffmanSlotBytes <= sizeof(FseSlot), "a slot of entropy");
 static_assert(sizeof(ExecuteShared) == 1680 && sizeof(Launch) == 56, "mirrored in Rust");
-
-/// What the warps of a chunk know of each other.
-struct SharedProgress {
-  uint32_t* begins;  // shared memory: where each warp's piece begins
-  uint32_t warp, warps;
-
-  /// All that this warp wrote before is seen by those that read `position`.
-  __device__ __forceinline__ void publish(uint32_t position) const {
-    __syncwarp();
-    fence();
-    if (threadIdx.x % warp::kLanes == 0)
-      *reinterpret_cast<volatile uint32_t*>(begins + warp) = position;
-  }
-  __device__ __forceinline__ void wait(uint32_t position) const {
-    const uint32_t lane = threadIdx.x % warp::kLanes;
-#ifdef ZSTD_GPU_MOST_POLLS
-    uint32_t polls = 0;
-#endif
-    for (;;) {
-      const uint32_t begin =
-          lane < warps ? *reinterpret_cast<volatile uint32_t*>(begins + lane) : ~0u;
-      if (warp::Device::smallest({begin}) >= position) break;
-#ifdef ZSTD_GPU_MOST_POLLS
-      if (++polls > ZSTD_GPU_MOST_POLLS) __trap();
-#endif
-      __nanosleep(20);
-    }
-    fence();
-    __syncwarp();
-  }
-
- private:
-  /// Orders what this thread did before and does after it, for the threads of its block.
-  __device__ __forceinline__ static void fence() {
-#if __CUDA_ARCH__ >= 700
-    asm volatile("fence.acq_rel.cta;" ::: "memory");
-#else
-    __threadfence_block();
-#endif
-  }
-};
 
 }  // namespace zstd_gpu
 
@@ -88,37 +47,4 @@ extern "C" __global__ void __launch_bounds__(32) zstd_chain(zstd_gpu::Launch lau
   if (*reinterpret_cast<const uint32_t*>(chunk.status)) return;  // its headers are bad
   const uint32_t error = zstd_gpu::chain_blocks(launch, chunk);
   if (error) *reinterpret_cast<uint32_t*>(chunk.status) = error;
-}
-
-namespace zstd_gpu {
-
-/// Decodes chunk `blockIdx.x`. Dynamic shared memory: an ExecuteShared a warp.
-__device__ __forceinline__ void execute_chunk(const Launch& launch) {
-  extern __shared__ warp::Wide zstd_shared[];
-  __shared__ uint32_t begins[warp::kLanes];
-  const Chunk chunk = launch.chunks[blockIdx.x];
-  if (*reinterpret_cast<const uint32_t*>(chunk.status)) return;
-  const uint32_t warp = threadIdx.x / warp::kLanes, warps = blockDim.x / warp::kLanes;
-  if (threadIdx.x < warp::kLanes) begins[threadIdx.x] = 0;
-  __syncthreads();
-  const SharedProgress progress = {begins, warp, warps};
-  ExecuteShared& shared = reinterpret_cast<ExecuteShared*>(zstd_shared)[warp];
-  uint32_t turn = 0;
-  for (uint32_t i = 0; i < chunk.blocks; ++i) {
-    execute_block<warp::Device>(launch, chunk, chunk.first_block + i, shared, progress, warp, warps,
-                                turn);
-  }
-  progress.publish(~0u);
-}
-
-}  // namespace zstd_gpu
-
-/// One thread block of up to 16 warps a chunk, for chunks that have a multiprocessor each.
-extern "C" __global__ void __launch_bounds__(512, 1) zstd_execute_few(zstd_gpu::Launch launch) {
-  zstd_gpu::execute_chunk(launch);
-}
-
-/// One thread block of up to 8 warps a chunk, three of which fit a multiprocessor.
-extern "C" __global__ void __launch_bounds__(256, 3) zstd_execute_many(zstd_gpu::Launch launch) {
-  zstd_gpu::execute_chunk(launch);
 }

@@ -92,9 +92,9 @@ struct Extents {
 };
 
 /// Puts the sequences of a group into `shared.runs`.
-template <class W>
-WARP_FN Extents<W> lay_out(ExecuteShared& shared, const Sequences<W>& sequences,
-                           const Summary& summary, GroupPlace& place) {
+template <class W, class Shared>
+WARP_FN Extents<W> lay_out(Shared& shared, const Sequences<W>& sequences, const Summary& summary,
+                           GroupPlace& place) {
   Extents<W> extents;
   typename W::template Var<uint32_t> literals;
   typename W::template Var<bool> overlaps;
@@ -129,9 +129,9 @@ WARP_FN Extents<W> lay_out(ExecuteShared& shared, const Sequences<W>& sequences,
 
 /// Marks the beginnings of the group's sequences inside the piece at `begin`; returns how many
 /// begin before it.
-template <class W>
-WARP_FN uint32_t mark_starts(ExecuteShared& shared, const GroupPlace& group, uint32_t begin,
-                             uint32_t size, const Extents<W>& extents) {
+template <class W, class Shared>
+WARP_FN uint32_t mark_starts(Shared& shared, const GroupPlace& group, uint32_t begin, uint32_t size,
+                             const Extents<W>& extents) {
   typename W::template Var<bool> before;
   W::each([&](uint32_t lane) { shared.marks[lane] = 0; });
   W::sync();

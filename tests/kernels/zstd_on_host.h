@@ -1,6 +1,7 @@
 #pragma once
 // The stages of src/kernels/zstd_decode.cu on the host, for the tests.
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -10,6 +11,7 @@
 
 #include "../../src/kernels/zstd_execute.cuh"
 #include "../../src/kernels/zstd_huffman.cuh"
+#include "../../src/kernels/zstd_tiles.cuh"
 #include "host_warp.h"
 
 namespace zstd_gpu {
@@ -49,6 +51,41 @@ inline void execute(const Launch& launch, uint32_t warps) {
   for (uint32_t warp = 1; warp < warps; ++warp) threads.emplace_back(run, warp);
   run(0);
   for (std::thread& thread : threads) thread.join();
+}
+
+/// The same in tiles. A barrier of a thread block is the end of a loop over its warps. What is
+/// known of the tiles before is less than all at first, as on a GPU.
+inline void execute_in_tiles(const Launch& launch, uint32_t warps) {
+  const Chunk& chunk = launch.chunks[0];
+  const Tiling tiling = Tiling::of(chunk, warps);
+  for (uint32_t number = 0; number < tiling.count; ++number) {
+    // Of the exact size, so that a sanitizer sees a link that leads out of the tile.
+    const uint32_t size = Tile::of(chunk, tiling, number, nullptr).end - tiling.begin(number);
+    const std::unique_ptr<uint32_t[]> entries(new uint32_t[size]);
+    std::memset(entries.get(), 0xA5, size * sizeof(uint32_t));
+    const Tile tile = Tile::of(chunk, tiling, number, entries.get());
+    for (uint32_t warp = 0; warp < warps; ++warp) {
+      const std::unique_ptr<TileShared> shared(new TileShared);
+      std::memset(static_cast<void*>(shared.get()), 0xA5, sizeof(TileShared));
+      expand_piece<Host>(launch, chunk, tile, *shared, warp);
+    }
+    std::vector<Piece<Host>> pieces(warps);
+    for (uint32_t warp = 0; warp < warps; ++warp) pieces[warp].read(tile, warp);
+    for (uint32_t rounds = 0;; ++rounds) {
+      // 8^7 is more than the links of a tile.
+      if (rounds > 7) std::abort();
+      bool further = false;
+      for (Piece<Host>& piece : pieces) further |= piece.follow(tile);
+      if (!further) break;
+      for (Piece<Host>& piece : pieces) piece.leave(tile);
+    }
+    bool left = true;
+    for (const uint32_t known : {number / 2, number > 0 ? number - 1 : 0, number}) {
+      left = false;
+      for (Piece<Host>& piece : pieces) left |= piece.write(chunk, tile, tiling.begin(known));
+    }
+    if (left) std::abort();
+  }
 }
 
 /// A copy on the heap that begins `offset` bytes after a multiple of 16 and ends with its last
@@ -104,6 +141,13 @@ inline uint32_t decode_blocks(std::vector<Block>& blocks, const uint8_t* from, u
   for (uint32_t block = 0; block < count; ++block) resolve_block<Host>(launch, block);
   if (const uint32_t error = chain_blocks(launch, chunk)) return error;
   execute(launch, warps);
+  const std::vector<uint8_t> in_order(to, to + to_bytes);
+  std::fill(to, to + to_bytes, uint8_t{0xA5});
+  execute_in_tiles(launch, warps);
+  if (!std::equal(in_order.begin(), in_order.end(), to)) {
+    std::fprintf(stderr, "the two ways to execute differ\n");
+    std::abort();
+  }
   return kStreamOk;
 }
 
