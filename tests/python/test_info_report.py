@@ -164,7 +164,7 @@ def test_advised_chunks_are_of_sane_sizes():
         window = [int(rng.integers(1, extent + 3)) for extent in shape[: int(rng.integers(1, ndim + 1))]]
         element_bytes = int(rng.choice([1, 2, 4, 8]))
         whole = math.prod(shape) * element_bytes
-        array = SimpleNamespace(shape=shape, decoded_bytes=whole)
+        array = SimpleNamespace(shape=shape, decoded_bytes=whole, values=math.prod(shape))
         stride = [int(rng.integers(1, 5)) for _ in window] if rng.random() < 0.3 else None
         chunk = _advice.better_chunks(array, {"window": window, "stride": stride})
         size = math.prod(chunk) * element_bytes
