@@ -504,7 +504,11 @@ def _with_selection(
 def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
     """The reader's arguments that keep samples from reaching over gaps, for a reader of indices."""
     several = _steps.are_several(arguments.get("window"), arguments.get("offsets"))
-    if gaps == "allow" or arguments.get("breaks") is not None or not (several or gaps is not None):
+    if gaps == "allow" or not (several or gaps is not None):
+        return {}
+    if arguments.get("breaks") is not None:
+        if gaps is not None:
+            raise ValueError("breaks and gaps: give one of them")
         return {}
     try:
         return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)

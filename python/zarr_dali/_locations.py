@@ -74,6 +74,11 @@ def _joined(parts: Sequence[Location], storage_options: _core.StorageOptions) ->
     for part in parts:
         if part.arrays != first.arrays:
             raise ValueError(f"path: the first Dataset has the arrays {first.arrays}, another {part.arrays}")
+        if part.mask_and_scale != first.mask_and_scale:
+            raise ValueError(
+                "path: some Datasets were opened with mask_and_scale and some without; open all alike, or "
+                "give their paths and mask_and_scale"
+            )
     if storage_options is None:
         storage_options = {}
         for part in parts:
@@ -178,7 +183,7 @@ def _of_fsspec(fs: Any, path: str, given: _core.StorageOptions) -> tuple[str, Ma
     if "fsspec.AsyncFileSystemWrapper" in kinds:
         return _of_fsspec(fs.sync_fs, path, given)
     if "fsspec.DirFileSystem" in kinds:
-        return _of_fsspec(fs.fs, posixpath.join(fs.path, path), given)
+        return _of_fsspec(fs.fs, posixpath.join(fs.path, path.lstrip("/")), given)
     if "fsspec.CachingFileSystem" in kinds:
         return _of_fsspec(fs.fs, path, given)
     protocol = fs.protocol if isinstance(fs.protocol, str) else fs.protocol[0]

@@ -68,7 +68,9 @@ def _is_list(value: Any) -> bool:
 
 
 def _plain(value: Any) -> Any:
-    """What has `tolist` are arrays and numbers of NumPy and torch, and arrays of xarray by their values."""
+    """Mappings as dictionaries, arrays and numbers of NumPy, torch and xarray as lists."""
+    if isinstance(value, Mapping):
+        return dict(value)
     if not hasattr(value, "tolist"):
         value = getattr(value, "values", value)
     if hasattr(value, "tolist"):

@@ -202,7 +202,7 @@ def breaks_of(
         given = {**arguments, **entry}
         size = known.sizes[known.dimensions[0]]
         start, end = (
-            min(given.get(name)[0], size) if given.get(name) else default
+            min(int(np.atleast_1d(given[name])[0]), size) if given.get(name) else default
             for name, default in (("roi_start", 0), ("roi_end", size))
         )
         lines.append(known.line(start, end, store))
@@ -213,7 +213,7 @@ def breaks_of(
         return {"breaks": breaks[0]}
     for entry, found in zip((entry for entry in entries if entry is not None), breaks):
         if found:
-            entry["breaks"] = found
+            entry["breaks"] = sorted({*entry.get("breaks", []), *found})
     return {"per_store": json.dumps(entries)}
 
 

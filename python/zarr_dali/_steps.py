@@ -85,7 +85,7 @@ def are_several(window: Sequence[int] | int | None, offsets: Any) -> bool:
         return len(set(_listed(offsets))) > 1
     if window is None:
         return False
-    return next(iter(window), 1) > 1 if isinstance(window, Sequence) else window > 1
+    return bool(next(iter(np.atleast_1d(window)), 1) > 1)
 
 
 def resolve(
@@ -100,7 +100,9 @@ def resolve(
     if gaps is not None and gaps not in GAPS:
         raise ValueError(f"gaps: {gaps!r} is none of {', '.join(GAPS)}")
     nothing: list[list[int]] = [[] for _ in lines]
-    in_time = next((offset for offset in _listed(offsets or []) if not _is_number(offset)), None)
+    in_time = next(
+        (offset for offset in ([] if offsets is None else _listed(offsets)) if not _is_number(offset)), None
+    )
     steps = None if offsets is None else [offset for offset in _listed(offsets) if _is_number(offset)]
     if in_time is not None:
         usual = _spacing(in_time, lines)

@@ -35,6 +35,8 @@ pub struct Places<'a> {
     pub geometry: &'a [ArrayGeometry],
     /// Where each array lies in its output.
     pub placing: &'a [OutputGeometry],
+    /// Whether stores are read separately, of which the windows and places are those of the first.
+    pub is_separate: bool,
 }
 
 fn refused(problem: String) -> crate::error::Error {
@@ -176,7 +178,8 @@ impl Given {
         let at = array.context();
         let dimension = self.dimension(array, geometry, windows)?;
         let called = called(array, dimension);
-        if geometry.axes[dimension].is_some_and(|axis| windows.axes()[axis].count() > 1) {
+        let differ = |axis: usize| windows.axes()[axis].count() > 1 || (axis == 0 && places.is_separate);
+        if geometry.axes[dimension].is_some_and(differ) {
             return Err(refused(format!(
                 "{at}: samples are windows along {called}, so that channels would differ between them; give \"dim\" with another dimension"
             )));

@@ -133,9 +133,18 @@ impl Jobs {
     /// decoded one.
     pub fn decoder_done(&self, decoded: Option<(usize, usize)>, since: Instant) {
         let (seconds, now) = (since.elapsed().as_secs_f64(), self.now());
+        let mut state = self.lock();
+        let helped = (state.policy.gpu_helps(), state.policy.cpu_helps());
         match decoded {
-            Some(part) => self.lock().policy.cpu_ends(self.parts[part].chunk_bytes, seconds, now),
-            None => self.lock().policy.cpu_gives_up(),
+            Some(part) => state.policy.cpu_ends(self.parts[part].chunk_bytes, seconds, now),
+            None => state.policy.cpu_gives_up(),
+        }
+        // Cores that turn out to be too slow leave what is queued to the GPU, and those that are not take part again.
+        let changed = helped != (state.policy.gpu_helps(), state.policy.cpu_helps());
+        drop(state);
+        if changed {
+            self.feeders.notify_all();
+            self.decoders.notify_all();
         }
     }
 
@@ -348,6 +357,34 @@ mod tests {
         // The consumer takes the complete batches, so that none is ready any more. A decoder is the first to see that.
         batches[..6].iter().for_each(|batch| batch.wait(|| None).unwrap());
         assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
+        assert_eq!(feeder.join().unwrap(), Some((0, 1)));
+    }
+
+    #[test]
+    fn feeders_are_woken_when_cores_turn_out_to_be_too_slow() {
+        let progress = Progress::new(Arc::default());
+        let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
+        let batch = Batch::new(0, vec![], vec![], None, progress);
+        let chunk = |number| {
+            let key = ChunkKey { array: 0, part: 0, number };
+            Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))
+        };
+        // A consumer that asks often and never waits: with one batch in flight the GPU does not help.
+        for _ in 0..4 {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+            jobs.wanted(false);
+        }
+        jobs.push((0..3).map(chunk).collect());
+        batch.planned();
+        let feeder = std::thread::spawn({
+            let jobs = jobs.clone();
+            move || taken(jobs.feed(&mut ()))
+        });
+        while jobs.lock().waiting[FEEDERS] == 0 {
+            std::thread::yield_now();
+        }
+        assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
+        jobs.decoder_done(Some((0, 0)), Instant::now() - std::time::Duration::from_secs(60));
         assert_eq!(feeder.join().unwrap(), Some((0, 1)));
     }
 

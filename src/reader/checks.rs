@@ -124,6 +124,40 @@ fn check_shapes_in(
     Ok(())
 }
 
+/// Refuses stores that are read separately and have other channels in their samples than the first. Channels are along dimensions of which
+/// all samples have the same part.
+pub(super) fn check_same_channels(dataset: &Dataset, domains: &Domains, geometry: &Geometry) -> Result<()> {
+    let mut all = domains.iter().zip(geometry);
+    let Some((first, expected)) = all.next() else { return Ok(()) };
+    for (domain, found) in all {
+        for (number, array) in dataset.arrays.iter().enumerate() {
+            let (here, there) = (&expected[number], &found[number]);
+            let windows = |domain: &Domain, d: usize| {
+                here.axes[d].map_or(1, |axis| domain.windows.axes()[axis].count())
+            };
+            let [runs, others] = [(here, first), (there, domain)]
+                .map(|(geometry, domain)| geometry.runs(&domain.windows, &domain.windows.places(0)));
+            let differs = |&d: &usize| {
+                // Along the first dimension of windows no samples are alike, and there are no channels.
+                here.axes[d] != Some(0)
+                    && windows(first, d) == 1
+                    && (windows(domain, d) != 1 || here.shape[d] != there.shape[d] || runs[d] != others[d])
+            };
+            if let Some(d) = (0..here.shape.len()).find(differs) {
+                return Err(Error::Unlike {
+                    at: array.parts[first.store.min(array.parts.len() - 1)].context(),
+                    difference: format!(
+                        "the part of dimension {d} that samples have is not that of {}",
+                        array.parts[domain.store.min(array.parts.len() - 1)].context()
+                    ),
+                    remedy: "`normalize` by channel and `stack_channels` need the same channels in all stores: read the same indices of each, or give each a reader of its own",
+                });
+            }
+        }
+    }
+    Ok(())
+}
+
 /// What to do about arrays that cannot be stacked.
 const STACKED: &str =
     "arrays that are stacked need the same: leave one of them out, or read them without `stack`";

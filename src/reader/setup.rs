@@ -5,7 +5,9 @@
 
 use super::channel_stack::{self, ChannelStack};
 use super::checkpoint::{self, Cursor, Identity};
-use super::checks::{check_dimensions, check_order_bytes, check_shapes, check_shuffled, check_stack};
+use super::checks::{
+    check_dimensions, check_order_bytes, check_same_channels, check_shapes, check_shuffled, check_stack,
+};
 use super::chunk_reuse::{ChunkReuse, ChunkSharing};
 use super::domains::domains;
 use super::outputs::{Output, Stacking, outputs};
@@ -115,7 +117,11 @@ impl Setup {
             placing = stack.placing.clone().into();
             channel_stack = Some(stack);
         }
-        let places = Places { windows, geometry: &geometry[0], placing: &placing };
+        if arguments.stack_channels || !arguments.normalize.is_empty() {
+            check_same_channels(&dataset, &domains, &geometry)?;
+        }
+        let is_separate = domains.is_separate();
+        let places = Places { windows, geometry: &geometry[0], placing: &placing, is_separate };
         let conversions = conversions(&dataset, arguments, &places)?;
         if arguments.stack {
             check_stack(&dataset, &geometry[0], &conversions)?;

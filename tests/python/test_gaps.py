@@ -257,3 +257,20 @@ def test_a_loader_goes_on_between_gaps(backend, two_days_missing):
     assert sorted(seen) == [at for at in range(len(values) - 1) if at + 1 not in (8, 22)]
     with pytest.raises(ValueError, match="breaks"):
         loader(gaps="allow").load_state_dict(whole.state_dict())
+
+
+def test_gaps_and_breaks_are_one_or_both_say_so(tmp_path):
+    times = pd.date_range("2010-01-01", periods=20, freq=SPACING).delete(5)
+    write(tmp_path / "a.zarr", times)
+    path = str(tmp_path / "a.zarr")
+    with pytest.raises(ValueError, match="breaks and gaps: give one of them"):
+        zarr_dali.Loader(path, "t", 1, device="cpu", window=2, breaks=[3], gaps="skip")
+    # What is said of a store stays when gaps are found in it.
+    found = zarr_dali.Loader(
+        path, "t", 1, device="cpu", window=2, join="separate", per_store='[{"breaks": [3, 9]}]', gaps="skip"
+    )
+    assert len(found) == 18 - 3
+    # A region of one number, and arrays as offsets.
+    assert len(zarr_dali.Loader(path, "t", 1, device="cpu", window=2, roi_start=6)) == 12
+    for offsets in (np.array([-1, 0]), np.array([-6, 0], "timedelta64[h]"), pd.to_timedelta(["-6h", "0h"])):
+        assert zarr_dali.select(path, arrays=["t"], offsets=offsets, gaps="skip")["offsets"] == [-1, 0]

@@ -293,6 +293,23 @@ def test_each_sample_lies_in_one_run(backend, runs, capfd):
     assert said.count("1 of 4 stores have no samples") == 1 and f"{folder}/run-10.zarr" in said
 
 
+def test_channels_are_the_same_in_all_runs(backend, runs):
+    """Numbers of the first run would else be taken for other channels of the others."""
+    folder, values = runs
+    mean = [10.0, 20, 30, 40]
+    numbers = json.dumps({"t": {"dim": "y", "mean": mean, "std": [1] * 4}})
+    arguments = {"arrays": ["t"], "join": "separate", "normalize": numbers}
+    found = read_all(backend, f"{folder}/*", window=[2], roi_start=[0, 1], roi_end=[2, 3], **arguments)[0]
+    for sample, store in zip(found, (0, 1, 3), strict=True):
+        expected = values[store]["t"][0:2, 1:3] - np.float32(mean[1:3])[:, None]
+        np.testing.assert_array_equal(sample, expected)
+    regions = [{"roi_start": [0, first], "roi_end": [2, first + 2]} for first in (0, 0, 1, 1)]
+    regions[2] = None
+    for more in ({}, {"normalize": "", "stack_channels": True}):
+        with pytest.raises(ValueError, match=r"dimension 1 .*run-11.*same channels in all stores"):
+            build(backend, f"{folder}/*", per_store=json.dumps(regions), window=[2], **(arguments | more))
+
+
 def test_a_region_is_one_of_each_run(backend, runs):
     folder, _ = runs
     arguments = {"arrays": ["t"], "join": "separate", "return_index": True}
