@@ -371,7 +371,7 @@ mod tests {
         };
         // A consumer that asks often and never waits: with one batch in flight the GPU does not help.
         for _ in 0..4 {
-            std::thread::sleep(std::time::Duration::from_millis(1));
+            std::thread::sleep(Duration::from_millis(1));
             jobs.wanted(false);
         }
         jobs.push((0..3).map(chunk).collect());
@@ -384,7 +384,7 @@ mod tests {
             std::thread::yield_now();
         }
         assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
-        jobs.decoder_done(Some((0, 0)), Instant::now() - std::time::Duration::from_secs(60));
+        jobs.decoder_done(Some((0, 0)), Instant::now() - Duration::from_secs(60));
         assert_eq!(feeder.join().unwrap(), Some((0, 1)));
     }
 
