@@ -51,7 +51,11 @@ def around(index: pd.Index, label: Any) -> list[slice]:
         behind = np.nextafter(west, -np.inf)
         return [slice(west, None), slice(None, float(behind))]
     east = first + (stop - first) % CIRCLE
-    return [slice(west, east)] if west <= east else [slice(west, None), slice(None, east)]
+    if west <= east:
+        return [slice(west, east)]
+    # What lies between the ends of a region is not in it: its parts are no neighbours.
+    closes = last + 1.5 * spacing >= first + CIRCLE
+    return [slice(west, None), slice(None, east)] if closes else plain
 
 
 def is_range(found: np.ndarray) -> bool:

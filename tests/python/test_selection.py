@@ -228,6 +228,12 @@ def test_longitudes_are_a_circle(tmp_path, rng, longitudes, label, expected):
     np.testing.assert_array_equal(np.stack(samples), wanted)
 
 
+def test_a_region_has_no_slice_around_the_earth(tmp_path, rng):
+    path = write_world(tmp_path / "w.zarr", rng, np.arange(0, 120, 10))
+    with pytest.raises(ValueError, match=r"longitude=slice\(20, 10.*selects nothing"):
+        zarr_dali.select(path, arrays=["q"], longitude=slice(20, 10))
+
+
 def test_a_slice_across_the_end_is_of_longitudes_only(world):
     with pytest.raises(ValueError, match=r"latitude=.*selects nothing.*descending"):
         zarr_dali.select(world, arrays=["q"], latitude=slice(-60, 60))
