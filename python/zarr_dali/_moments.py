@@ -53,7 +53,7 @@ class Moments:
 
     @classmethod
     def none(cls, length: int) -> Moments:
-        """Of no values, for each of so many indices."""
+        """The moments of no values, for `length` indices."""
         return cls(*(np.full(length, one) for one in cls()._fields()))
 
     @classmethod

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GAPS = ("error", "skip", "allow")
 UNUSUAL = 1.5
-"""Steps that are so many times as far apart as usual have a gap between them: months differ by less."""
+"""Two steps have a gap between them if they are more than this many usual spacings apart. Months differ by less."""
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ pub(super) fn follow(arrays: &[ArrayInfo]) -> Result<Vec<Vec<Option<usize>>>> {
     arrays.iter().map(|array| along(array, &arrays[reference])).collect()
 }
 
-/// Which of arrays with so many dimensions is the reference: the first with the most.
+/// The number of the reference array, given how many dimensions each array has: the first with the most.
 pub(super) fn reference(dimensions: impl Iterator<Item = usize>) -> Option<usize> {
     dimensions
         .enumerate()

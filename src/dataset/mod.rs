@@ -107,13 +107,9 @@ impl Dataset {
         Ok(open::OpenStore::new(&stores[0], access, &sessions)?.declared(name))
     }
 
-    /// The number of the array whose dimensions the axes of all arrays ([`Joined::axes`]) are.
-    ///
-    /// # Panics
-    /// Without any array.
-    pub fn axes_of(&self) -> usize {
-        let dimensions = self.arrays.iter().map(|array| array.shape.len());
-        follow::reference(dimensions).expect("a dataset has arrays")
+    /// The number of the array whose dimensions the axes of all arrays ([`Joined::axes`]) are. `None` without any array.
+    pub fn axes_of(&self) -> Option<usize> {
+        follow::reference(self.arrays.iter().map(|array| array.shape.len()))
     }
 
     /// One part of an array.

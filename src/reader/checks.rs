@@ -100,7 +100,7 @@ fn check_shapes_in(
         let shape = &geometry.shape;
         if !geometry.follows_samples() {
             // In the first store these agree. The place of each dimension is known from there.
-            let named = dataset.axes_of();
+            let named = dataset.axes_of().unwrap_or(reference);
             let extents = &geometries[named].shape;
             let differs =
                 |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| extents[axis] != extent);

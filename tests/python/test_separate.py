@@ -23,7 +23,7 @@ from counting import settled_stats
 from reading import CPU, build, on_host, read_all, run_batches, run_python
 from stores import chunk_files, write_array, write_group
 
-CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)) // 2, "gpu": 20}
+CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)) // 2, "gpu": 320}
 SCENES = 20
 """Sets of stores that share the configurations among them."""
 
@@ -248,8 +248,7 @@ def test_random_configurations(backend, scene_of, number):
     scene = scene_of(number)
     tried = -(-CONFIGURATIONS[backend.device] // SCENES)
     counts = [check_configuration(backend, scene, rng, i) for i in range(tried)]
-    # Of few, which is what a GPU gets, none may have any.
-    assert tried < 16 or sum(count > 0 for count in counts) >= tried / 4, "many configurations have samples"
+    assert sum(count > 0 for count in counts) >= tried / 4, "many configurations have samples"
 
 
 # --- one reader of several runs -------------------------------------------------------------------
@@ -463,9 +462,10 @@ def test_chunks_are_decoded_once_in_an_epoch(backend, runs, shuffle):
         decoded.append(settled_stats(pipe)["chunks_decoded"])
     of_t = sum(-(-steps // 2) for steps in STEPS if steps > 1)
     of_fields = 2 * sum(steps > 1 for steps in STEPS)
-    # A reader that has handed over two epochs has prepared a part of the third, on a GPU more of them.
-    assert 2 * of_t < decoded[0] and decoded[1] - decoded[0] == of_fields, decoded
-    assert decoded[0] <= 3 * of_t or backend.device == "gpu", decoded
+    # A reader that has handed over two epochs has prepared a part of the third. On a GPU up to 128 batches are
+    # in flight, and DALI has some more.
+    epochs = 3 if backend.device == "cpu" else -(-(2 * count + 128 + 4) // count)
+    assert 2 * of_t < decoded[0] <= epochs * of_t and decoded[1] - decoded[0] == of_fields, decoded
 
 
 def test_info_of_separate_stores(runs):

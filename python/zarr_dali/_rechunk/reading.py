@@ -222,7 +222,7 @@ def compare(values: np.ndarray, fill: np.ndarray) -> tuple[bool, bool]:
     if kind != "f":
         same = bool(values.flat[0] == fill) and bool(np.all(values == fill))
         return same, False
-    if values.dtype.itemsize > 8:  # no integer has so many bits
+    if values.dtype.itemsize > 8:  # integers have at most 64 bits
         return False, True
     equal = np.isnan(values) if np.isnan(fill) else values == fill
     alike = int(np.count_nonzero(equal))

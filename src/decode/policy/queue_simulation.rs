@@ -467,7 +467,7 @@ fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
     let near =
         |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
     // Wanted is 99 % within 1 %; of 4000 settings it was 87 %, 91 % were within 3 % and 97.6 % within 20 %.
-    assert!(near(0.01) > 0.85 && near(0.2) > 0.96, "{} and {}", near(0.01), near(0.2));
+    assert!(near(0.01) > 0.85 && near(0.1) > 0.9 && near(0.2) > 0.96, "{} and {}", near(0.01), near(0.2));
 }
 
 /// The share of its speed that a U-Net keeps on an H100 with `in_flight` batches in flight and `cores` cores: steps of 141 ms, batches of 629 MB in
@@ -502,8 +502,8 @@ fn kept(in_flight: u64, cores: u64, decode: Decode) -> f64 {
 
 #[test]
 fn idle_cores_decode_for_a_training_with_some_batches_in_flight() {
-    for in_flight in [1, 2, 3, 4, 6, 12] {
+    for (in_flight, gain) in [(1, 0.03), (2, 0.04), (3, 0.04), (4, 0.04), (6, 0.04), (12, 0.04)] {
         assert!(kept(in_flight, 16, Decode::Auto) > 0.99, "{in_flight}");
-        assert!(kept(in_flight, 4, Decode::Auto) > kept(in_flight, 4, Decode::Gpu) + 0.03, "{in_flight}");
+        assert!(kept(in_flight, 4, Decode::Auto) > kept(in_flight, 4, Decode::Gpu) + gain, "{in_flight}");
     }
 }

@@ -21,6 +21,9 @@ pub struct Trials {
     /// Seconds that each side was tried for in this round of trials, and when the next round begins.
     seconds: [f64; 3],
     again: f64,
+    /// Trials of the best side since, and after how many of these the next round begins at the latest.
+    kept: u64,
+    term: u64,
     /// Of the present trial: since when, and batches and bytes since. It begins when the batches of the last one are through.
     since: Option<f64>,
     batches: u64,
@@ -48,8 +51,9 @@ impl Trials {
     const COST: f64 = 0.004;
     /// and has taken no more than that share of it,
     const LENGTH: f64 = 0.1;
-    /// and at the latest when the best side has decoded for this many times as long as it was tried for.
-    const LATEST: f64 = 512.0;
+    /// and at the latest after this many trials of the best side. The number doubles each time that the same side is best, up to the
+    /// second one.
+    const TERM: (u64, u64) = (64, 512);
 
     /// Who decodes now.
     pub fn side(&self) -> Side {
@@ -96,9 +100,15 @@ impl Trials {
         (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
         if let Some((_, before)) = self.best
             && self.all_tried()
-            && (rate > before * Self::CHANGED || rate * Self::CHANGED < before || now >= self.again)
         {
-            (self.rates, self.seconds) = ([None; 3], [0.0; 3]);
+            self.kept += 1;
+            let changed = rate > before * Self::CHANGED || rate * Self::CHANGED < before;
+            if changed || now >= self.again || self.kept >= self.term {
+                (self.rates, self.seconds) = ([None; 3], [0.0; 3]);
+            }
+            if changed {
+                self.best = None;
+            }
         }
         let own = self.side as usize;
         let ends_round = !self.all_tried();
@@ -112,12 +122,14 @@ impl Trials {
         let next = self.next();
         if ends_round && self.all_tried() {
             let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+            let same = self.best.is_some_and(|(best, _)| best == next);
+            self.term = if same { (2 * self.term).min(Self::TERM.1) } else { Self::TERM.0 };
             self.best = self.rates[next as usize].map(|rate| (next, rate));
             let lost = |(rate, seconds): (&Option<f64>, &f64)| seconds * (1.0 - rate.unwrap_or(best) / best);
             let lost: f64 = self.rates.iter().zip(&self.seconds).map(lost).sum();
             let tried: f64 = self.seconds.iter().sum();
-            let latest = Self::LATEST * self.seconds[next as usize];
-            self.again = now + (lost / Self::COST).max(tried / Self::LENGTH).min(latest);
+            self.again = now + (lost / Self::COST).max(tried / Self::LENGTH);
+            self.kept = 0;
         }
         if next != self.side {
             (self.side, self.since, self.begun, self.all_bytes) = (next, None, now, 0);
@@ -206,9 +218,9 @@ mod tests {
                     std::array::from_fn(|side| cold[side] + share * (warm[side] - cold[side]))
                 });
                 // As long as the disk's limit was believed in, and the first trials.
-                simulated.run(20_000, |_| warm);
+                simulated.run(4 * IN_FLIGHT * Trials::TERM.0, |_| warm);
                 let shares = simulated.run(20_000, |_| warm);
-                assert!(shares[best] > 0.94, "{cold:?}, {warm:?} after {warming}: {shares:?}");
+                assert!(shares[best] > 0.95, "{cold:?}, {warm:?} after {warming}: {shares:?}");
             }
         }
     }
@@ -220,7 +232,7 @@ mod tests {
             let shares = simulated.run(4000, |_| rates);
             assert!(shares[0] > 0.9, "{shares:?}");
             let shares = simulated.run(100_000, |_| rates);
-            assert!(shares[0] > 0.98, "{shares:?}");
+            assert!(shares[0] > 0.98 && simulated.trials.term == Trials::TERM.1, "{shares:?}");
         }
     }
 }
