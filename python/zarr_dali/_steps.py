@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 GAPS = ("error", "skip", "allow")
 UNUSUAL = 1.5
-"""Two steps have a gap between them if they are more than this many usual spacings apart. Months differ by less."""
+"""Steps that are more than this many usual spacings apart have a gap between them. Months differ by less."""
 
 
 @dataclass(frozen=True)

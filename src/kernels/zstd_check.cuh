@@ -28,10 +28,8 @@
 
 #ifdef __CUDACC__
 #define ZSTD_FUNCTION __device__ __forceinline__
-#define ZSTD_CONSTANT __device__ const
 #else
 #define ZSTD_FUNCTION inline
-#define ZSTD_CONSTANT const
 #endif
 
 namespace zstd {
@@ -82,22 +80,7 @@ struct Tables {
   uint8_t codes[1 << kHuffmanBits];
 };
 
-// Baseline | extra bits << 24, by code. RFC 8878, section 3.1.1.3.2.1.1.
-ZSTD_CONSTANT uint32_t kLiteralLengths[kLiteralCodes] = {
-    0,         1,         2,         3,         4,         5,         6,         7,
-    8,         9,         10,        11,        12,        13,        14,        15,
-    0x1000010, 0x1000012, 0x1000014, 0x1000016, 0x2000018, 0x200001c, 0x3000020, 0x3000028,
-    0x4000030, 0x6000040, 0x7000080, 0x8000100, 0x9000200, 0xa000400, 0xb000800, 0xc001000,
-    0xd002000, 0xe004000, 0xf008000, 0x10010000};
-ZSTD_CONSTANT uint32_t kMatchLengths[kMatchCodes] = {
-    3,         4,         5,         6,         7,         8,         9,         10,
-    11,        12,        13,        14,        15,        16,        17,        18,
-    19,        20,        21,        22,        23,        24,        25,        26,
-    27,        28,        29,        30,        31,        32,        33,        34,
-    0x1000023, 0x1000025, 0x1000027, 0x1000029, 0x200002b, 0x200002f, 0x3000033, 0x300003b,
-    0x4000043, 0x4000053, 0x5000063, 0x7000083, 0x8000103, 0x9000203, 0xa000403, 0xb000803,
-    0xc001003, 0xd002003, 0xe004003, 0xf008003, 0x10010003};
-constexpr uint32_t kBaseline = (1 << 24) - 1;
+using zstd_gpu::kBaseline, zstd_gpu::kLiteralLengths, zstd_gpu::kMatchLengths;
 
 // The highest `count` bits of a word, 0 to 31.
 ZSTD_FUNCTION uint32_t highest(uint32_t word, uint32_t count) {

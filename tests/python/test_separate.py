@@ -462,8 +462,8 @@ def test_chunks_are_decoded_once_in_an_epoch(backend, runs, shuffle):
         decoded.append(settled_stats(pipe)["chunks_decoded"])
     of_t = sum(-(-steps // 2) for steps in STEPS if steps > 1)
     of_fields = 2 * sum(steps > 1 for steps in STEPS)
-    # A reader that has handed over two epochs has prepared a part of the third. On a GPU up to 128 batches are
-    # in flight, and DALI has some more.
+    # A reader that has handed over two epochs has prepared a part of the third. On a GPU up to 128 batches
+    # are in flight, and DALI has some more.
     epochs = 3 if backend.device == "cpu" else -(-(2 * count + 128 + 4) // count)
     assert 2 * of_t < decoded[0] <= epochs * of_t and decoded[1] - decoded[0] == of_fields, decoded
 
