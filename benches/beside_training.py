@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import json
 import os
 import statistics
 import sys
@@ -112,25 +113,22 @@ class Training:
         }
 
 
-def loader(
-    store: str, device: str, batch_size: int, decode: str, budget_gb: float | None = None
-) -> tuple[Any, Iterator[Any]]:
-    """A pipeline that reads shuffled windows, and its batches as torch tensors without end.
-
-    `budget_gb` is the reader's `device_memory_budget`; None is its default.
-    """
+def loader(task: dict[str, Any], point: dict[str, Any]) -> tuple[Any, Iterator[Any]]:
+    """The pipeline of a point, which reads shuffled windows, and its batches as torch tensors without end."""
     from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
-    arguments = {} if budget_gb is None else {"device_memory_budget": int(budget_gb * 1e9)}
+    budget_gb = point["budget_gb"]
+    budget = {} if budget_gb is None else {"device_memory_budget": int(budget_gb * 1e9)}
     pipe = common.reader(
-        store,
-        device,
-        batch_size,
+        task["stores"][point["store"]],
+        task["device"],
+        task["batch_size"],
         window=[WINDOW],
         stride=[1],
         random_shuffle=True,
-        decode=decode,
-        **arguments,
+        decode=point["decode"],
+        **budget,
+        **point["arguments"],
     )
     # Without a reader's name or a size there are no epochs.
     return pipe, iter(DALIGenericIterator(pipe, ["fields"]))
@@ -174,10 +172,7 @@ def child() -> None:
         row: dict[str, Any] = {}
         pipe = batches = None
         try:
-            store = task["stores"][point["store"]]
-            pipe, batches = loader(
-                store, task["device"], task["batch_size"], point["decode"], point["budget_gb"]
-            )
+            pipe, batches = loader(task, point)
             row = beside(training, pipe, batches, task, task["store_bytes"])
         except (RuntimeError, ValueError) as error:
             row = {"problem": common.gist(error)}
@@ -198,22 +193,32 @@ def points_of(args: Any) -> list[dict[str, Any]]:
     cores = common.cores_here(args.cores) or [len(os.sched_getaffinity(0))]
     return [
         {
-            "point": f"{n}/{store}/{decode}{in_name(budget)}",
+            **reader,
+            "point": f"{n}/{store}/{reader['point']}",
             "cores": n,
             "store": store,
-            "decode": decode,
-            "budget_gb": budget,
         }
         for n in cores
-        for budget in args.budgets
         for store in args.stores
-        for decode in args.decode
+        for reader in readers(args)
     ]
 
 
-def in_name(budget_gb: float | None) -> str:
-    """A budget as the end of a point's name."""
-    return "" if budget_gb is None else f"/{budget_gb:g}GB"
+def readers(args: Any) -> list[dict[str, Any]]:
+    """What a point says of its reader: the end of its name, decoder, budget and further arguments."""
+    return [
+        {
+            "point": "/".join(
+                [decode, *([] if budget is None else [f"{budget:g}GB"]), *([name] if name else [])]
+            ),
+            "decode": decode,
+            "budget_gb": budget,
+            "arguments": arguments,
+        }
+        for budget in args.budgets
+        for decode in args.decode
+        for name, arguments in (args.readers or {"": {}}).items()
+    ]
 
 
 def add_arguments(line: Any) -> None:
@@ -249,6 +254,12 @@ def add_choices(line: Any, cores: Sequence[int], decode: Sequence[str] | None = 
         default=[None],
         metavar="GB,...",
         help="the reader's device_memory_budget in GB, or `default` (default: default)",
+    )
+    line.add_argument(
+        "--readers",
+        type=json.loads,
+        metavar="JSON",
+        help="readers to compare: an object of their names, each with further arguments of fn.readers.zarr",
     )
 
 

@@ -39,8 +39,8 @@ from beside_training import (
     add_arguments,
     add_choices,
     beside,
-    in_name,
     loader,
+    readers,
 )
 
 CORES = (16, 4)
@@ -96,8 +96,7 @@ def measured(
     """The row of a point, and the synthetic speed behind it; `before` is that in front of it."""
     pipe = batches = None
     try:
-        store = task["stores"][point["store"]]
-        pipe, batches = loader(store, task["device"], task["batch_size"], point["decode"], point["budget_gb"])
+        pipe, batches = loader(task, point)
         row = beside(training, pipe, batches, task, task["store_bytes"])
     except (RuntimeError, ValueError) as error:
         row = {"problem": common.gist(error)}
@@ -130,16 +129,13 @@ def points_of(args: Any) -> list[dict[str, Any]]:
     cores = common.cores_here(args.cores) or [len(os.sched_getaffinity(0))]
     return [
         {
-            "point": f"{n}/{layers}/{store}/{decode}{in_name(budget)}",
+            **reader,
+            "point": f"{n}/{layers}/{store}/{reader['point']}",
             "cores": n,
             "layers": layers,
             "store": store,
-            "decode": decode,
-            "budget_gb": budget,
         }
-        for n, layers, budget, store, decode in itertools.product(
-            cores, args.layers, args.budgets, args.stores, args.decode
-        )
+        for n, layers, store, reader in itertools.product(cores, args.layers, args.stores, readers(args))
     ]
 
 

@@ -191,7 +191,8 @@ def profiled(training: Training, store: str, decode: str, args: Any) -> dict[str
     """Trains with the reader beside it under the profiler; the trace's figures with the reader's own."""
     from torch.profiler import ProfilerActivity, profile
 
-    pipe, batches = loader(store, "gpu", args.batch_size, decode)
+    task = {"stores": {"store": store}, "device": "gpu", "batch_size": args.batch_size}
+    pipe, batches = loader(task, {"store": "store", "decode": decode, "budget_gb": None, "arguments": {}})
     next(batches)
     common.at_rest(pipe)
     training.run(args.timed_steps // 2, batches)

@@ -51,10 +51,10 @@ pub enum Decode {
 /// What decodes zstd frames on the GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GpuZstd {
+    /// The kernels of `src/kernels/zstd_decode.cu`.
+    Builtin,
     /// nvCOMP, behind a check of ours.
     Nvcomp,
-    /// The kernels of `src/kernels/zstd_decode.cu`.
-    Own,
 }
 
 /// How bytes are read.
@@ -201,7 +201,7 @@ impl Arguments {
             prefetch_queue_depth: 1,
             missing_chunks: "fill".into(),
             decode: "auto".into(),
-            gpu_zstd: "nvcomp".into(),
+            gpu_zstd: "builtin".into(),
             io: "auto".into(),
             num_io_threads: 0,
             num_decode_threads: 0,
@@ -296,15 +296,6 @@ impl Options {
     pub const REQUESTS_IN_FLIGHT: usize = 256;
     /// Chunks of more bytes are fetched in parts, because one connection gives some 90 MB/s only; no more bytes of a shard are fetched at once.
     pub const SPLIT_ABOVE_BYTES: u64 = 16 << 20;
-    /// Batches that the reader keeps in flight where each has many chunks; 16 of them fill an H200 (benches/NOTES.md).
-    pub const MAX_DEPTH: u64 = 16;
-    /// Chunks in flight where a batch has few new chunks that the GPU decodes: the GPU takes as long for one as for hundreds.
-    pub const CHUNKS_IN_FLIGHT: u64 = 768;
-    /// Decoded bytes in flight in that case.
-    pub const BYTES_IN_FLIGHT: u64 = 2_500_000_000;
-    /// The most batches in flight in that case.
-    pub const MOST_DEPTH: u64 = 128;
-
     /// The chunk cache, which keeps decoded chunks for later batches, gets the memory budget divided by this.
     pub const CHUNK_CACHE_SHARE: u64 = 2;
     /// Bytes of chunks that a shuffle draws from if no budget was given. A constant, because the order of samples depends
@@ -345,9 +336,12 @@ impl Options {
         };
         let gpu_zstd = match arguments.gpu_zstd.as_str() {
             "nvcomp" => GpuZstd::Nvcomp,
-            "own" => GpuZstd::Own,
+            "builtin" => GpuZstd::Builtin,
             other => {
-                return Err(argument("gpu_zstd", format!("\"{other}\" is none of \"nvcomp\" and \"own\"")));
+                return Err(argument(
+                    "gpu_zstd",
+                    format!("\"{other}\" is none of \"builtin\" and \"nvcomp\""),
+                ));
             }
         };
         let device = usize::try_from(arguments.device_id).ok();

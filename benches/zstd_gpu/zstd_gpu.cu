@@ -25,7 +25,6 @@
 #define ZSTD_GPU_MOST_POLLS (1u << 24)
 #include "../../src/kernels/zstd_decode.cu"
 #include "../../src/kernels/zstd_tiles.cu"
-#include "in_order.cuh"
 #include "host.h"
 
 namespace {
@@ -105,16 +104,15 @@ uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-/// The shape of the launches. `tile_warps`: of execute in tiles; 0: execute in order.
+/// The shape of the launches: blocks of a warp of entropy, and warps of a tile.
 struct Shape {
-  uint32_t slots, warps, tile_warps = 0;
+  uint32_t slots, tile_warps = 16;
 
-  static Shape usual(uint32_t blocks, uint32_t chunks) {
+  static Shape usual(uint32_t blocks) {
     // Enough warps for 8 blocks each and a multiprocessor of 4 such warps, or fewer blocks a warp.
     uint32_t slots = 1;
     while (slots < 8 && blocks > multiprocessors() * 4 * slots) slots *= 2;
-    const uint32_t warps = chunks <= multiprocessors() ? 16 : 8;
-    return {slots, warps, 16};
+    return {slots};
   }
 };
 
@@ -227,7 +225,7 @@ class Batch {
       zstd_resolve<<<count, 32, 0, stream>>>(launch_);
     } else if (stage == 2) {
       zstd_chain<<<(launch_.chunk_count + 31) / 32, 32, 0, stream>>>(launch_);
-    } else if (shape.tile_warps) {
+    } else {
       const uint32_t shared = tile_shared_bytes(shape.tile_warps), threads = 32 * shape.tile_warps;
       int at_once;
       CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, zstd_execute_tiles,
@@ -236,15 +234,11 @@ class Batch {
       const uint64_t tiles = bytes / (shape.tile_warps * kPieceBytes) + 2 * launch_.chunk_count;
       zstd_execute_tiles<<<std::min(most, tiles), threads, shared, stream>>>(launch_,
                                                                              progress_->get());
-    } else {
-      const uint32_t bytes = shape.warps * sizeof(ExecuteShared);
-      const auto kernel = shape.warps > 8 ? zstd_execute_few : zstd_execute_many;
-      kernel<<<launch_.chunk_count, 32 * shape.warps, bytes, stream>>>(launch_);
     }
     CHECK(cudaGetLastError());
   }
 
-  Shape shape() const { return Shape::usual(launch_.block_count, launch_.chunk_count); }
+  Shape shape() const { return Shape::usual(launch_.block_count); }
 
   /// Compares with what libzstd makes of the frames; returns how many differ.
   uint32_t differing(bool all) const {
@@ -424,12 +418,10 @@ bool check_small(const std::vector<Set>& sets) {
   for (const Set& set : sets) {
     if (set.timed) continue;
     Batch batch(set, set.frames.size());
-    for (const Shape shape : {Shape{1, 1}, Shape{8, 8}, Shape{2, 16}, Shape{4, 3}, Shape{8, 0, 1},
-                              Shape{8, 0, 3}, Shape{8, 0, 8}, Shape{8, 0, 16}, Shape{8, 0, 32}}) {
+    for (const Shape shape : {Shape{1, 1}, Shape{8, 3}, Shape{2, 8}, Shape{4, 16}, Shape{8, 32}}) {
       const bool same = is_right(batch, shape, true);
-      std::printf("%s, %zu frames, %u slots, %u warps%s: %s\n", set.name.c_str(), set.frames.size(),
-                  shape.slots, shape.tile_warps ? shape.tile_warps : shape.warps,
-                  shape.tile_warps ? " a tile" : "", same ? "right" : "WRONG");
+      std::printf("%s, %zu frames, %u slots, %u warps a tile: %s\n", set.name.c_str(),
+                  set.frames.size(), shape.slots, shape.tile_warps, same ? "right" : "WRONG");
       right &= same;
     }
   }
@@ -439,18 +431,14 @@ bool check_small(const std::vector<Set>& sets) {
 /// Times other shapes of the launches.
 void sweep(Batch& batch, const char* name) {
   for (const uint32_t slots : {1u, 2u, 4u, 8u}) {
-    const Shape shape = {slots, 8};
+    const Shape shape = {slots};
     std::printf("  sweep %s, %u slots: sequences %.3f, literals %.3f, both %.3f ms\n", name, slots,
                 time_entropy(batch, shape, 1, 3), time_entropy(batch, shape, 2, 3),
                 time_entropy(batch, shape, 3, 3));
   }
-  for (const uint32_t warps : {4u, 8u, 12u, 16u}) {
-    std::printf("  sweep %s, %u warps: execute %.3f ms\n", name, warps,
-                time_stages(batch, {batch.shape().slots, warps}, 3)[3]);
-  }
   for (const uint32_t warps : {4u, 8u, 16u, 32u}) {
     std::printf("  sweep %s, %u warps a tile: execute %.3f ms\n", name, warps,
-                time_stages(batch, {batch.shape().slots, 0, warps}, 3)[3]);
+                time_stages(batch, {batch.shape().slots, warps}, 3)[3]);
   }
   std::fflush(stdout);
 }
@@ -465,21 +453,17 @@ struct Row {
 Row measure(const Set& set, uint32_t count, const Nvcomp& nvcomp, bool sweeps) {
   Batch batch(set, count);
   const Shape shape = batch.shape();
-  const Shape in_order = {shape.slots, shape.warps};
-  const bool right = is_right(batch, shape, false) && is_right(batch, in_order, false);
+  const bool right = is_right(batch, shape, false);
   const std::vector<float> stages = time_stages(batch, shape, 5);
   double ms = 0;
-  std::printf("%s x %u (%zu blocks, %.1f k sequences each, %u slots, %u warps, headers %.2f ms):",
-              set.name.c_str(), count, batch.blocks.size(),
-              batch.sequences / 1e3 / std::max<size_t>(1, batch.blocks.size()), shape.slots,
-              shape.warps, batch.header_ms);
+  std::printf(
+      "%s x %u (%zu blocks, %.1f k sequences each, %u slots, headers %.2f ms):", set.name.c_str(),
+      count, batch.blocks.size(), batch.sequences / 1e3 / std::max<size_t>(1, batch.blocks.size()),
+      shape.slots, batch.header_ms);
   for (int stage = 0; stage < kStages; ++stage) {
     std::printf(" %s %.3f", kStageNames[stage], stages[stage]);
     ms += stages[stage];
   }
-  const Shape small_tiles = {shape.slots, 0, 8};
-  std::printf(" (tiles of 8 warps %.3f, execute in order %.3f)",
-              time_stages(batch, small_tiles, 3)[3], time_stages(batch, in_order, 2)[3]);
   std::printf("; alone: sequences %.3f, literals %.3f ms\n", time_entropy(batch, shape, 1, 3),
               time_entropy(batch, shape, 2, 3));
   if (sweeps) sweep(batch, set.name.c_str());
@@ -530,15 +514,10 @@ int main(int count, char** arguments) {
   }
   const std::string mode = count > 2 ? arguments[2] : "";
   const std::vector<Set> sets = read_sets(arguments[1]);
-  const size_t shared = std::max(8 * std::max<size_t>(sizeof(FseSlot), kHuffmanSlotBytes),
-                                 16 * sizeof(ExecuteShared));
+  const size_t shared = 8 * std::max<size_t>(sizeof(FseSlot), kHuffmanSlotBytes);
   CHECK(cudaFuncSetAttribute(zstd_entropy, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
-  CHECK(
-      cudaFuncSetAttribute(zstd_execute_few, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   CHECK(cudaFuncSetAttribute(zstd_execute_tiles, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              static_cast<int>(tile_shared_bytes(32))));
-  CHECK(
-      cudaFuncSetAttribute(zstd_execute_many, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
   if (mode == "profile") {
     for (const Set& set : sets) {
       if (set.name != "3.28 MB") continue;

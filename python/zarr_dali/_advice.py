@@ -22,11 +22,6 @@ SMALL_ARRAY_BYTES = 16_000_000
 """Arrays below are read in a moment, however they are cut."""
 LARGE_ARRAY_BYTES = 1_000_000_000
 """Arrays above are not expected to stay in the page cache."""
-MONOLITHIC_BYTES = 2_000_000
-FULL_GPU_CHUNKS = 96
-"""Chunks of 3.28 MB with which a call of nvCOMP reaches more than half of its rate with 192."""
-MOST_DEPTH = 128
-"""Batches of few chunks that a reader keeps in flight where the memory budget does not stop it."""
 WASTE = 4.0
 """Decoded bytes for each that is used."""
 MANY_CHUNKS = 64
@@ -40,7 +35,7 @@ def of(
     arrays: Sequence[ArrayReport], device: str, arguments: dict[str, Any]
 ) -> Iterator[tuple[str, tuple[str, ...], str]]:
     """All advice as `(code, arrays, text)`; arrays of which the same is to be said come together."""
-    rules = [_small, _large, _spanning, _many, _monolithic, _deflate, _level, _uncompressed, _on_cpu, _beside]
+    rules = [_small, _large, _spanning, _many, _deflate, _uncompressed, _on_cpu, _beside]
     found: dict[tuple[str, str], list[str]] = {}
     for array in arrays:
         if array.coordinate or array.decoded_bytes is None or array.decoded_bytes < SMALL_ARRAY_BYTES:
@@ -188,25 +183,6 @@ def _many(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     yield "many-chunks", f"{text}; write {_better(array, arguments)}"
 
 
-def _monolithic(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
-    reading = array.reading
-    on_nvcomp = array.decode_path == "GPU" and _compression(array) == "zstd"
-    if not on_nvcomp or array.read_chunk_bytes < MONOLITHIC_BYTES or not reading:
-        return
-    depth = reading.chosen.depth if reading.chosen else MOST_DEPTH
-    in_flight = reading.chunks_per_batch * depth
-    if array.inner_chunk is None:
-        in_flight = min(in_flight, array.chunks)
-    if in_flight < FULL_GPU_CHUNKS:
-        yield (
-            "monolithic-chunks",
-            f"at most {in_flight} chunks of {size(array.read_chunk_bytes)} are in flight, each one zstd "
-            "frame, and nvCOMP takes about as long for one as for hundreds (measured with 3.28 MB: 15 ms for "
-            "one, 24 ms for 192); write sharded chunks with inner chunks of about 400 kB, which "
-            "decode faster as well (43 GB/s against 26), or read larger batches",
-        )
-
-
 def _deflate(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
     codec = _compression(array)
     if codec in ("gzip", "zlib"):
@@ -215,23 +191,6 @@ def _deflate(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule
             f"{codec} is slow to decode: gzip in chunks of 3.28 MB 3.7 GB/s on 16 threads, 3.0 on the GPU, "
             "where zstd does 12 and 35: write zstd or blosc",
         )
-
-
-def _level(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:
-    for codec in inner_codecs(array.codecs):
-        level = codec["configuration"].get("level")
-        if (
-            array.decode_path == "GPU"
-            and short_name(codec) == "zstd"
-            and isinstance(level, int)
-            and level >= 19
-        ):
-            yield (
-                "zstd-level",
-                f"zstd at level {level} needs more scratch memory on the GPU than nvCOMP expects (measured: "
-                "3.1 bytes for each decoded one at level 19, 1.5 at level 15), so that fewer chunks are "
-                "decoded at once; write level 15 or lower",
-            )
 
 
 def _uncompressed(array: ArrayReport, device: str, arguments: dict[str, Any]) -> Rule:

@@ -369,6 +369,18 @@ impl DecodePath {
     pub fn needs_nvcomp(&self) -> bool {
         matches!(self, Self::Gpu(chain) if chain.needs_nvcomp())
     }
+
+    /// Whether the GPU decodes a chunk in one sequential walk. `by_nvcomp`: nvCOMP decodes zstd.
+    pub fn is_sequential(&self, by_nvcomp: bool) -> bool {
+        match self {
+            Self::Gpu(GpuChain { compression, .. }) => match compression {
+                None | Some(Compression::Blosc { zstd: false }) => false,
+                Some(Compression::Zstd | Compression::Blosc { zstd: true }) => by_nvcomp,
+                Some(_) => true,
+            },
+            Self::Cpu(_) => false,
+        }
+    }
 }
 
 impl std::fmt::Display for DecodePath {

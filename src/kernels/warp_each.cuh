@@ -137,19 +137,8 @@ struct Device {
   WARP_FN static void set_bits(uint32_t* word, uint32_t bits) { atomicOr(word, bits); }
   /// Makes a word in memory at least `value`.
   WARP_FN static void raise(uint32_t* word, uint32_t value) { atomicMax(word, value); }
-  /// Begins to copy 4 bytes to shared memory; a lane sees its own after `wait_for_copies`, others
-  /// after a `sync` too.
-  WARP_FN static void copy_word(uint32_t* to, const uint32_t* from) {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(
-                     static_cast<uint32_t>(__cvta_generic_to_shared(to))),
-                 "l"(from)
-                 : "memory");
-#else
-    *to = *from;
-#endif
-  }
-  /// The same for 16 bytes at aligned addresses.
+  /// Begins to copy 16 bytes to shared memory, at aligned addresses; a lane sees its own after
+  /// `wait_for_copies`, others after a `sync` too.
   WARP_FN static void copy_wide(Wide* to, const Wide* from) {
 #if __CUDA_ARCH__ >= 800
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
@@ -158,6 +147,12 @@ struct Device {
                  : "memory");
 #else
     *to = *from;
+#endif
+  }
+  /// Waits for the copies that were begun before the last call of this, but not for those since.
+  WARP_FN static void wait_for_earlier_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group; cp.async.wait_group 1;" ::: "memory");
 #endif
   }
   WARP_FN static void wait_for_copies() {

@@ -8,8 +8,7 @@
 //   entropy   zstd_fse.cuh, zstd_huffman.cuh   bits -> packed states of each sequence; literals
 //   resolve   zstd_resolve.cuh                 states -> lengths and offsets, a block on its own
 //   chain     zstd_resolve.cuh                 blocks of a chunk put together, every limit checked
-//   execute   zstd_execute.cuh                 literals and matches -> the decoded bytes
-//             zstd_tiles.cuh                   the same, in parallel within a chunk
+//   execute   zstd_tiles.cuh                   literals and matches -> the decoded bytes
 //
 // No stage needs the host between it and the next: all sizes of scratch memory follow from the
 // headers. Source: RFC 8878, section 3.1.1 (frames and blocks).
@@ -37,8 +36,8 @@ enum LiteralKind : uint8_t { kRawLiterals = 0, kRleLiterals = 1, kHuffmanLiteral
 
 constexpr uint32_t kNotDeclared = 0xFFFFFFFF;
 
-/// One block, field for field the `Block` of src/codec/zstd/blocks.rs. Offsets count from the chunk's first byte. A raw or RLE block is one of literals
-/// without sequences.
+/// One block, field for field the `Block` of src/codec/zstd/blocks.rs. Offsets count from the
+/// chunk's first byte. A raw or RLE block is one of literals without sequences.
 struct alignas(16) Block {
   uint32_t limit;        // the most bytes that it may regenerate
   uint32_t literals;     // how many literals it regenerates
@@ -66,7 +65,8 @@ struct alignas(16) Block {
 };
 static_assert(sizeof(Block) == 464, "mirrored in Rust");
 
-/// One chunk, field for field the `ChunkOfFrames` of src/gpu/zstd.rs: its encoded bytes and where the decoded ones go.
+/// One chunk, field for field the `ChunkOfFrames` of src/gpu/zstd.rs: its encoded bytes and where
+/// the decoded ones go.
 struct Chunk {
   uint64_t from;  // address of the encoded bytes, any alignment
   uint64_t to;    // address of the decoded bytes, any alignment
@@ -189,5 +189,18 @@ struct BitRange {
     return at >= readable_from && at + bytes <= readable_to;
   }
 };
+
+/// Begins to copy a piece of 16 bytes of a stream to shared memory; of one that is not the chunk's
+/// alone, what is.
+template <class W>
+WARP_FN void copy_piece(uint32_t* to, const BitRange& bits, int32_t piece) {
+  if (bits.readable(piece * 16, 16)) {
+    W::copy_wide(reinterpret_cast<warp::Wide*>(to),
+                 reinterpret_cast<const warp::Wide*>(bits.base + piece * 16));
+    return;
+  }
+  WARP_NO_UNROLL
+  for (int32_t i = 0; i < 4; ++i) to[i] = bits.word(piece * 4 + i);
+}
 
 }  // namespace zstd_gpu

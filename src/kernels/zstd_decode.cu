@@ -4,8 +4,9 @@
 // Launch them one after the other in one stream; all take the same arguments. The summaries are
 // zeros before.
 
-#include "zstd_execute.cuh"
+#include "zstd_fse.cuh"
 #include "zstd_huffman.cuh"
+#include "zstd_resolve.cuh"
 
 namespace zstd_gpu {
 

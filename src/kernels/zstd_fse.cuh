@@ -163,18 +163,6 @@ struct FseState {
   }
 };
 
-/// Copies a piece of a stream; of one that is not the chunk's alone, what is.
-template <class W>
-WARP_FN void copy_piece(uint32_t* to, const BitRange& bits, int32_t piece) {
-  if (bits.readable(piece * 16, 16)) {
-    W::copy_wide(reinterpret_cast<warp::Wide*>(to),
-                 reinterpret_cast<const warp::Wide*>(bits.base + piece * 16));
-    return;
-  }
-  WARP_NO_UNROLL
-  for (int32_t i = 0; i < 4; ++i) to[i] = bits.word(piece * 4 + i);
-}
-
 /// Asks for the next batch of pieces, if the ring has room for it. The lanes of a slot share the
 /// work.
 template <class W>

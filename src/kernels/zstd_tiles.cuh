@@ -1,6 +1,5 @@
 #pragma once
-// Execute, in parallel within a chunk: another way to write the decoded bytes than
-// zstd_execute.cuh, from the same inputs.
+// Execute: writes the decoded bytes, literals and matches, in parallel within a chunk.
 //
 // A chunk's decoded bytes are cut into tiles, a tile into pieces of 1024 bytes, a warp each. Every
 // byte of a tile gets an entry of 4 bytes in shared memory: its value, or the byte that it is
@@ -20,7 +19,7 @@
 // Repeats do not degenerate: pieces are cut by bytes, an overlapping match's bytes name its first
 // period, and a round of `follow` makes a chain of links at least kLinks times shorter.
 
-#include "zstd_execute.cuh"
+#include "zstd_groups.cuh"
 
 namespace zstd_gpu {
 
@@ -170,7 +169,7 @@ WARP_FN void expand_block(const Launch& launch, const Chunk& chunk, const Tile& 
     while (begin < sequences_end) {
       const Sequences<W> sequences = next;
       if (sequences.after.bytes < sequences_end) next.read(launch, block, summary, ++index);
-      GroupPlace group = {nullptr, summary.base + sequences.first.bytes, sequences.count, false};
+      GroupPlace group = {summary.base + sequences.first.bytes, sequences.count, false};
       W::sync();  // all have read the runs of the group before
       const Extents<W> extents = lay_out<W>(shared, sequences, summary, group);
       const uint32_t stop =

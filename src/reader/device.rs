@@ -5,6 +5,7 @@ use super::setup::Setup;
 use crate::assemble::OutputMemory;
 use crate::codec::DecodePath;
 use crate::codec::zstd::MAX_OWN_CHUNK_BYTES;
+use crate::dataset::ArrayInfo;
 use crate::decode::nvcomp::Zstd;
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
@@ -35,10 +36,7 @@ impl Device {
         let gpu = Gpu::open(ordinal)?;
         let zstd = match setup.planned_parts().find(|(_, plan)| plan.decode_path.needs_nvcomp()) {
             None => None,
-            Some(_) if uses_own_zstd(setup) => None,
-            Some((array, _)) => Some(Arc::new(
-                Zstd::open().map_err(|error| Error::Nvcomp { at: array.context(), source: error.into() })?,
-            )),
+            Some((array, _)) => open_nvcomp(setup, array)?,
         };
         let cufile = open_cufile(setup)?;
         let budget = setup.options.device_budget(|| gpu.free_bytes())?;
@@ -65,13 +63,28 @@ impl Device {
     }
 }
 
-/// Whether our own decoder takes the zstd frames of all arrays: it was asked for and no chunk is too large.
-fn uses_own_zstd(setup: &Setup) -> bool {
-    let fits = |path: &DecodePath| match path {
-        DecodePath::Gpu(chain) => chain.most().area_bytes <= MAX_OWN_CHUNK_BYTES,
-        DecodePath::Cpu(_) => true,
+/// nvCOMP, where it was asked for or a chunk is too large for our own decoder. `first` is an array with zstd.
+fn open_nvcomp(setup: &Setup, first: &ArrayInfo) -> Result<Option<Arc<Zstd>>> {
+    let is_large = |path: &DecodePath| match path {
+        DecodePath::Gpu(chain) => chain.most().area_bytes > MAX_OWN_CHUNK_BYTES,
+        DecodePath::Cpu(_) => false,
     };
-    setup.options.gpu_zstd == GpuZstd::Own && setup.planned_parts().all(|(_, plan)| fits(&plan.decode_path))
+    let large = setup.planned_parts().find(|(_, plan)| is_large(&plan.decode_path));
+    let array = match (setup.options.gpu_zstd, large) {
+        (GpuZstd::Nvcomp, _) => first,
+        (GpuZstd::Builtin, None) => return Ok(None),
+        (GpuZstd::Builtin, Some((array, _))) => {
+            log_once(&format!(
+                "{}: nvCOMP decodes zstd, because a chunk has more than {MAX_OWN_CHUNK_BYTES} bytes",
+                array.context()
+            ));
+            array
+        }
+    };
+    match Zstd::open() {
+        Ok(zstd) => Ok(Some(Arc::new(zstd))),
+        Err(error) => Err(Error::Nvcomp { at: array.context(), source: error.into() }),
+    }
 }
 
 fn open_cufile(setup: &Setup) -> Result<Option<Arc<Driver>>> {

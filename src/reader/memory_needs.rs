@@ -12,7 +12,7 @@ use crate::decode::nvcomp::Zstd;
 use crate::decode::part::{Kind, PartPlan};
 use crate::decode::upload::{largest_pinned_bytes, largest_upload_bytes};
 use crate::error::{Result, log_once};
-use crate::options::DeviceBudget;
+use crate::options::{DeviceBudget, GpuZstd};
 use crate::plan::{count_chunks, touched_chunks};
 
 use std::collections::HashSet;
@@ -118,11 +118,13 @@ impl Setup {
     }
 
     fn gpu_needs(&self, zstd: Option<&Zstd>) -> Result<GpuNeeds> {
+        let by_nvcomp = zstd.is_some() || self.options.gpu_zstd == GpuZstd::Nvcomp;
         let part = |((array, plan), unit_bytes): ((&ArrayInfo, &PartPlan), u64)| PartNeeds {
             unit_bytes,
             upload_bytes: largest_upload_bytes(array, &plan.decode_path),
             chunk_bytes: plan.chunk_bytes,
             gpu_decodes: plan.kind == Kind::Either,
+            is_sequential: plan.decode_path.is_sequential(by_nvcomp),
         };
         let pinned = self.planned_parts().map(|(array, plan)| largest_pinned_bytes(array, &plan.decode_path));
         Ok(GpuNeeds {

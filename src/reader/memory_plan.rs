@@ -18,20 +18,19 @@ use crate::options::{DeviceBudget, Options};
 
 /// Batches that DALI holds beside the batches in flight: two in its queue and one in use, by DALI's defaults.
 const BATCHES_HELD_BY_DALI: u64 = 3;
+/// The most batches in flight on the GPU backend, and those where the GPU decodes nothing.
+const MOST_DEPTH: u64 = 128;
+const MOST_COPIED: u64 = 16;
 /// Each GPU worker has a stream and an arena; with four, copies, decoding and the host's part overlap, and groups are full
 /// (benches/NOTES.md).
 const MAX_GPU_WORKERS: u64 = 4;
 /// The most batches in flight on the CPU backend, where latency is short: enough to keep every thread busy.
 const MAX_CPU_DEPTH: u64 = 8;
-/// Outputs in flight take at most 1/4 of the device budget; the rest is for decoding.
-const OUTPUT_SHARE: u64 = 4;
 /// 1/32 of the device budget is left for what the driver rounds allocations up to, so that the budget holds when it is
 /// watched from outside (`benches/budgets.py`).
 const ROUNDING_SHARE: u64 = 32;
 /// Staging buffers of cuFile take at most 1/16 of the device budget.
 const STAGING_SHARE: u64 = 16;
-/// Chunks uploaded ahead for each chunk that GPU workers decode, so that a GPU worker that is done finds some.
-const UPLOADED_AHEAD: u64 = 2;
 /// A packed buffer of fewer bytes is of no use.
 const LEAST_PACKED_BYTES: u64 = 64 << 10;
 /// Plans of batches in flight take at most 1/4 of the host budget.
@@ -44,6 +43,41 @@ const CHUNK_USE_SHARE: u64 = 8;
 const FETCHED_SHARE: u64 = 4;
 /// A quarter of those can wait to be written to the cache on the local disk.
 const DISK_QUEUE_SHARE: u64 = 4;
+
+/// How device memory is shared out, and how much is worth having in flight, by how the GPU decodes (benches/NOTES.md).
+struct Shares {
+    /// Outputs in flight take at most the device budget divided by this; the rest is for decoding.
+    outputs: u64,
+    /// Chunks uploaded ahead for each chunk that GPU workers decode, so that a GPU worker that is done finds some.
+    uploaded_ahead: u64,
+    /// The most that the arena of a GPU worker has, if a chunk fits.
+    arena_bytes: u64,
+    /// Chunks and decoded bytes in flight that keep the GPU busy, and the number of batches that is useful in any case.
+    chunks_in_flight: u64,
+    bytes_in_flight: u64,
+    least_depth: u64,
+}
+
+impl Shares {
+    /// Chunks are decoded in milliseconds, so that small groups do, one behind the other.
+    const PARALLEL: Self = Self {
+        outputs: 2,
+        uploaded_ahead: 4,
+        arena_bytes: 384 << 20,
+        chunks_in_flight: 0,
+        bytes_in_flight: 1_200_000_000,
+        least_depth: 6,
+    };
+    /// A chunk takes as long as hundreds of chunks do together.
+    const SEQUENTIAL: Self = Self {
+        outputs: 4,
+        uploaded_ahead: 2,
+        arena_bytes: u64::MAX,
+        chunks_in_flight: 768,
+        bytes_in_flight: 2_500_000_000,
+        least_depth: 16,
+    };
+}
 
 /// Host memory that a reader may use, in bytes.
 #[derive(Clone, Copy, Debug)]
@@ -167,6 +201,8 @@ pub struct PartNeeds {
     pub chunk_bytes: u64,
     /// Whether the GPU may decode them.
     pub gpu_decodes: bool,
+    /// Whether the GPU decodes a chunk in one sequential walk, which takes so long that only many chunks at once are worth it.
+    pub is_sequential: bool,
 }
 
 /// How many read chunks a batch has, for each part of each array.
@@ -274,20 +310,25 @@ impl MemoryPlan {
             .min(planned / needs.overhead.planned_bytes.max(1))
             .max(needs.least_depth);
         let most_depth = gpu.fitting_depth(needs, host, most_depth);
-        let likely_depth = (usable / OUTPUT_SHARE / batch).min(most_depth).max(needs.least_depth);
-        let chunk_cache_bytes = needs.chunk_cache_bytes(usable, fixed + staging_bytes, likely_depth);
+        let shares = gpu.shares();
+        let likely_depth = (usable / shares.outputs / batch).min(most_depth).max(needs.least_depth);
+        // A cache that leaves memory for one chunk at a time makes decoding slow: it gets half of what nothing else needs.
+        let least = fixed + staging_bytes;
+        let for_decoding = (usable - least).saturating_sub(needs.cache_bytes) / 2;
+        let chunk_cache_bytes = needs.chunk_cache_bytes(usable, least + for_decoding, likely_depth);
         let free = usable - chunk_cache_bytes - staging_bytes - batch * BATCHES_HELD_BY_DALI;
         // One chunk always fits beside the outputs.
         let fits = (free - largest_unit - largest_upload) / batch;
-        let depth = (free / OUTPUT_SHARE / batch).min(most_depth).min(fits).max(needs.least_depth);
+        let depth = (free / shares.outputs / batch).min(most_depth).min(fits).max(needs.least_depth);
 
         // Small stores do not need the whole budget: no more than all batches in flight can use at once.
         let useful =
             |bytes: fn(&PartNeeds) -> u64| gpu.batch_bytes(&chunks.touched, bytes).saturating_mul(depth);
         let rest = free - batch * depth;
-        let both = largest_unit + UPLOADED_AHEAD * largest_upload;
+        let both = largest_unit + shares.uploaded_ahead * largest_upload;
         let arenas = (u128::from(rest) * u128::from(largest_unit) / u128::from(both.max(1))) as u64;
-        let arenas = arenas.min(useful(|part| part.unit_bytes)).max(largest_unit);
+        let most = shares.arena_bytes.max(largest_unit).saturating_mul(MAX_GPU_WORKERS);
+        let arenas = arenas.min(useful(|part| part.unit_bytes)).min(most).max(largest_unit);
         let upload_pool_bytes = (rest - arenas).min(useful(|part| part.upload_bytes)).max(largest_upload);
         let gpu_workers = (arenas / largest_unit).clamp(1, MAX_GPU_WORKERS.min(depth.max(2)));
         let host_bytes = gpu.pinned_bytes(needs, host, depth);
@@ -372,17 +413,20 @@ impl GpuNeeds {
         buffers * (each - each % GdsStaging::ALIGNMENT).max(GdsStaging::ALIGNMENT)
     }
 
-    /// The number of batches in flight that keeps the GPU busy, if each batch has `new_chunks` of each part to decode.
+    /// The shares that suit how the GPU decodes.
+    fn shares(&self) -> &'static Shares {
+        let is_slow = |part: &PartNeeds| part.gpu_decodes && part.is_sequential;
+        if self.parts.iter().any(is_slow) { &Shares::SEQUENTIAL } else { &Shares::PARALLEL }
+    }
+
+    /// The number of batches in flight that keeps the GPU busy, if each batch has `new_chunks` of each part.
     fn useful_depth(&self, new_chunks: &[u64]) -> u64 {
-        let count = self.batch_bytes(new_chunks, |part| u64::from(part.gpu_decodes));
-        let decoded = |part: &PartNeeds| if part.gpu_decodes { part.chunk_bytes } else { 0 };
-        let bytes = self.batch_bytes(new_chunks, decoded);
-        if count == 0 {
-            return Options::MAX_DEPTH;
-        }
-        let wanted =
-            Options::CHUNKS_IN_FLIGHT.div_ceil(count).max(Options::BYTES_IN_FLIGHT.div_ceil(bytes.max(1)));
-        wanted.clamp(Options::MAX_DEPTH, Options::MOST_DEPTH)
+        let shares = self.shares();
+        let chunks = self.batch_bytes(new_chunks, |_| 1).max(1);
+        let bytes = self.batch_bytes(new_chunks, |part| part.chunk_bytes).max(1);
+        let wanted = shares.chunks_in_flight.div_ceil(chunks).max(shares.bytes_in_flight.div_ceil(bytes));
+        let decodes = self.parts.iter().any(|part| part.gpu_decodes);
+        wanted.clamp(shares.least_depth, if decodes { MOST_DEPTH } else { MOST_COPIED })
     }
 
     /// As many batches in flight, up to `most`, as the host budget has room for beside the largest piece of pinned memory.

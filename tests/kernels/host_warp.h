@@ -1,9 +1,11 @@
 #pragma once
 // The warp of src/kernels/warp_each.cuh on the host: lanes run one after the other, forwards or
-// backwards, so that a step that depends on their order shows.
+// backwards, so that a step that depends on their order shows. Copies take place when they are
+// waited for: until then their place has other bytes.
 
 #include <cstdint>
 #include <cstring>
+#include <vector>
 
 #include "../../src/kernels/warp_each.cuh"
 
@@ -20,7 +22,11 @@ struct Host {
   };
   template <class Step>
   static void each(Step step) {
-    for (uint32_t i = 0; i < kLanes; ++i) step(backwards ? kLanes - 1 - i : i);
+    for (uint32_t i = 0; i < kLanes; ++i) {
+      current = backwards ? kLanes - 1 - i : i;
+      step(current);
+    }
+    current = kLanes;
   }
   static void sync() {}
   static uint32_t ballot(const Var<bool>& var) {
@@ -56,9 +62,43 @@ struct Host {
   }
   static void set_bits(uint32_t* word, uint32_t bits) { *word |= bits; }
   static void raise(uint32_t* word, uint32_t value) { *word = value > *word ? value : *word; }
-  static void copy_word(uint32_t* to, const uint32_t* from) { *to = *from; }
-  static void copy_wide(Wide* to, const Wide* from) { *to = *from; }
-  static void wait_for_copies() {}
+  static void copy_wide(Wide* to, const Wide* from) {
+    std::memset(to, 0xA5, sizeof(Wide));
+    copies.push_back({to, from, current, false});
+  }
+  static void wait_for_copies() {
+    arrive([](const Copy&) { return true; });
+  }
+  static void wait_for_earlier_copies() {
+    arrive([](const Copy& copy) { return copy.is_earlier; });
+    for (Copy& copy : copies) copy.is_earlier |= is_own(copy);
+  }
+
+ private:
+  /// A copy that was begun by a lane, or outside of `each` by none.
+  struct Copy {
+    Wide* to;
+    const Wide* from;
+    uint32_t lane;
+    bool is_earlier;
+  };
+  static inline thread_local uint32_t current = kLanes;
+  static inline thread_local std::vector<Copy> copies;
+
+  /// Outside of `each` the copies of all lanes are meant.
+  static bool is_own(const Copy& copy) { return current == kLanes || copy.lane == current; }
+  template <class Which>
+  static void arrive(Which which) {
+    std::vector<Copy> left;
+    for (const Copy& copy : copies) {
+      if (is_own(copy) && which(copy)) {
+        std::memcpy(copy.to, copy.from, sizeof(Wide));
+      } else {
+        left.push_back(copy);
+      }
+    }
+    copies.swap(left);
+  }
 };
 
 }  // namespace warp

@@ -385,7 +385,7 @@ def test_gpu_operator_without_a_driver(store):
 
 @pytest.mark.gpu
 def test_gpu_chain_without_nvcomp(store, tmp_path):
-    """Only the chain that needs nvCOMP fails, saying what to install; raw chunks and the CPU path work."""
+    """Only `gpu_zstd="nvcomp"` fails, saying what to install."""
     values = np.arange(24, dtype="float32").reshape(6, 4)
     write_array(tmp_path, "zstd", values, chunks=(2, 2), codec="zstd")
     write_array(tmp_path, "raw", values, chunks=(2, 2), codec="raw")
@@ -394,11 +394,11 @@ def test_gpu_chain_without_nvcomp(store, tmp_path):
         import sys
         from reading import CPU, GPU, build, read_all
         try:
-            build(GPU, sys.argv[1], arrays=["zstd"]).run()
+            build(GPU, sys.argv[1], arrays=["zstd"], gpu_zstd="nvcomp").run()
         except RuntimeError as error:
             print("refused:", str(error).replace("\\n", " "))
         for backend, array, decode in (
-            (GPU, "raw", "auto"), (GPU, "gzip", "auto"), (GPU, "zstd", "cpu"), (CPU, "zstd", "auto")
+            (GPU, "raw", "auto"), (GPU, "gzip", "auto"), (GPU, "zstd", "gpu"), (CPU, "zstd", "auto")
         ):
             (samples,) = read_all(backend, sys.argv[1], arrays=[array], decode=decode)
             print("read", [sample.tolist() for sample in samples])

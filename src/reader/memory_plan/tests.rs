@@ -77,12 +77,19 @@ fn bytes(bits: u32) -> impl Strategy<Value = u64> {
 fn cases() -> impl Strategy<Value = Case> {
     let overhead = (0u64..100_000, bytes(28), bytes(28), bytes(24))
         .prop_map(|(chunks, scratch, order, index)| Overhead::new(chunks, scratch, order, index));
-    let part = (1u64..1 << 26, 1u64..1 << 24, 1u64..1 << 24, any::<bool>(), bytes(12), bytes(12));
+    let kind = (any::<bool>(), any::<bool>());
+    let part = (1u64..1 << 26, 1u64..1 << 24, 1u64..1 << 24, kind, bytes(12), bytes(12));
     let gpu =
         (prop::collection::vec(part, 1..4), bytes(25), any::<bool>()).prop_map(|(parts, pinned, cufile)| {
-            let needs = parts.iter().map(|&(unit_bytes, upload_bytes, chunk_bytes, gpu_decodes, ..)| {
-                PartNeeds { unit_bytes, upload_bytes, chunk_bytes, gpu_decodes }
-            });
+            let needs = parts.iter().map(
+                |&(unit_bytes, upload_bytes, chunk_bytes, (gpu_decodes, is_sequential), ..)| PartNeeds {
+                    unit_bytes,
+                    upload_bytes,
+                    chunk_bytes,
+                    gpu_decodes,
+                    is_sequential,
+                },
+            );
             let gpu = GpuNeeds { parts: needs.collect(), largest_pinned_bytes: pinned, uses_cufile: cufile };
             let chunks = BatchChunks {
                 touched: parts.iter().map(|part| part.4.max(part.5)).collect(),
@@ -145,8 +152,11 @@ proptest! {
             + gpu.staging_bytes;
         prop_assert!(used <= usable_bytes(gpu.budget_bytes), "{used} {plan:?} {gpu:?}");
         prop_assert!(gpu.budget_bytes <= case.device.most_bytes);
-        prop_assert!(plan.depth >= case.least_depth && plan.depth <= Options::MOST_DEPTH.max(case.least_depth));
+        prop_assert!(plan.depth >= case.least_depth && plan.depth <= MOST_DEPTH.max(case.least_depth));
         prop_assert!((1..=MAX_GPU_WORKERS).contains(&gpu.gpu_workers));
+        let shared = plan.chunk_cache_bytes.saturating_sub(case.cache_bytes);
+        let least = case.gpu.fixed_bytes(&case.needs()) + gpu.staging_bytes + case.cache_bytes;
+        prop_assert!(shared * 2 <= usable_bytes(gpu.budget_bytes).saturating_sub(least) + 1, "{plan:?} {gpu:?}");
         prop_assert!(case.gpu.parts.iter().all(|part| part.unit_bytes <= gpu.arena_bytes), "{gpu:?}");
         prop_assert!(case.gpu.parts.iter().all(|part| part.upload_bytes <= gpu.upload_pool_bytes), "{gpu:?}");
         let buffers = (case.threads.0 + plan.decode_threads as u64) * gpu.packed_bytes;
