@@ -355,7 +355,7 @@ taken from a model that trains on it, and on the GPU what it can of the rest (GP
     .AddOptionalArg("gpu_zstd",
                     R"code(What decodes zstd on the GPU: ``"builtin"`` or ``"nvcomp"``.
 
-``"builtin"`` is a decoder of this package: a chunk takes milliseconds, and little memory. ``"nvcomp"``
+``"builtin"`` is a decoder of this package: a chunk takes milliseconds and little memory. ``"nvcomp"``
 is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10 % more of their
 speed with ``"builtin"``. Where a chunk has 512 MB or more, nvCOMP decodes all.)code",
                     "builtin")

@@ -270,7 +270,7 @@ def zarr(
             refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole. `"cpu"`
             decodes everything on the CPU; the GPU backend then copies the decoded chunks.
         gpu_zstd: What decodes zstd on the GPU: `"builtin"` or `"nvcomp"`.
-            `"builtin"` is a decoder of this package: a chunk takes milliseconds, and little memory. `"nvcomp"`
+            `"builtin"` is a decoder of this package: a chunk takes milliseconds and little memory. `"nvcomp"`
             is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10 % more of
             their speed with `"builtin"`. Where a chunk has 512 MB or more, nvCOMP decodes all.
         io: How chunks are read: `"auto"`, `"posix"` or `"gds"`.
