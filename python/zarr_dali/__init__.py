@@ -5,7 +5,7 @@ Importing this package loads the plugin: afterwards `nvidia.dali.fn.readers.zarr
 needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipeline needs them.
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
-reader, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
+reader, `ome_zarr` does so with a level of OME-Zarr images, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
 done, `statistics` computes what a reader normalises with, `rechunk` copies a store into chunks that fit what
 is read, `open_store` lends stores to xarray, and `example_store` writes a small one to try things with.
 
@@ -18,6 +18,8 @@ from zarr_dali._description import Advice, ArrayReport, Chosen, GpuMemory, Outpu
 from zarr_dali._example import example_store
 from zarr_dali._info import Info, info
 from zarr_dali._loader import Loader
+from zarr_dali._ome import Axis
+from zarr_dali._ome_store import ome_zarr
 from zarr_dali._opening import open_store
 from zarr_dali._plugin import VERSION as __version__
 from zarr_dali._plugin import library_path
@@ -29,6 +31,7 @@ from zarr_dali._stats import stats
 __all__ = [
     "Advice",
     "ArrayReport",
+    "Axis",
     "Chosen",
     "GpuMemory",
     "Info",
@@ -40,6 +43,7 @@ __all__ = [
     "example_store",
     "info",
     "library_path",
+    "ome_zarr",
     "open_store",
     "readers",
     "rechunk",

@@ -50,9 +50,10 @@ def main() -> None:
 @click.option(
     "--join",
     type=click.Choice(["concat", "separate"]),
-    default="concat",
-    help="Several stores as one array, or each by itself.",
+    help="Several stores as one array, or each by itself.  [default: concat; separate for OME-Zarr plates]",
 )
+@click.option("--level", type=int, help="Resolution level of an OME-Zarr image, 0 for the highest.")
+@names("--labels", help="Names of labels of an OME-Zarr image, at the same level.")
 @click.option("--window", type=_List(int), help="Extents of a sample along the leading dimensions.")
 @click.option("--stride", type=_List(int), help="Steps between neighbouring samples.")
 @click.option("--batch-size", type=int, default=1, help="Samples of a batch.")

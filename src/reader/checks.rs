@@ -1,7 +1,7 @@
 //! Checks of arguments against the arrays that they name.
 
 use crate::assemble::Conversion;
-use crate::dataset::{Dataset, Joined};
+use crate::dataset::{Dataset, Joined, differing};
 use crate::error::{Context, Error, Result};
 use crate::fetch::DiskCache;
 use crate::options::{DiskCacheOptions, Options, argument};
@@ -100,24 +100,37 @@ fn check_shapes_in(
         let shape = &geometry.shape;
         if !geometry.follows_samples() {
             // In the first store these agree. The place of each dimension is known from there.
-            let named = dataset.axes_of().unwrap_or(reference);
-            let extents = &geometries[named].shape;
             let differs =
-                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| extents[axis] != extent);
+                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| first[axis] != extent);
             if shape.iter().zip(&array.axes).any(differs) {
-                return Err(disagree(number, named, extents.len()));
+                return Err(disagree(number, reference, first.len()));
             }
             continue;
         }
-        let Some(covered) = shape.get(..dimensions) else {
+        let differs = |&d: &usize| geometry.axes[d].is_some_and(|axis| first[axis] != shape[d]);
+        let differing_dimension = (0..shape.len()).find(differs);
+        let (own, others) = (part(number), part(reference));
+        if [own, others].iter().all(|array| !array.dimension_names.is_empty()) {
+            match differing_dimension.and_then(|d| Some((d, geometry.axes[d]?))) {
+                // Of joined stores the parts may have the same extents.
+                Some((d, axis))
+                    if d > 0 && others.dimension_names.get(axis) == own.dimension_names.get(d) =>
+                {
+                    return Err(differing(own, others, (d, axis)));
+                }
+                Some(_) => return Err(disagree(number, reference, dimensions)),
+                None => continue,
+            }
+        }
+        if shape.len() < dimensions {
             let problem = format!(
                 "it has {dimensions} extents, but {} has the shape {shape:?}; give at most {} extents",
-                part(number).context(),
+                own.context(),
                 shape.len()
             );
             return Err(argument("window", problem));
-        };
-        if first.get(..dimensions) != Some(covered) {
+        }
+        if differing_dimension.is_some() {
             return Err(disagree(number, reference, dimensions));
         }
     }

@@ -14,7 +14,7 @@ use super::outputs::{Output, Stacking, outputs};
 use super::selection::{check_selected, selected_shape, selection};
 use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
-use crate::dataset::{ArrayInfo, Dataset, Joined};
+use crate::dataset::{ArrayInfo, Dataset};
 use crate::decode::part::{Kind, PartPlan, PartPlans};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
@@ -77,9 +77,7 @@ impl Setup {
         let dataset = Dataset::open_joined(&arguments.paths, &arguments.arrays, &access, join)?;
         let dataset = Arc::new(dataset);
         check_dimensions(&dataset)?;
-        // The array whose shape the windows are made for: the first that samples are taken along.
-        let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
-        let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
+        let reference = dataset.reference;
         let chosen = selection(&arguments.select, &dataset)?;
         let seen = |shape: &[u64]| selected_shape(shape, &chosen[reference]);
         let domains = domains(&dataset.arrays[reference], seen, arguments, &options)?;
