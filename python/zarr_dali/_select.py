@@ -113,10 +113,13 @@ def select(
     if window is not None:
         chosen["window"] = np.atleast_1d(window).tolist()
     several = _steps.are_several(window, offsets)
+    covered = len(chosen.get("window", [1]))
     if join == "separate":
-        return chosen | {"join": join} | _separately(opened, labels, offsets, exclude, gaps, several)
+        return chosen | {"join": join} | _separately(
+            opened, labels, covered, offsets, exclude, gaps, several
+        )
     known = _Coordinates.joined(opened)
-    (start, end), region, pieces = known.selected(labels)
+    (start, end), region, pieces = known.selected(labels, covered)
     if region:
         chosen["roi_start"] = [start for start, _ in region]
         chosen["roi_end"] = [end for _, end in region]
@@ -138,6 +141,7 @@ def select(
 def _separately(
     stores: Sequence[tuple[str, _Coordinates]],
     labels: dict[str, Any],
+    covered: int,
     offsets: Any,
     exclude: Any,
     gaps: str | None,
@@ -151,7 +155,7 @@ def _separately(
     pieces: dict[str, str] = {}
     for store, known in stores:
         try:
-            (start, end), region, found = known.selected(labels)
+            (start, end), region, found = known.selected(labels, covered)
         except AbsentError as error:
             left_out_by = left_out_by or error
             entries.append(None)
@@ -372,9 +376,10 @@ class _Coordinates:
         return found[0] if isinstance(label, str) else found
 
     def selected(
-        self, labels: Mapping[str, Any]
+        self, labels: Mapping[str, Any], covered: int
     ) -> tuple[tuple[int, int], list[tuple[int, int]], dict[str, np.ndarray]]:
-        """What labels select: the range of the first dimension, and what `region` says of all."""
+        """What labels select: the range of the first dimension, and what `region` says of all; `covered`: how
+        many dimensions the window covers."""
         first = self.dimensions[0]
         along_first = (0, self.sizes[first])
         if first in labels:
@@ -382,7 +387,7 @@ class _Coordinates:
         found = {name: self.found(name, label) for name, label in labels.items() if name != first}
         if not labels:
             return along_first, [], {}
-        return along_first, *self.region(along_first, found, alone=first in labels)
+        return along_first, *self.region(along_first, found, alone=first in labels, covered=covered)
 
     def line(self, start: int, end: int, store: str = "") -> _steps.Line:
         """A range of the first dimension."""
@@ -443,20 +448,26 @@ class _Coordinates:
         )
 
     def region(
-        self, first: tuple[int, int], found: dict[str, np.ndarray], *, alone: bool
+        self, first: tuple[int, int], found: dict[str, np.ndarray], *, alone: bool, covered: int
     ) -> tuple[list[tuple[int, int]], dict[str, np.ndarray]]:
         """The ranges of the leading dimensions up to the last that is selected as one range, and the indices
         of all others.
 
-        Ranges are for dimensions of the reference array, to which the other arrays are cut by name: windows
-        may lie in them. `alone` says that the first dimension is selected, even if no other is.
+        Ranges are for dimensions that have the same place in all arrays, or if `covered`, how many the window
+        covers, are some of these, by whose names the other arrays are cut: windows may lie in them. `alone`
+        says that the first dimension is selected, even if no other is.
         """
         ranges = {name: indices for name, indices in found.items() if _pieces.is_range(indices)}
         depth = 1 + max(
             (self.dimensions.index(name) for name in ranges if name in self.dimensions), default=0
         )
         leading = self.dimensions[:depth]
-        if not set(ranges) <= set(leading):
+        # Arrays without the first dimension are the same for every sample, and cropped by name; so are the
+        # others, but a range of all their places is also one of a reader of some of them.
+        sampled = [its for its in self.arrays.values() if self.dimensions[0] in its]
+        alike = all(its[:depth] == leading for its in sampled)
+        inside = any(name in self.dimensions[:covered] for name in ranges)
+        if not (alike or inside) or not set(ranges) <= set(leading):
             ranges, leading = {}, self.dimensions[:1]
         pieces = {name: indices for name, indices in found.items() if name not in ranges}
         if not ranges and not alone:
