@@ -16,6 +16,7 @@ another copy of the plugin is loaded already.
 from zarr_dali import _fork, _plugin, readers
 from zarr_dali._description import Advice, ArrayReport, Chosen, GpuMemory, Output, Reading
 from zarr_dali._example import example_store
+from zarr_dali._example_plate import example_plate
 from zarr_dali._info import Info, info
 from zarr_dali._loader import Loader
 from zarr_dali._ome import Axis
@@ -40,6 +41,7 @@ __all__ = [
     "Reading",
     "Rechunked",
     "__version__",
+    "example_plate",
     "example_store",
     "info",
     "library_path",

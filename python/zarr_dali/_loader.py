@@ -172,11 +172,13 @@ class Loader:
         path, reader_arguments = location.path, location.arguments(reader_arguments)
         arrays, names = location.named(arrays, names, bool(reader_arguments.get("stack")))
         follow_links = reader_arguments.get("follow_links", True)
+        self._images: dict[str, str] = {}
+        """Names of arrays that are levels of OME-Zarr images."""
         images = _ome_store.asked(
             location.paths, arrays, level, labels, location.storage_options, follow_links
         )
         if images is not None:
-            path, arrays = images.path, images.arrays
+            path, arrays, self._images = images.path, images.arrays, images.called
             reader_arguments = images.arguments | reader_arguments
             reader_arguments = {
                 name: value for name, value in reader_arguments.items() if name not in _OF_IMAGES
@@ -256,7 +258,9 @@ class Loader:
             from zarr_dali import _channels
 
             options = {name: self._reader.get(name) for name in ("follow_links", "storage_options")}
-            self._channels = _channels.names(self._channel_indices, self._reader["path"], options)
+            self._channels = _channels.names(
+                self._channel_indices, self._reader["path"], options, self._images
+            )
         return self._channels
 
     @property

@@ -31,9 +31,11 @@ class Axis:
     """Of the first index, in the unit; None if the metadata have none."""
 
     def __str__(self) -> str:
-        """`x 0.26 µm`."""
-        size = "" if self.scale is None else f" {self.scale:.6g}"
-        return self.name + (f"{size} {UNITS.get(self.unit, self.unit)}" if self.unit else "")
+        """`x 0.26 µm`; without what says nothing."""
+        if self.scale is None or (self.unit is None and self.scale == 1):
+            return self.name
+        unit = "" if self.unit is None else f" {UNITS.get(self.unit, self.unit)}"
+        return f"{self.name} {self.scale:.6g}{unit}"
 
 
 @dataclass(frozen=True)

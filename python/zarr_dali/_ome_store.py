@@ -33,6 +33,11 @@ class Reading:
         return [self.path] if isinstance(self.path, str) else self.path
 
     @property
+    def called(self) -> dict[str, str]:
+        """The names by the arrays."""
+        return dict(zip(self.arrays, self.names))
+
+    @property
     def arguments(self) -> dict[str, Any]:
         """Of the reader."""
         separate = {} if isinstance(self.path, str) else {"join": "separate"}

@@ -98,40 +98,31 @@ fn check_shapes_in(
     };
     for (number, (array, geometry)) in dataset.arrays.iter().zip(geometries).enumerate() {
         let shape = &geometry.shape;
-        if !geometry.follows_samples() {
-            // In the first store these agree. The place of each dimension is known from there.
-            let differs =
-                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| first[axis] != extent);
-            if shape.iter().zip(&array.axes).any(differs) {
-                return Err(disagree(number, reference, first.len()));
-            }
-            continue;
-        }
-        let differs = |&d: &usize| geometry.axes[d].is_some_and(|axis| first[axis] != shape[d]);
-        let differing_dimension = (0..shape.len()).find(differs);
+        let follows = geometry.follows_samples();
+        // Of an array that is the same for every sample all dimensions agree in the first store, from where their places are
+        // known.
+        let (axes, count) = if follows { (&geometry.axes, dimensions) } else { (&array.axes, first.len()) };
+        let differs = |&(_, axis, extent): &(usize, usize, u64)| first[axis] != extent;
+        let placed = axes.iter().zip(shape).enumerate();
+        let found = placed.filter_map(|(d, (axis, &extent))| Some((d, (*axis)?, extent))).find(differs);
         let (own, others) = (part(number), part(reference));
-        if [own, others].iter().all(|array| !array.dimension_names.is_empty()) {
-            match differing_dimension.and_then(|d| Some((d, geometry.axes[d]?))) {
-                // Of joined stores the parts may have the same extents.
-                Some((d, axis))
-                    if d > 0 && others.dimension_names.get(axis) == own.dimension_names.get(d) =>
-                {
-                    return Err(differing(own, others, (d, axis)));
-                }
-                Some(_) => return Err(disagree(number, reference, dimensions)),
-                None => continue,
+        let is_named = !own.dimension_names.is_empty() && !others.dimension_names.is_empty();
+        match found {
+            // Along the first dimension parts of joined stores may have the same extents.
+            Some((d, axis, _)) if is_named && d > 0 && own.shape[d] != others.shape[axis] => {
+                return Err(differing(own, others, (d, axis)));
             }
+            Some(_) if follows && !is_named && shape.len() < dimensions => {}
+            Some(_) => return Err(disagree(number, reference, count)),
+            None => {}
         }
-        if shape.len() < dimensions {
+        if follows && !is_named && shape.len() < dimensions {
             let problem = format!(
                 "it has {dimensions} extents, but {} has the shape {shape:?}; give at most {} extents",
                 own.context(),
                 shape.len()
             );
             return Err(argument("window", problem));
-        }
-        if differing_dimension.is_some() {
-            return Err(disagree(number, reference, dimensions));
         }
     }
     Ok(())
@@ -188,8 +179,12 @@ pub(super) fn check_stack(
             difference: format!("its {what} is {here}, but {there} in {}", other.context()),
             remedy: STACKED,
         };
-        if first.shape != other.shape || first.axes != other.axes {
+        if first.shape != other.shape {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
+        }
+        if geometry[0].axes != geometry[number].axes {
+            let names = |array: &Joined| format!("{:?}", array.first().dimension_names);
+            return Err(unlike("list of dimensions", names(first), names(other)));
         }
         if geometry[0].chosen != geometry[number].chosen {
             let what = "selection";

@@ -44,8 +44,8 @@ pub struct Setup {
     pub outputs: Vec<Output>,
     /// Whether the arrays are stacked to one output.
     pub stacked: bool,
-    /// The array whose shape the windows are made for.
-    pub reference: usize,
+    /// The first array that samples are taken along.
+    pub first_sampled: usize,
     /// What each channel is, if arrays are stacked to channels; null elsewhere.
     pub channels: Value,
     /// Whether the last output holds the samples' indices.
@@ -141,10 +141,11 @@ impl Setup {
                 error => error,
             })?;
         }
+        let first_sampled = geometry[0].iter().position(ArrayGeometry::follows_samples).unwrap_or(reference);
         let channel_shape = channel_stack.as_ref().map(|stack| &stack.shape[..]);
         let stacking = match (arguments.stack, channel_shape) {
             (true, _) => Stacking::Arrays,
-            (false, Some(shape)) => Stacking::Channels { shape, reference },
+            (false, Some(shape)) => Stacking::Channels { shape, reference: first_sampled },
             (false, None) => Stacking::None,
         };
         let outputs = outputs(&dataset, &domains, &geometry[0], &parts, stacking, indexed);
@@ -156,7 +157,7 @@ impl Setup {
             parts,
             outputs,
             stacked,
-            reference,
+            first_sampled,
             channels: channel_stack.map_or(Value::Null, |stack| stack.channels),
             indexed,
             reuse,
