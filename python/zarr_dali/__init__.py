@@ -5,9 +5,10 @@ Importing this package loads the plugin: afterwards `nvidia.dali.fn.readers.zarr
 needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipeline needs them.
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
-reader, `ome_zarr` does so with a level of OME-Zarr images, `Loader` gives batches of torch tensors without a pipeline to write, `stats` counts what a reader has
-done, `statistics` computes what a reader normalises with, `rechunk` copies a store into chunks that fit what
-is read, `open_store` lends stores to xarray, and `example_store` writes a small one to try things with.
+reader, `ome_zarr` does so with a level of OME-Zarr images, `Loader` gives batches of torch tensors without a
+pipeline to write, `stats` counts what a reader has done, `statistics` computes what a reader normalises with,
+`rechunk` copies a store into chunks that fit what is read, `open_store` lends stores to xarray, and
+`example_store` and `example_plate` write small ones to try things with.
 
 Raises ImportError when DALI is missing, when it is another release than the library was built for, or when
 another copy of the plugin is loaded already.

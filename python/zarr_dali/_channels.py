@@ -25,9 +25,7 @@ def names(
         called: What arrays are called that are levels of images.
     """
     labels = {array: _labels(path, array, options) for array, indices in channels if indices}
-    return [
-        _name(called.get(array, array), indices, labels.get(array, {})) for array, indices in channels
-    ]
+    return [_name(called.get(array, array), indices, labels.get(array, {})) for array, indices in channels]
 
 
 def _labels(path: _select.Paths, array: str, options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -89,9 +89,7 @@ def _write_image(folder: Path, values: np.ndarray, more: dict[str, Any]) -> None
     for axis in SHAPE:
         kind, unit = units.get(axis, ("space", "micrometer"))
         axes.append({"name": axis, "type": kind} | ({"unit": unit} if unit else {}))
-    _write_group(
-        folder, {"multiscales": [{"name": folder.name, "axes": axes, "datasets": datasets}], **more}
-    )
+    _write_group(folder, {"multiscales": [{"name": folder.name, "axes": axes, "datasets": datasets}], **more})
 
 
 def _write_group(folder: Path, ome: dict[str, Any], others: dict[str, Any] | None = None) -> None:

@@ -36,10 +36,6 @@ POSITION_VERSION = 3
 COUNTERS = ("version", "epoch", "batch", "num_shards", "batch_size", "played")
 
 
-_OF_IMAGES = ("path", "arrays")
-"""Arguments that the loader has itself."""
-
-
 class _Place(NamedTuple):
     """Where an epoch stands: `batch` batches are done, behind what earlier configurations have played."""
 
@@ -179,10 +175,7 @@ class Loader:
         )
         if images is not None:
             path, arrays, self._images = images.path, images.arrays, images.called
-            reader_arguments = images.arguments | reader_arguments
-            reader_arguments = {
-                name: value for name, value in reader_arguments.items() if name not in _OF_IMAGES
-            }
+            reader_arguments = images.with_arguments(reader_arguments)
             names = images.names if names is None and not reader_arguments.get("stack") else names
         arguments = _with_text_options({name: _plain(value) for name, value in reader_arguments.items()})
         if transform is not None and not callable(transform):
@@ -265,8 +258,8 @@ class Loader:
 
     @property
     def scale(self) -> dict[str, dict[str, float]]:
-        """Of OME-Zarr: for each array, by its key in a batch, how far apart its indices are along each axis, in
-        the units that `zarr_dali.info` names; of several images those of the first. Empty for other arrays."""
+        """Of OME-Zarr: for each array, by its key in a batch, how far apart indices are along each axis, in the
+        units that `zarr_dali.info` names; of several images those of the first. Other arrays have none."""
         path = self._reader["path"]
         return _ome_store.scale_of(
             [path] if isinstance(path, (str, os.PathLike)) else path,

@@ -78,7 +78,7 @@ def is_image(attributes: Mapping[str, Any]) -> bool:
 
 
 def names_of(attributes: Mapping[str, Any], path: str) -> tuple[str, ...] | None:
-    """The axes that a group names for the array at `path` below it, as the core finds them (src/dataset/ome.rs).
+    """The axes that a group names for the array at `path` below it, by the rules of src/dataset/ome.rs.
 
     None if the group is no image that has this array, or if it does not say.
     """
@@ -202,7 +202,8 @@ def _transformations(holder: Any, dimensions: int, where: str) -> _Transformatio
             continue  # an identity, or values in an array
         if len(items(values)) != dimensions or not all(isinstance(value, numbers.Real) for value in values):
             raise ValueError(
-                f"{where} has the {kind} {values}, which are no {dimensions} numbers, one for each axis; repair it"
+                f"{where} has the {kind} {values}, which are no {dimensions} numbers, one for each axis; repair "
+                "the metadata"
             )
         values = [float(value) for value in values]
         found = _composed(found, (values, None) if kind == "scale" else (None, values))

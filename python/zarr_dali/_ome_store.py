@@ -1,4 +1,4 @@
-"""OME-Zarr stores: the arrays that a level of an image and its labels are, and the images of plates and wells."""
+"""OME-Zarr stores: the arrays of a level of an image and its labels, and the images of plates and wells."""
 
 from __future__ import annotations
 
@@ -37,6 +37,15 @@ class Reading:
         """The names by the arrays."""
         return dict(zip(self.arrays, self.names))
 
+    def with_arguments(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments of a reader besides `path` and `arrays`: several images are separate stores, and what
+        `normalize` says by the names of the arrays is said of these."""
+        found = {name: one for name, one in self.arguments.items() if name == "join"} | dict(given)
+        if isinstance(numbers := found.get("normalize"), Mapping):
+            arrays = dict(zip(self.names, self.arrays))
+            found["normalize"] = {arrays.get(name, name): one for name, one in numbers.items()}
+        return found
+
     @property
     def arguments(self) -> dict[str, Any]:
         """Of the reader."""
@@ -59,16 +68,16 @@ def ome_zarr(
     `Loader` takes `level` and `labels` itself.
 
     Args:
-        path: An image; a plate, a well or what bioformats2raw wrote of several images, which stand for all their
-            images in their order; or a list of these. As for the reader otherwise.
+        path: An image; a plate, a well or what bioformats2raw wrote of several images, which stand for all of
+            these in their order; or a list of them. As for the reader otherwise.
         level: Number of the resolution level, 0 for the highest resolution.
         labels: Names of labels of the images, which are read beside them, at the same level.
         storage_options: Credentials and endpoints of stores at URLs, as for the reader.
         follow_links: As for the reader.
 
     Returns:
-        `path`, an image or a list of images; `arrays`, the paths of the level and those of the labels; for several
-        images `join="separate"`; `storage_options` and `follow_links` where they are given.
+        `path`, an image or a list of images; `arrays`, the paths of the level and those of the labels; for
+        several images `join="separate"`; `storage_options` and `follow_links` where they are given.
 
     Raises:
         ValueError: There is no such image, level or labels, labels have other extents than the image, or the
@@ -89,7 +98,7 @@ def asked(
     options: _core.StorageOptions,
     follow_links: bool,
 ) -> Reading | None:
-    """What `level` and `labels` ask for; without them and without `arrays` all of an image, if the path is one.
+    """What `level` and `labels` ask for; without them and without `arrays` an image, if the path is one.
 
     Raises:
         ValueError: As `ome_zarr`.
@@ -97,8 +106,9 @@ def asked(
     if level is not None or labels:
         if arrays:
             raise ValueError(
-                f"arrays, level and labels: {list(arrays)} are paths of arrays, and level and labels choose the "
-                'arrays of an OME-Zarr image; give one or the other, such as arrays=["0", "labels/cells/0"]'
+                f"arrays, level and labels: {list(arrays)} are paths of arrays, and level and labels choose "
+                "arrays of an OME-Zarr image; give one or the other, such as "
+                'arrays=["0", "labels/cells/0"]'
             )
         return read(paths, 0 if level is None else level, labels, options, follow_links)
     if arrays or not is_ome(paths, options, follow_links):
@@ -302,7 +312,8 @@ def _arrays(objects: _core.Objects, level: int, labels: Sequence[str]) -> list[s
         image = _ome.image_of(attributes[group], where)
         if level >= len(image.levels):
             raise ValueError(
-                f"level: {where} has {len(image.levels)} levels, from 0 to {len(image.levels) - 1}, and no {level}"
+                f"level: {where} has {len(image.levels)} levels, from 0 to {len(image.levels) - 1}, and no "
+                f"{level}"
             )
         path = image.levels[level].path
         arrays.append(f"{group}/{path}" if group else path)
@@ -321,13 +332,13 @@ def extents_of(objects: _core.Objects, array: str, axes: Sequence[str]) -> dict[
     shape = _dimensions.shape_of(objects, array)
     if shape is None:
         raise ValueError(
-            f'path: there is no array "{array}" in {objects.shown}, which its OME-Zarr metadata name; copy it '
-            "again, or repair the metadata"
+            f'path: there is no array "{array}" in {objects.shown}, which its OME-Zarr metadata name; copy '
+            "it again, or repair the metadata"
         )
     if len(shape) != len(axes):
         raise ValueError(
-            f'path: the array "{array}" in {objects.shown} has the shape {list(shape)}, but its OME-Zarr metadata '
-            f"have the axes {', '.join(axes)}; repair the metadata"
+            f'path: the array "{array}" in {objects.shown} has the shape {list(shape)}, but its OME-Zarr '
+            f"metadata have the axes {', '.join(axes)}; repair the metadata"
         )
     return dict(zip(axes, shape))
 
@@ -340,10 +351,11 @@ def check_beside(
     for axis, extent in others.items():
         if axis not in extents:
             raise ValueError(
-                f'path: in {where} "{other}" has an axis {axis}, which "{name}" has not ({", ".join(extents)})'
+                f'path: in {where} "{other}" has an axis {axis}, but "{name}" only {", ".join(extents)}; give '
+                "each a reader of its own"
             )
         if extent not in (1, extents[axis]):
             raise ValueError(
-                f'path: in {where} "{other}" has {extent} indices along {axis}, but "{name}" has {extents[axis]}; '
-                "labels need the image's extents, or 1"
+                f'path: in {where} "{other}" has {extent} indices along {axis}, but "{name}" has '
+                f"{extents[axis]}; labels need the image's extents, or 1"
             )

@@ -53,7 +53,8 @@ def select(
             Without them an OME-Zarr image, plate or well is read as `zarr_dali.ome_zarr` says it, with its
             arguments `level` and `labels` if they are among the labels here.
         join: As for the reader, by default "concat", of several OME-Zarr images "separate": with "separate"
-            labels are looked up in each store, and a store in which they select nothing is left out. Time spans of `offsets` have to be as many steps in each.
+            labels are looked up in each store, and a store in which they select nothing is left out. Time
+            spans of `offsets` have to be as many steps in each.
         window: As for the reader, which gets it: whether a sample has several steps, between which gaps can
             be.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
@@ -73,7 +74,7 @@ def select(
         labels: For a dimension a label, a slice of labels (both ends belong to it) or a list, whose order the
             samples have. It applies to every array with that dimension. A dimension keeps its place with a
             single label: its extent is 1 then. A dimension without a coordinate is selected by position, as
-            are the axes of OME-Zarr images, the channels of which also have the names that `omero` gives them.
+            are the axes of OME-Zarr images, whose channels also have the names that `omero` gives them.
             Longitudes are a circle: `slice(350, 10)` and `slice(-10, 10)` are two pieces of a coordinate from
             0 to 359, one behind the other.
 
@@ -115,9 +116,7 @@ def select(
     several = _steps.are_several(window, offsets)
     covered = len(chosen.get("window", [1]))
     if join == "separate":
-        return chosen | {"join": join} | _separately(
-            opened, labels, covered, offsets, exclude, gaps, several
-        )
+        return chosen | {"join": join} | _separately(opened, labels, covered, offsets, exclude, gaps, several)
     known = _Coordinates.joined(opened)
     (start, end), region, pieces = known.selected(labels, covered)
     if region:
@@ -566,8 +565,8 @@ def _of_image(objects: _core.Objects, arrays: Sequence[str]) -> _Coordinates | N
             known = sizes.setdefault(axis, extent)
             if 1 not in (known, extent) and known != extent:
                 raise ValueError(
-                    f"arrays: {name} in {objects.shown} has {extent} indices along {axis}, but {known} are those "
-                    "of the arrays before it; give levels of the same extents"
+                    f"arrays: {name} in {objects.shown} has {extent} indices along {axis}, but the arrays "
+                    f"before it have {known}; give levels of the same extents"
                 )
             sizes[axis] = max(known, extent)
     reference = max(dimensions.values(), key=len)
@@ -666,8 +665,8 @@ def _of_group(store: Store | Any, group: str, inside: str, names: Sequence[str])
         where = posixpath.join(group, inside) if inside else group
         if _is_image(store, inside):
             raise ValueError(
-                f"path: {', '.join(names)} in the OME-Zarr image {where}: give the path of the image, and its "
-                f"arrays by name, such as arrays={list(names)}"
+                f"path: {', '.join(names)} in the OME-Zarr image {where}: give the path of the image, and "
+                f"its arrays by name, such as arrays={list(names)}"
             ) from error
         raise ValueError(
             f"path: xarray cannot open the group {where}: {type(error).__name__}: {error}"

@@ -102,7 +102,11 @@ def test_a_copy_is_a_valid_image(tmp_path, version, own_names):
     zarr_dali.rechunk(source, copy, chunks={"c": 1, "y": 8, "x": -1}, shards={"z": 4}, codec="zstd")
     assert assert_valid(copy) == [".", "labels/cells"]
     assert json.loads((copy / "zarr.json").read_text())["attributes"]["note"] == "kept"
-    was = {key: value for key, value in metadata_in(source, version)["multiscales"][0].items() if key != "version"}
+    was = {
+        key: value
+        for key, value in metadata_in(source, version)["multiscales"][0].items()
+        if key != "version"
+    }
     assert own(copy)["multiscales"] == [was] and own(copy)["omero"] == metadata_in(source, version)["omero"]
     assert own(copy / "labels") == {"version": "0.5", "labels": ["cells"]}
     assert own(copy / "labels" / "cells")["image-label"]["source"] == {"image": "../../"}
@@ -138,7 +142,9 @@ def test_what_is_not_copied_is_not_named(tmp_path, version):
 def test_a_part_has_its_place(tmp_path, version):
     """A translation of levels, behind one that they have, and the channels that are copied."""
     source = write_cells(tmp_path / "a.zarr", version)
-    zarr_dali.rechunk(source, tmp_path / "b.zarr", index_range={"c": (1, 3), "z": (2, 4)}, variables=["0", "1"])
+    zarr_dali.rechunk(
+        source, tmp_path / "b.zarr", index_range={"c": (1, 3), "z": (2, 4)}, variables=["0", "1"]
+    )
     assert assert_valid(tmp_path / "b.zarr") == ["."]
     omero = own(tmp_path / "b.zarr")["omero"]["channels"]
     assert [channel["label"] for channel in omero] == ["GFP", "RFP"]
@@ -161,7 +167,9 @@ def test_a_range_of_several_levels_is_refused(tmp_path, version):
     source = write_cells(tmp_path / "a.zarr", version)
     with pytest.raises(ValueError, match=r"differ along y \(16 in 0, 8 in 1\).*variables=\['0'\]"):
         zarr_dali.rechunk(source, tmp_path / "b.zarr", index_range={"y": (0, 8)})
-    zarr_dali.rechunk(source, tmp_path / "b.zarr", index_range={"y": (0, 8)}, variables=["0", "labels/cells/0"])
+    zarr_dali.rechunk(
+        source, tmp_path / "b.zarr", index_range={"y": (0, 8)}, variables=["0", "labels/cells/0"]
+    )
     assert assert_valid(tmp_path / "b.zarr") == [".", "labels/cells"]
 
 
@@ -173,7 +181,9 @@ def test_a_copy_of_a_plate(tmp_path, version):
     source = write_plate(tmp_path / "a.zarr", {"A/1": ["0", "1"], "B/2": ["0"]}, write_field, version)
     zarr_dali.rechunk(source, tmp_path / "b.zarr", chunks={"z": 1})
     fields = ["A/1/0", "A/1/1", "B/2/0"]
-    assert assert_valid(tmp_path / "b.zarr") == [f"{field}{part}" for field in fields for part in ("", "/labels/cells")]
+    assert assert_valid(tmp_path / "b.zarr") == [
+        f"{field}{part}" for field in fields for part in ("", "/labels/cells")
+    ]
     stores = [zarr_dali.ome_zarr(path)["path"] for path in (source, tmp_path / "b.zarr")]
     assert [[Path(store).relative_to(tmp_path).parts[1:] for store in own] for own in stores] == [
         [tuple(field.split("/")) for field in fields]
@@ -209,5 +219,5 @@ def test_statistics_by_channel(tmp_path):
     found = zarr_dali.statistics(path, ["0"], by="c", mask_and_scale=False)
     channels = values_of(SHAPE).astype("float64").swapaxes(0, 1).reshape(3, -1)
     np.testing.assert_allclose(found["0"]["mean"], channels.mean(axis=1))
-    loader = zarr_dali.Loader(path, level=0, normalize=json.dumps({"0": found["0"]}), device="cpu")
+    loader = zarr_dali.Loader(path, level=0, normalize={"image": found["0"]}, device="cpu")
     assert abs(float(next(iter(loader))["image"].mean())) < 1

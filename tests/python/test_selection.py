@@ -272,7 +272,7 @@ def test_windows_follow_the_names_of_dimensions(backend, tmp_path, rng):
     np.testing.assert_array_equal(np.concatenate(b), values[:, :, [2]])
     with pytest.raises(ValueError, match="its selection is along one dimension"):
         build(backend, str(tmp_path), arrays=["a", "b"], stack=True, select='{"latitude": [0]}')
-    with pytest.raises(ValueError, match='its list of dimensions is .*"latitude", "longitude".*stack'):
+    with pytest.raises(ValueError, match=r'its list of dimensions is .*"latitude", "longitude".*stack'):
         build(backend, str(tmp_path), arrays=["a", "b"], stack=True, window=[1, 1])
     (stacked,) = read_all(
         backend, str(tmp_path), arrays=["a", "a"], stack=True, select='{"latitude": [2, 0]}'

@@ -19,7 +19,7 @@ _VERSIONED = ("plate", "well", "image-label")
 
 
 def attributes_of(name: str, attributes: Mapping[str, Any], arrays: Sequence[ArrayPlan]) -> dict[str, Any]:
-    """The attributes of a group in the copy: those of the source, with what OME-Zarr 0.5 says in the place of 0.4.
+    """The attributes of a group in the copy: those of the source, with OME-Zarr 0.5 in the place of 0.4.
 
     Levels, labels, wells and fields that are not copied are left out, and where a part is copied its
     translation is that of the part. What is no OME-Zarr 0.4 or 0.5 stays as it is.
@@ -75,8 +75,8 @@ def check_ranges(
                 if len(set(extents.values())) > 1:
                     found = ", ".join(f"{extent} in {path}" for path, extent in extents.items())
                     raise ValueError(
-                        f"range: the levels of an OME-Zarr image differ along {axis} ({found}), so that a range "
-                        f"would be another part of each; choose one, such as variables={levels[:1]}"
+                        f"range: the levels of an OME-Zarr image differ along {axis} ({found}), so that a "
+                        f"range would be another part of each; choose one, such as variables={levels[:1]}"
                     )
 
 
