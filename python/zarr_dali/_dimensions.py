@@ -66,7 +66,7 @@ def image_around(nodes: Mapping[str, Node], name: str) -> tuple[str, str] | None
 def names_of(
     declared: Sequence[str | None] | None, dimensions: int, axes: Sequence[str] | None
 ) -> tuple[str | None, ...]:
-    """Names of an array's dimensions, None for those without: what it declares, else the axes of its image."""
+    """Names of an array's dimensions, None for those without: its own, else the axes of its image."""
     for names in (declared, axes):
         if isinstance(names, (list, tuple)) and len(names) == dimensions and any(names):
             return tuple(names)

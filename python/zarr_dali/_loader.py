@@ -258,8 +258,9 @@ class Loader:
 
     @property
     def scale(self) -> dict[str, dict[str, float]]:
-        """Of OME-Zarr: for each array, by its key in a batch, how far apart indices are along each axis, in the
-        units that `zarr_dali.info` names; of several images those of the first. Other arrays have none."""
+        """Of OME-Zarr: for each array, by its key in a batch, how far apart indices are along each axis, in
+        the units that `zarr_dali.info` names; of several images those of the first. Other arrays have none.
+        """
         path = self._reader["path"]
         return _ome_store.scale_of(
             [path] if isinstance(path, (str, os.PathLike)) else path,

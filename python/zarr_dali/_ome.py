@@ -202,8 +202,8 @@ def _transformations(holder: Any, dimensions: int, where: str) -> _Transformatio
             continue  # an identity, or values in an array
         if len(items(values)) != dimensions or not all(isinstance(value, numbers.Real) for value in values):
             raise ValueError(
-                f"{where} has the {kind} {values}, which are no {dimensions} numbers, one for each axis; repair "
-                "the metadata"
+                f"{where} has the {kind} {values}, which are no {dimensions} numbers, one for each axis; "
+                "repair the metadata"
             )
         values = [float(value) for value in values]
         found = _composed(found, (values, None) if kind == "scale" else (None, values))

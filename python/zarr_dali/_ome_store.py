@@ -351,8 +351,8 @@ def check_beside(
     for axis, extent in others.items():
         if axis not in extents:
             raise ValueError(
-                f'path: in {where} "{other}" has an axis {axis}, but "{name}" only {", ".join(extents)}; give '
-                "each a reader of its own"
+                f'path: in {where} "{other}" has an axis {axis}, but "{name}" only {", ".join(extents)}; '
+                "give each a reader of its own"
             )
         if extent not in (1, extents[axis]):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""OME-Zarr stores: the arrays written by zarr-python, the metadata by hand as versions 0.4 and 0.5 have them."""
+"""OME-Zarr stores: arrays written by zarr-python, metadata by hand as versions 0.4 and 0.5 have them."""
 
 import json
 from pathlib import Path
