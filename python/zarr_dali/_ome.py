@@ -114,7 +114,7 @@ def image_of(attributes: Mapping[str, Any], where: str, path: str | None = None)
         its = f"{where}, datasets[{at}],"
         found = path_of(dataset)
         if not found:
-            raise ValueError(f'{its} has no "path"; repair the metadata')
+            raise ValueError(f'{its} has no "path" in this group; repair the metadata')
         scale, translation = _transformations(dataset, len(axes), its)
         scale, translation = _composed((scale, translation), common)
         levels.append(Level(found, _scaled(axes, scale, translation)))
@@ -211,9 +211,14 @@ def _transformations(holder: Any, dimensions: int, where: str) -> _Transformatio
 
 
 def path_of(holder: Any) -> str:
-    """The path that an object of the metadata has, without what leads nowhere; empty if it has none."""
-    path = _text(holder, "path")
-    return posixpath.normpath(path).strip("/") if path else ""
+    """The path that an object of the metadata has; empty if it has none, or it leads out of its group."""
+    return inside(_text(holder, "path") or "")
+
+
+def inside(path: str) -> str:
+    """A path without what leads nowhere; empty if it leads out of its group."""
+    found = posixpath.normpath(path).strip("/") if path else ""
+    return "" if found in ("", ".") or found.split("/")[0] == ".." else found
 
 
 def _text(holder: Any, key: str) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import operator
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -128,12 +129,16 @@ def is_ome(paths: Sequence[str], options: _core.StorageOptions, follow_links: bo
 
 
 def collection(paths: Sequence[str], options: _core.StorageOptions, follow_links: bool) -> list[str] | None:
-    """The images of plates and wells; None if the first path is no plate or well."""
+    """The images of plates and wells; None if the first path is no plate or well.
+
+    Raises:
+        ValueError: The first path cannot be read, or the metadata of a plate are malformed.
+    """
     try:
         opened = _opened(paths, options, follow_links)
         is_one = not {"plate", "well"}.isdisjoint(_ome.metadata_of(_root(opened[0])))
-    except (ValueError, RuntimeError):  # the reader will say it better
-        return None
+    except RuntimeError as error:
+        raise ValueError(f"path: {error}") from error
     return [image for objects in opened for image in images_of(objects)] if is_one else None
 
 
@@ -262,23 +267,28 @@ def _attributes(objects: _core.Objects, paths: Sequence[str]) -> dict[str, Mappi
 
 
 def _root(objects: _core.Objects) -> Mapping[str, Any]:
-    """The attributes of the root.
+    """The attributes of the root; none where its metadata are absent, or no JSON.
 
     Raises:
         RuntimeError: The store cannot be read.
     """
     for file in ("zarr.json", ".zattrs"):
-        with contextlib.suppress(_core.Forbidden):  # as of absent objects in some stores
-            if objects.head(file) is not None:
-                break
-    return _attributes(objects, [""])[""]
+        with contextlib.suppress(_core.Forbidden, ValueError):  # as of absent objects in some stores
+            if (found := objects.get(file)) is not None:
+                node = json.loads(found.content)
+                attributes = _ome.entry(node, "attributes") if file == "zarr.json" else node
+                return attributes if isinstance(attributes, Mapping) else {}
+    return {}
 
 
 def _series(objects: _core.Objects) -> list[str]:
     """The images that bioformats2raw wrote: those that it lists, or all groups from 0 on."""
     listed = _ome.metadata_of(_attributes(objects, ["OME"])["OME"]).get("series")
-    if isinstance(listed, list) and listed and all(isinstance(path, str) for path in listed):
-        return listed
+    if isinstance(listed, list) and listed:
+        paths = [_ome.inside(path) if isinstance(path, str) else "" for path in listed]
+        if not all(paths):
+            raise ValueError(f'path: {objects.shown}/OME: "series" is no list of paths in the group above it')
+        return paths
     found: list[str] = []
     while _ome.is_image(_attributes(objects, [str(len(found))])[str(len(found))]):
         found.append(str(len(found)))

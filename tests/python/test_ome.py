@@ -132,13 +132,18 @@ def test_labels_are_in_lockstep(backend, scene_of, number):
                 build(backend, path, **arguments)
             continue
         with_samples += 1
+        shuffled = bool(rng.random() < 0.5)
+        if shuffled:
+            fill = int(rng.choice([1, 5, 30, 1024]))
+            arguments |= {"random_shuffle": True, "seed": int(rng.integers(99)), "initial_fill": fill}
         outputs = read_all(backend, path, return_index=True, **arguments)
-        assert [tuple(index) for index in outputs[-1]] == starts, what
+        order = [starts.index(tuple(index)) for index in outputs[-1]]
+        assert sorted(order) == list(range(len(starts))) and (shuffled or order == sorted(order)), what
         for name, samples in zip(names, outputs):
             expected = expected_samples(sampling, shape, axes, *arrays[name])
             assert len(samples) == len(expected), what
-            for sample, values in zip(samples, expected):
-                np.testing.assert_array_equal(sample, values, strict=True, err_msg=f"{name}: {what}")
+            for at, sample in zip(order, samples):
+                np.testing.assert_array_equal(sample, expected[at], strict=True, err_msg=f"{name}: {what}")
     assert with_samples >= tried / 4, "many configurations have samples"
 
 
@@ -276,6 +281,11 @@ def test_axes_are_selected(backend, cells, case):
     select, part = SELECTIONS[case]
     _, found = batches_of(path, backend, labels=["cells"], select=select)
     np.testing.assert_array_equal(found["image"], levels["image"][0][part])
+    _, found = batches_of(path, backend, arrays=["0"], select=select)
+    np.testing.assert_array_equal(found["0"], levels["image"][0][part])
+    _, found = batches_of(
+        path, backend, arrays=["0", "labels/cells/0"], names=["image", "cells"], select=select
+    )
     along_channels = tuple(slice(None) if i == 1 else own for i, own in enumerate(part))
     np.testing.assert_array_equal(found["cells"], levels["cells"][0][along_channels])
 
@@ -497,6 +507,7 @@ MALFORMED = {
     "no datasets": (lambda ome: ome["multiscales"][0].pop("datasets"), ["datasets"]),
     "datasets are none": (_set(datasets=[]), ["datasets"]),
     "datasets without a path": (_set(datasets=[{"paths": "0"}]), [r"datasets\[0\]", "path"]),
+    "a path that leads out": (_set(datasets=[{"path": "x/../../other"}]), [r"datasets\[0\]", "path"]),
     "a level that is not there": (_set(datasets=[{"path": "7"}]), ['no array "7"', "copy it again"]),
     "no multiscales": (lambda ome: ome.update(multiscales=[]), ["no list"]),
     "a scale of another rank": (
@@ -606,6 +617,9 @@ def test_plates_that_do_not_fit_are_refused(tmp_path, version):
         zarr_dali.Loader(path, device="cpu")
     edit_ome(path / "B" / "1", version, lambda ome: ome.update(well={"images": []}))
     with pytest.raises(ValueError, match=r'plate.zarr/B/1: "well".* no list "images"'):
+        zarr_dali.Loader(path, device="cpu")
+    edit_ome(path, version, lambda ome: ome["plate"]["wells"].append({"path": "../outside/1"}))
+    with pytest.raises(ValueError, match=r'"plate".* no list "wells" of paths'):
         zarr_dali.Loader(path, device="cpu")
     edit_ome(path, version, lambda ome: ome["plate"].pop("wells"))
     with pytest.raises(ValueError, match=r'"plate".* no list "wells"'):
