@@ -149,6 +149,12 @@ def _placed(
         )
         for report in reports
     ]
+    placed = [
+        replace(report, problem=None)
+        if report.problem and _is_read_beside(_ome_store.image_beside(nodes, report.name), report, asked)
+        else report
+        for report in placed
+    ]
     static = _static([report for report in placed if not report.coordinate], asked, together)
     return tuple(
         replace(report, static=static[report.name], reading=None, problem=None)
@@ -156,6 +162,22 @@ def _placed(
         else report
         for report in placed
     )
+
+
+def _is_read_beside(image: str | None, labels: ArrayReport, asked: dict[str, Any]) -> bool:
+    """Whether a reader that is none of labels alone is one of an image and these."""
+    if image is None:
+        return False
+    try:
+        together = _describe(_of_all(asked) | {"arrays": [image, labels.name]})["together"]
+    except (ValueError, RuntimeError):
+        return False
+    return Reading.of(together)[0] is not None
+
+
+def _of_all(asked: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without those that are said of each array."""
+    return {name: value for name, value in asked.items() if name not in ("mean", "std", "stack")}
 
 
 def _static(
@@ -174,10 +196,8 @@ def _static(
     if asked.get("arrays") and not asked.get("stack"):
         names = [report.name for report in reports]
     else:
-        of_each = ("mean", "std", "stack")
-        alike = {name: value for name, value in asked.items() if name not in of_each}
         try:
-            together = _describe(alike | {"arrays": names})["together"]
+            together = _describe(_of_all(asked) | {"arrays": names})["together"]
         except (ValueError, RuntimeError):
             return {}
     outputs = Reading.of(together)[0].outputs if together and "problem" not in together else ()

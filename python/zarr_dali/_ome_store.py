@@ -254,6 +254,23 @@ def axes_of(nodes: Mapping[str, _dimensions.Node], name: str, where: str) -> tup
     return level.axes if level else ()
 
 
+def image_beside(nodes: Mapping[str, _dimensions.Node], name: str) -> str | None:
+    """The array of the image that labels, by the name of an array, belong to: the same level."""
+    around = _dimensions.image_around(nodes, name)
+    image, marker, _ = f"/{around[0]}/".rpartition("/labels/") if around else ("", "", "")
+    if not marker or image.strip("/") not in nodes:
+        return None
+    group, path = around
+    try:
+        own = _ome.image_of(nodes[group].attributes, group, path)
+        others = _ome.image_of(nodes[image.strip("/")].attributes, image)
+    except ValueError:
+        return None
+    number = [level.path for level in own.levels].index(path)
+    levels = others.levels[number : number + 1]
+    return f"{image.strip('/')}/{levels[0].path}".strip("/") if levels else None
+
+
 def _opened(paths: Sequence[str], options: _core.StorageOptions, follow_links: bool) -> list[_core.Objects]:
     opened: list[_core.Objects] = []
     for place in _core.expand(list(paths), options):

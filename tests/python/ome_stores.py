@@ -12,6 +12,9 @@ FORMATS = {"0.4": 2, "0.5": 3}
 """The Zarr format that each version belongs to."""
 TYPES = {"t": "time", "c": "channel"}
 UNITS = {"t": "second"}
+AXES = "tczyx"
+SCALE = {"t": 2.0, "c": 1.0, "z": 0.5, "y": 0.26, "x": 0.26}
+"""Of the images that `write_cells` writes."""
 
 
 def axes_of(names):
@@ -145,3 +148,23 @@ def pyramid(values, axes, count):
         halves = tuple(slice(None, None, 2) if axis in "yx" else slice(None) for axis in axes)
         levels.append(np.ascontiguousarray(levels[-1][halves]))
     return levels
+
+
+def write_cells(path, version, **options):
+    """An image of two levels with three named channels, labels `cells` of one channel and `depth` (z, y, x);
+    the levels of each."""
+    image = pyramid(values_of((4, 3, 4, 16, 12)), AXES, 2)
+    cells = pyramid(values_of((4, 1, 4, 16, 12), 100_000), AXES, 2)
+    depth = pyramid(values_of((4, 16, 12), 200_000), "zyx", 2)
+    scale = [SCALE[axis] for axis in AXES]
+    channels = ["DAPI", "GFP", "RFP"]
+    write_image(path, image, AXES, version, scale=scale, channels=channels, **options)
+    write_labels(path, "cells", cells, AXES, version, scale=scale)
+    write_labels(path, "depth", depth, "zyx", version, scale=scale[2:])
+    return {"image": image, "cells": cells, "depth": depth}
+
+
+def edit_ome(group, version, change):
+    """Changes what OME-Zarr says of a group."""
+    file = Path(group, ".zattrs" if version == "0.4" else "zarr.json")
+    edit_metadata(file, lambda node: change(node if version == "0.4" else node["attributes"]["ome"]))

@@ -7,9 +7,7 @@ windows and selections.
 import itertools
 import json
 import os
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -18,24 +16,22 @@ import zarr
 import zarr_dali
 from configurations import draw_sampling
 from ome_stores import (
+    AXES,
     FORMATS,
+    SCALE,
     VERSIONS,
     axes_of,
-    put,
-    pyramid,
     values_of,
+    write_cells,
     write_image,
     write_labels,
-    write_plate,
 )
-from reading import CPU, build, read_all
-from stores import edit_metadata, write_array, write_group
+from reading import batches_of, build, read_all
 
 CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)) // 2, "gpu": 80}
 SCENES = 20
 """Images that share the configurations among them."""
 LARGEST = {"t": 5, "c": 4, "z": 5, "y": 9, "x": 8}
-SCALE = {"t": 2.0, "c": 1.0, "z": 0.5, "y": 0.26, "x": 0.26}
 
 pytestmark = pytest.mark.skipif(3 not in FORMATS.values(), reason="zarr-python 2 writes no Zarr v3")
 
@@ -201,36 +197,12 @@ def test_axes_are_selected_by_name(backend, scene_of, number):
 
 # --- images, levels and labels by name ------------------------------------------------------------
 
-AXES = "tczyx"
-
-
-def write_cells(path, version, **options):
-    """An image of two levels with three named channels, labels `cells` of one channel and `depth` (z, y, x);
-    the levels of each."""
-    image = pyramid(values_of((4, 3, 4, 16, 12)), AXES, 2)
-    cells = pyramid(values_of((4, 1, 4, 16, 12), 100_000), AXES, 2)
-    depth = pyramid(values_of((4, 16, 12), 200_000), "zyx", 2)
-    scale = [SCALE[axis] for axis in AXES]
-    channels = ["DAPI", "GFP", "RFP"]
-    write_image(path, image, AXES, version, scale=scale, channels=channels, **options)
-    write_labels(path, "cells", cells, AXES, version, scale=scale)
-    write_labels(path, "depth", depth, "zyx", version, scale=scale[2:])
-    return {"image": image, "cells": cells, "depth": depth}
-
 
 @pytest.fixture(params=VERSIONS)
 def cells(request, tmp_path):
     """The path of an image of each version, and the levels of the image and its labels."""
     path = tmp_path / "cells.zarr"
     return path, write_cells(path, request.param)
-
-
-def batches_of(path, backend=CPU, **arguments):
-    """All samples of a loader, by key."""
-    device = {"cpu": "cpu", "gpu": "cuda"}[backend.device]
-    with zarr_dali.Loader(path, device=device, batch_size=4, **arguments) as loader:
-        batches = list(loader)
-        return loader, {key: np.concatenate([b[key].cpu().numpy() for b in batches]) for key in loader.names}
 
 
 @pytest.mark.parametrize("level", [0, 1])
@@ -350,6 +322,10 @@ def test_info_shows_axes_and_scales(cells):
     level = zarr_dali.info(path, level=1, labels="cells", device="cpu", window=[1, 3])
     assert [array.name for array in level.arrays] == ["1", "labels/cells/1"]
     assert [output.shape for output in level.together.outputs] == [(1, 3, 4, 8, 6), (1, 1, 4, 8, 6)]
+    # Labels are read beside an image, alone they have no room for three channels.
+    assert level.unreadable == zarr_dali.info(path, device="cpu", window=[1, 3]).unreadable == ()
+    too_large = zarr_dali.info(path, device="cpu", window=[1, 3, 9])
+    assert too_large.unreadable == ("0", "1", "labels/cells/0", "labels/cells/1", "labels/depth/1")
 
 
 def test_transformations_are_composed():
@@ -365,290 +341,3 @@ def test_transformations_are_composed():
 
     found = _ome.image_of({"multiscales": [image]}, "here").level("s0").axes
     assert [(axis.scale, axis.translation) for axis in found] == [(10, 5.5), (21, 70)]
-
-
-# --- plates ---------------------------------------------------------------------------------------
-
-WELLS = {"B/3": ["0", "1"], "A/10": ["0"], "A/2": ["1", "0"]}
-"""Not in the order of names."""
-
-
-@pytest.fixture(params=VERSIONS)
-def plate(request, tmp_path):
-    """A plate whose fields differ in their extents along y, and the levels of each field in its order."""
-    values, version = {}, request.param
-
-    def write_field(folder, well, field):
-        shape = (1, 2, 8 + 4 * len(values), 8)
-        first = 10_000 * len(values)
-        levels = pyramid(values_of(shape, first), "tcyx", 2)
-        write_image(folder, levels, "tcyx", version, codec="zstd")
-        labels = pyramid(values_of((1, 1, *shape[2:]), first + 5_000), "tcyx", 2)
-        write_labels(folder, "nuclei", labels, "tcyx", version)
-        values[f"{well}/{field}"] = {"image": levels, "nuclei": labels}
-
-    return write_plate(tmp_path / "plate.zarr", WELLS, write_field, version), values
-
-
-@pytest.mark.parametrize("level", [0, 1])
-def test_fields_of_a_plate_are_separate_stores(backend, plate, level):
-    path, values = plate
-    window = [1, 2, 2, 4]
-    _, found = batches_of(path, backend, level=level, labels="nuclei", window=window, return_index=True)
-    expected = [
-        (store, y, x, levels)
-        for store, levels in enumerate(values.values())
-        for y in range(0, levels["image"][level].shape[2] - 1, 2)
-        for x in range(0, 8 // 2**level, 4)
-    ]
-    assert len(expected) == len(found["image"])
-    for number, (store, y, x, levels) in enumerate(expected):
-        assert found["index"][number].tolist() == [store, 0, 0, y, x]
-        for name in ("image", "nuclei"):
-            part = levels[name][level][:, :, y : y + 2, x : x + 4]
-            np.testing.assert_array_equal(found[name][number], part)
-
-
-@pytest.mark.gpu_where(False)
-def test_a_sample_knows_its_well_and_field(backend, plate):
-    path, values = plate
-    arguments = zarr_dali.ome_zarr(path, labels=["nuclei"])
-    assert arguments["path"] == [f"{path}/{field}" for field in values]
-    assert arguments["arrays"] == ["0", "labels/nuclei/0"] and arguments["join"] == "separate"
-    pipe = build(backend, window=[1, 1, 8, 8], stride=[1, 2, 8, 8], batch_size=6, **arguments)
-    image, labels = pipe.run()
-    assert image[1].source_info() == f"{path}/B/3/1/0[0:1, 0:1, 0:8, 0:8]"
-    assert labels[4].source_info() == f"{path}/A/2/1/labels/nuclei/0[0:1, 0:1, 0:8, 0:8]"
-
-
-@pytest.mark.gpu_where(False)
-def test_wells_and_lists_of_images(backend, plate):
-    """A well stands for its fields; images and wells may be listed, in an order of their own."""
-    path, values = plate
-    window = {"window": [1, 2, 8, 8], "return_index": True}
-    for given, fields in (
-        (path / "A" / "2", ["A/2/1", "A/2/0"]),
-        ([path / "A" / "2" / "0", path / "B" / "3"], ["A/2/0", "B/3/0", "B/3/1"]),
-    ):
-        _, found = batches_of(given, backend, **window)
-        for sample, (store, *_, y, _x) in zip(found["image"], found["index"].tolist()):
-            np.testing.assert_array_equal(sample, values[fields[store]]["image"][0][:, :, y : y + 8])
-        assert set(found["index"][:, 0]) == set(range(len(fields)))
-    chosen = zarr_dali.select(path, c=1, window=[1, 1, 8, 8])
-    (samples,) = read_all(backend, **chosen)
-    np.testing.assert_array_equal(samples[0], values["B/3/0"]["image"][0][:, 1:, :8])
-
-
-def test_info_describes_all_fields_together(plate):
-    path, values = plate
-    found = zarr_dali.info(path, device="cpu", window=[1, 1, 4, 4])
-    assert found.path == (str(path),)
-    assert [array.name for array in found.arrays] == ["0", "1", "labels/nuclei/0", "labels/nuclei/1"]
-    assert found.arrays[0].shapes == tuple(levels["image"][0].shape for levels in values.values())
-    assert "in 5 stores" in str(found)
-
-
-@pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("listed", [True, False])
-def test_images_that_bioformats2raw_wrote(backend, tmp_path, listed):
-    """Those that the group OME lists, or all of the groups from 0 on."""
-    images = [values_of((4, 6), 100 * number) for number in range(3)]
-    put(tmp_path, "0.4", **{"bioformats2raw.layout": 3})
-    for number, values in enumerate(images):
-        write_image(tmp_path / str(number), [values], "yx", "0.4")
-    if listed:
-        put(tmp_path / "OME", "0.4", series=["2", "0"])
-        images = [images[2], images[0]]
-    _, found = batches_of(tmp_path, backend)
-    np.testing.assert_array_equal(found["image"], np.concatenate(images))
-
-
-def test_the_example_is_a_plate(tmp_path):
-    path = zarr_dali.example_plate(tmp_path / "plate.zarr")
-    assert zarr_dali.example_plate(path) == path
-    _, found = batches_of(path, labels="nuclei", dtype="int32", window=[1, 2])
-    assert found["image"].shape == (12, 1, 2, 4, 64, 64) and found["nuclei"].shape == (12, 1, 1, 4, 64, 64)
-    inside = np.broadcast_to(found["nuclei"] > 0, found["image"].shape)
-    first, second = found["image"][:, :, 0], found["image"][:, :, 1]
-    assert (first[inside[:, :, 0]].min() > first[~inside[:, :, 0]].max()) and 0.01 < inside.mean() < 0.5
-    assert second[inside[:, :, 1]].max() < second[~inside[:, :, 1]].min()
-    with pytest.raises(FileExistsError):
-        zarr_dali.example_store(path)
-
-
-# --- what does not fit ----------------------------------------------------------------------------
-
-
-def edit_ome(group, version, change):
-    """Changes what OME-Zarr says of a group."""
-    file = Path(group, ".zattrs" if version == "0.4" else "zarr.json")
-    edit_metadata(file, lambda node: change(node if version == "0.4" else node["attributes"]["ome"]))
-
-
-def _drop_axes(count):
-    def change(ome):
-        (image,) = ome["multiscales"]
-        del image["axes"][:count]
-        for dataset in image["datasets"]:
-            dataset["coordinateTransformations"] = []
-
-    return change
-
-
-def _set(**changes):
-    return lambda ome: ome["multiscales"][0].update(changes)
-
-
-MALFORMED = {
-    "axes of another rank": (_drop_axes(1), [r"4, 3, 4, 16, 12", "axes c, z, y, x"]),
-    "no axes": (_drop_axes(5), ["axes", "0.4 and 0.5"]),
-    "axes are a number": (_set(axes=3), ["axes"]),
-    "axes of one name": (_set(axes=axes_of("tcyyx")), ["different texts"]),
-    "no datasets": (lambda ome: ome["multiscales"][0].pop("datasets"), ["datasets"]),
-    "datasets are none": (_set(datasets=[]), ["datasets"]),
-    "datasets without a path": (_set(datasets=[{"paths": "0"}]), [r"datasets\[0\]", "path"]),
-    "a path that leads out": (_set(datasets=[{"path": "x/../../other"}]), [r"datasets\[0\]", "path"]),
-    "a level that is not there": (_set(datasets=[{"path": "7"}]), ['no array "7"', "copy it again"]),
-    "no multiscales": (lambda ome: ome.update(multiscales=[]), ["no list"]),
-    "a scale of another rank": (
-        lambda ome: ome["multiscales"][0]["datasets"][0]["coordinateTransformations"][0].update(scale=[1, 2]),
-        ["scale", r"\[1, 2\]", "5 numbers"],
-    ),
-}
-
-
-@pytest.mark.parametrize("case", MALFORMED)
-def test_malformed_metadata_are_named(cells, case):
-    path, _ = cells
-    version = "0.4" if (path / ".zattrs").exists() else "0.5"
-    change, parts = MALFORMED[case]
-    edit_ome(path, version, change)
-    with pytest.raises(ValueError) as caught:
-        zarr_dali.Loader(path, level=0, device="cpu")
-    for part in [*parts, str(path)]:
-        assert re.search(part, str(caught.value)), f"{part!r} is not in: {caught.value}"
-
-
-@pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("change", [_drop_axes(2), _set(axes=axes_of("tcyyx"))], ids=["rank", "names"])
-def test_arrays_of_malformed_images_are_read_by_their_paths(backend, tmp_path, change, capfd):
-    """Without names, and it is said why."""
-    levels = write_cells(tmp_path / "a.zarr", "0.4")
-    edit_ome(tmp_path / "a.zarr", "0.4", change)
-    (samples,) = read_all(backend, tmp_path / "a.zarr", arrays=["0"])
-    np.testing.assert_array_equal(np.stack(samples), levels["image"][0])
-    said = capfd.readouterr().err
-    assert "a.zarr/0: the metadata of its OME-Zarr image name the axes" in said and "without names" in said
-    with pytest.raises(ValueError, match='no array has a dimension "c", only dimensions without names'):
-        build(backend, tmp_path / "a.zarr", arrays=["0"], select='{"c": [0]}')
-
-
-REFUSED = {
-    "a level that does not exist": ({"level": 2}, ["level", "2 levels, from 0 to 1", "no 2"]),
-    "a negative level": ({"level": -1}, ["level", "-1"]),
-    "a level by name": ({"level": "1"}, ["level", "'1'"]),
-    "labels that do not exist": ({"labels": "nuclei"}, ["labels", "nuclei", "cells, depth"]),
-    "levels and paths": ({"level": 1, "arrays": ["0"]}, ["arrays, level and labels"]),
-    "an index that is not there": ({"select": {"c": 3}}, ["c=3", "0 to 2"]),
-    "a channel that is not there": ({"select": {"c": "Cy5"}}, ["Cy5", "DAPI, GFP, RFP"]),
-    "an axis that is not there": ({"select": {"w": 3}}, ["w", "no dimension", "'t', 'c', 'z', 'y', 'x'"]),
-    "a window that is too large": ({"window": [1, 4]}, ["window", "4", "3"]),
-    "two levels": ({"arrays": ["0", "1"], "select": {"c": 0}}, ["1", "8 indices along y", "16"]),
-}
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_does_not_fit_is_refused(cells, case):
-    path, _ = cells
-    arguments, parts = REFUSED[case]
-    with pytest.raises(ValueError) as caught:
-        zarr_dali.Loader(path, device="cpu", **arguments)
-    for part in parts:
-        assert part in str(caught.value), f"{part!r} is not in: {caught.value}"
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_labels_of_another_extent_are_refused(tmp_path, version):
-    """Also where no window covers the axis; the operator says so where one does."""
-    path = tmp_path / "a.zarr"
-    write_image(path, [values_of((4, 8, 8))], "cyx", version)
-    write_labels(path, "small", [values_of((1, 4, 8))], "cyx", version)
-    write_labels(path, "other", [values_of((2, 8, 8))], "cyx", version)
-    with pytest.raises(ValueError, match='"labels/small/0" has 4 indices along y, but "0" has 8'):
-        zarr_dali.Loader(path, labels="small", device="cpu")
-    with pytest.raises(ValueError, match=r'dimension "y" has 8 steps, but 4 in .*small'):
-        build(CPU, path, arrays=["0", "labels/small/0"], window=[1, 2])
-    with pytest.raises(ValueError, match="along c"):
-        zarr_dali.Loader(path, labels="other", device="cpu")
-    with pytest.raises(ValueError, match=r"\[4, 8, 8\].*labels/other/0.*\[2, 8, 8\]"):
-        build(CPU, path, arrays=["0", "labels/other/0"])
-
-
-@pytest.mark.gpu_where(False)
-def test_samples_are_taken_along_one_first_dimension(backend, tmp_path):
-    write_group(tmp_path)
-    for name, axes in (("a", ["t", "y", "x"]), ("b", ["y", "t"])):
-        write_array(tmp_path, name, np.zeros([6] * len(axes)), chunks=(3,) * len(axes), dimension_names=axes)
-    with pytest.raises(ValueError, match=r'first dimension "t", which is not the first in .*"b"'):
-        build(backend, tmp_path, arrays=["a", "b"])
-
-
-@pytest.mark.gpu_where(False)
-def test_one_step_is_not_repeated_in_joined_stores(backend, tmp_path):
-    """Which of the stores it belongs to is not known."""
-    for number in range(2):
-        path = write_group(tmp_path / str(number))
-        for name, steps in (("a", 6), ("b", 1)):
-            write_array(path, name, np.zeros((steps, 4)), chunks=(1, 4), dimension_names=["t", "x"])
-    with pytest.raises(ValueError, match='dimension "t" has 6 steps, but 1 in'):
-        build(backend, f"{tmp_path}/*", arrays=["a", "b"])
-    samples, repeated = read_all(backend, tmp_path / "0", arrays=["a", "b"], window=[2])
-    assert {sample.shape for sample in samples} == {(2, 4)} and {one.shape for one in repeated} == {(1, 4)}
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_plates_that_do_not_fit_are_refused(tmp_path, version):
-    def write_field(folder, well, field):
-        axes = "cyx" if well == "A/1" else "zyx"
-        write_image(folder, [values_of((2, 4, 4))], axes, version)
-
-    path = write_plate(tmp_path / "plate.zarr", {"A/1": ["0"], "B/1": ["0"]}, write_field, version)
-    with pytest.raises(ValueError, match=r'list of dimensions is .*"c", "y", "x".*"z", "y", "x".*B/1/0'):
-        zarr_dali.Loader(path, device="cpu")
-    edit_ome(path / "B" / "1", version, lambda ome: ome.update(well={"images": []}))
-    with pytest.raises(ValueError, match=r'plate.zarr/B/1: "well".* no list "images"'):
-        zarr_dali.Loader(path, device="cpu")
-    edit_ome(path, version, lambda ome: ome["plate"]["wells"].append({"path": "../outside/1"}))
-    with pytest.raises(ValueError, match=r'"plate".* no list "wells" of paths'):
-        zarr_dali.Loader(path, device="cpu")
-    edit_ome(path, version, lambda ome: ome["plate"].pop("wells"))
-    with pytest.raises(ValueError, match=r'"plate".* no list "wells"'):
-        zarr_dali.Loader(path, device="cpu")
-    with pytest.raises(ValueError, match="no OME-Zarr image, plate or well"):
-        zarr_dali.ome_zarr(write_group(tmp_path / "none.zarr"))
-
-
-@pytest.mark.gpu_where(False)
-def test_the_path_of_a_level_says_how_to_select(backend, cells):
-    path, levels = cells
-    _, found = batches_of(path / "0", backend)
-    np.testing.assert_array_equal(found["data"], levels["image"][0])
-    with pytest.raises(ValueError, match=r"give the path of the image, and its arrays by name"):
-        zarr_dali.select(path / "0", c=0)
-
-
-def test_python_and_the_core_name_dimensions_alike(tmp_path, rng):
-    """Of arrays with names of their own, of images, and of neither."""
-    from zarr_dali import _core, _dimensions
-
-    for version in VERSIONS:
-        path = tmp_path / version
-        write_image(path, [values_of((2, 4, 4))], "cyx", version, own_names=False)
-        write_image(path / "in" / "side", [values_of((4, 4))], "yx", version)
-        write_array(path, "9", values_of((4, 4)), chunks=(4, 4), zarr_format=FORMATS[version])
-        names = ["0", "in/side/0", "9"]
-        nodes = _dimensions.nodes_of(_core.Objects(path), names)
-        assert [nodes[name].dimensions for name in names] == [("c", "y", "x"), ("y", "x"), ()]
-        for name, layout in zip(names, ("CHW", "HW", "")):
-            (output,) = build(CPU, path, arrays=[name], window=[1]).run()
-            assert output.layout() == layout
