@@ -15,6 +15,7 @@ import zarr
 
 import zarr_dali
 from configurations import draw_sampling
+from naive import expected_beside
 from ome_stores import (
     AXES,
     FORMATS,
@@ -68,30 +69,6 @@ def _chunks(rng, shape):
     return tuple(int(rng.integers(1, extent + 1)) for extent in shape)
 
 
-def beside(axes, index, own, values):
-    """What of labels belongs to the part of an image with these indices along its axes."""
-    along = dict(zip(axes, index))
-    return values[
-        np.ix_(*([0] if extent == 1 else list(along[axis]) for axis, extent in zip(own, values.shape)))
-    ]
-
-
-def expected_samples(sampling, shape, axes, own, values, selected=None):
-    """The samples of an array with these axes, one for each window over an image of this shape.
-
-    `selected` holds for each axis of the image the indices that windows count in.
-    """
-    selected = selected or [range(extent) for extent in shape]
-    found = []
-    for start in sampling.samples([len(indices) for indices in selected]):
-        places = sampling.index([len(indices) for indices in selected], start)
-        index = [[indices[place] for place in its] for indices, its in zip(selected, places)]
-        part = beside(axes, index, own, values)
-        follows = own[0] == axes[0] and values.shape[0] == shape[0]
-        found.append(part[0] if sampling.drops_first and follows else part)
-    return found
-
-
 @pytest.fixture(scope="module")
 def scene_of(tmp_path_factory):
     """`scene_of(number)`: the image of that number, written once."""
@@ -136,7 +113,7 @@ def test_labels_are_in_lockstep(backend, scene_of, number):
         order = [starts.index(tuple(index)) for index in outputs[-1]]
         assert sorted(order) == list(range(len(starts))) and (shuffled or order == sorted(order)), what
         for name, samples in zip(names, outputs):
-            expected = expected_samples(sampling, shape, axes, *arrays[name])
+            expected = expected_beside(sampling, shape, axes, *arrays[name])
             assert len(samples) == len(expected), what
             for at, sample in zip(order, samples):
                 np.testing.assert_array_equal(sample, expected[at], strict=True, err_msg=f"{name}: {what}")
@@ -189,7 +166,7 @@ def test_axes_are_selected_by_name(backend, scene_of, number):
         except ValueError as error:
             raise AssertionError(what) from error
         for name, samples in zip(names, outputs):
-            expected = expected_samples(sampling, shape, axes, *arrays[name], selected)
+            expected = expected_beside(sampling, shape, axes, *arrays[name], selected)
             assert len(samples) == len(expected), what
             for sample, values in zip(samples, expected):
                 np.testing.assert_array_equal(sample, values, strict=True, err_msg=f"{name}: {what}")

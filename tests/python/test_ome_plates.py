@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import zarr_dali
+from naive import Sampling, expected_beside
 from ome_stores import (
     FORMATS,
     VERSIONS,
@@ -124,3 +125,65 @@ def test_the_example_is_a_plate(tmp_path):
     assert second[inside[:, :, 1]].max() < second[~inside[:, :, 1]].min()
     with pytest.raises(FileExistsError):
         zarr_dali.example_store(path)
+
+
+def write_random_plate(folder, rng):
+    """A plate of some fields of random extents, with labels; its axes, and the arrays of each field."""
+    version = str(rng.choice(VERSIONS))
+    axes = "".join(axis for axis in "tcz" if rng.random() < 0.6) + "yx"
+    own = "".join(axis for axis in axes if axis in "yx" or rng.random() < 0.6)
+    single = {axis for axis in own if axis not in "yx" and rng.random() < 0.4}
+    largest, fields = {"t": 4, "c": 4, "z": 4, "y": 9, "x": 8}, []
+
+    def write_field(path, well, field):
+        shape = [int(rng.integers(2, largest[axis] + 1)) for axis in axes]
+        extents = [1 if axis in single else shape[axes.index(axis)] for axis in own]
+        first = 20_000 * len(fields)
+        image, labels = values_of(shape, first), values_of(extents, first + 10_000)
+        chunks = [tuple(int(rng.integers(1, one + 1)) for one in array.shape) for array in (image, labels)]
+        write_image(path, [image], axes, version, chunks=chunks[0])
+        write_labels(path, "cells", [labels], own, version, chunks=chunks[1])
+        fields.append({"0": (axes, image), "labels/cells/0": (own, labels)})
+
+    wells = {
+        f"A/{column + 1}": ["0", "1"][: int(rng.integers(1, 3))] for column in range(int(rng.integers(1, 3)))
+    }
+    return write_plate(folder / "plate.zarr", wells, write_field, version), axes, fields
+
+
+@pytest.mark.parametrize("seed", [0, 1, *(pytest.param(n, marks=pytest.mark.full) for n in range(2, 24))])
+def test_random_plates(backend, tmp_path, seed):
+    """Each sample is what the images and labels of its field have under its window."""
+    rng = np.random.default_rng([20261128, seed])
+    path, axes, fields = write_random_plate(tmp_path, rng)
+    shapes = [field["0"][1].shape for field in fields]
+    tried = {"cpu": 20, "gpu": 3}[backend.device]
+    for _ in range(tried):
+        window = tuple(int(rng.integers(1, max(extents) // 2 + 1)) for extents in zip(*shapes))
+        stride = tuple(int(rng.integers(1, 4)) for _ in window)
+        sampling = Sampling(window=window, stride=stride)
+        starts = [(store, *start) for store, shape in enumerate(shapes) for start in sampling.samples(shape)]
+        arguments = zarr_dali.ome_zarr(path, labels="cells") | sampling.arguments()
+        if not starts:
+            with pytest.raises(ValueError, match="window"):
+                build(backend, **arguments)
+            continue
+        order = {"random_shuffle": True, "seed": 3} if rng.random() < 0.5 else {}
+        outputs = read_all(
+            backend, return_index=True, batch_size=max(4, len(starts) // 6), **order, **arguments
+        )
+        found = [tuple(index)[-len(axes) - 1 :] for index in outputs[-1]]
+        if len(fields) == 1:
+            found = [(0, *index) for index in found]
+        assert sorted(found) == starts and (order or found == starts)
+        for name, samples in zip(arguments["arrays"], outputs):
+            expected = [
+                sample
+                for shape, field in zip(shapes, fields)
+                for sample in expected_beside(sampling, shape, axes, *field[name])
+            ]
+            for index, sample in zip(found, samples):
+                what = f"{name} at {index}: {axes} {shapes}, {sampling}"
+                np.testing.assert_array_equal(
+                    sample, expected[starts.index(index)], strict=True, err_msg=what
+                )
