@@ -528,7 +528,8 @@ def _opened(
     for name in stores(path, options):
         shown = _core.without_secrets(name)
         opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
-        if arrays and (image := _of_image(opened, arrays)) is not None:
+        image = _of_image(opened, arrays) if arrays else _of_level(opened)
+        if image is not None:
             found.append((shown, image))
             continue
         if opened.is_folder:
@@ -577,6 +578,16 @@ def _of_image(objects: _core.Objects, arrays: Sequence[str]) -> _Coordinates | N
         dimensions,
         names={axis: pd.Index(names) for axis, names in channels.items() if len(names) == sizes[axis]},
     )
+
+
+def _of_level(objects: _core.Objects) -> _Coordinates | None:
+    """Of an array that is a store by itself and a level of the OME-Zarr image around it; None for others."""
+    group, array = (_group_of if objects.is_folder else _group_of_url)(objects.path)
+    try:
+        around = objects.at(group) if array and _dimensions.shape_of(objects, "") else None
+    except ValueError:  # there is no such store
+        return None
+    return around and _of_image(around, [array])
 
 
 def _check_dimensions(stores: Sequence[tuple[str, _Coordinates]]) -> None:
@@ -663,11 +674,6 @@ def _of_group(store: Store | Any, group: str, inside: str, names: Sequence[str])
         dataset = xr.open_zarr(store, group=inside or None, consolidated=False, chunks=None)
     except Exception as error:
         where = posixpath.join(group, inside) if inside else group
-        if _is_image(store, inside):
-            raise ValueError(
-                f"path: {', '.join(names)} in the OME-Zarr image {where}: give the path of the image, and "
-                f"its arrays by name, such as arrays={list(names)}"
-            ) from error
         raise ValueError(
             f"path: xarray cannot open the group {where}: {type(error).__name__}: {error}"
         ) from error
@@ -690,16 +696,6 @@ def _of_group(store: Store | Any, group: str, inside: str, names: Sequence[str])
     indexes = {name: dataset.indexes[name] for name in all_names if name in dataset.indexes}
     longitudes = (name for name in indexes if _pieces.is_longitude(name, dataset.variables[name].attrs))
     return _Coordinates(reference, sizes, indexes, dimensions, frozenset(longitudes))
-
-
-def _is_image(store: Any, group: str) -> bool:
-    """Whether a group is an OME-Zarr image."""
-    import zarr
-
-    try:
-        return _ome.is_image(zarr.open_group(store, path=group or None, mode="r").attrs.asdict())
-    except Exception:
-        return False
 
 
 def _group_of(array: str) -> tuple[str, str]:

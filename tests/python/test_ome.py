@@ -240,6 +240,18 @@ def test_axes_are_selected(backend, cells, case):
 
 
 @pytest.mark.gpu_where(False)
+def test_a_level_by_its_path(backend, cells):
+    """The array itself is in the image, whose axes `select` knows."""
+    path, levels = cells
+    select = {"c": "GFP", "x": slice(2, 6)}
+    for given, array in ((path / "1", levels["image"]), (path / "labels" / "depth" / "1", levels["depth"])):
+        own = select if array is levels["image"] else {"x": slice(2, 6)}
+        _, found = batches_of(given, backend, select=own)
+        expected = array[1][:, 1:2, ..., 2:6] if "c" in own else array[1][..., 2:6]
+        np.testing.assert_array_equal(found["data"], expected)
+
+
+@pytest.mark.gpu_where(False)
 def test_select_knows_levels(backend, cells):
     path, levels = cells
     chosen = zarr_dali.select(path, level=1, labels="cells", c="RFP", z=slice(2, 4), window=[1, 1, 1])

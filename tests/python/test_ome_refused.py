@@ -17,7 +17,7 @@ from ome_stores import (
     write_labels,
     write_plate,
 )
-from reading import CPU, batches_of, build, read_all
+from reading import CPU, build, read_all
 from stores import write_array, write_group
 
 pytestmark = pytest.mark.skipif(3 not in FORMATS.values(), reason="zarr-python 2 writes no Zarr v3")
@@ -171,15 +171,6 @@ def test_plates_that_do_not_fit_are_refused(tmp_path, version):
         zarr_dali.Loader(path, device="cpu")
     with pytest.raises(ValueError, match="no OME-Zarr image, plate or well"):
         zarr_dali.ome_zarr(write_group(tmp_path / "none.zarr"))
-
-
-@pytest.mark.gpu_where(False)
-def test_the_path_of_a_level_says_how_to_select(backend, cells):
-    path, levels = cells
-    _, found = batches_of(path / "0", backend)
-    np.testing.assert_array_equal(found["data"], levels["image"][0])
-    with pytest.raises(ValueError, match=r"give the path of the image, and its arrays by name"):
-        zarr_dali.select(path / "0", c=0)
 
 
 def test_python_and_the_core_name_dimensions_alike(tmp_path, rng):
