@@ -44,8 +44,7 @@ def nodes_of(objects: Objects, names: Iterable[str]) -> dict[str, Node]:
     paths = dict.fromkeys(["", *names, *(group for name in names for group in _groups(name))])
     known = _consolidated(objects)
     missing = [path for path in paths if path not in known]
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        nodes = known | dict(zip(missing, pool.map(lambda path: _read(objects, path), missing)))
+    nodes = known | dict(zip(missing, _each(objects, missing)))
     for name in names:
         if not nodes[name].dimensions and (image := image_around(nodes, name)):
             group, path = image
@@ -107,6 +106,14 @@ def coordinates_of(nodes: Mapping[str, Node], names: Iterable[str]) -> set[str]:
                 found.update(posixpath.join(folder, word) for word in re.findall(r"[^\s:]+", text))
     found &= names
     return found if found != names else set()
+
+
+def _each(objects: Objects, paths: Sequence[str]) -> list[Node]:
+    """Nodes in the order of their paths, requested at the same time where that takes requests."""
+    if objects.is_folder:
+        return [_read(objects, path) for path in paths]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return list(pool.map(lambda path: _read(objects, path), paths))
 
 
 def _read(objects: Objects, path: str) -> Node:

@@ -11,6 +11,7 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from zarr_dali._store import Store
 
 Paths = _locations.Source | Sequence[_locations.Source]
+
+_AT_ONCE = 16
+"""Stores that are looked at at once."""
 
 
 def select(
@@ -524,11 +528,16 @@ def _opened(
     options: _core.StorageOptions = None,
 ) -> list[tuple[str, _Coordinates]]:
     """The stores that a path means, as they are shown, with their coordinates."""
-    found, opened = [], None
+    found: list[tuple[str, _Coordinates]] = []
+    places: list[_core.Objects] = []
     for name in stores(path, options):
-        shown = _core.without_secrets(name)
-        opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
-        image = _of_image(opened, arrays) if arrays else _of_level(opened)
+        beside = places[-1] if places else None
+        places.append(_core.Objects(name, options, follow_links=follow_links, soon=True, beside=beside))
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        of_image = _of_level if not arrays else lambda opened: _of_image(opened, arrays)
+        images = list(threads.map(of_image, places))
+    for opened, image in zip(places, images):
+        name, shown = opened.path, opened.shown
         if image is not None:
             found.append((shown, image))
             continue

@@ -15,7 +15,9 @@ from ome_stores import (
     write_labels,
     write_plate,
 )
+from range_server import serving
 from reading import batches_of, build, read_all
+from test_remote import urls, zipped
 
 pytestmark = pytest.mark.skipif(3 not in FORMATS.values(), reason="zarr-python 2 writes no Zarr v3")
 
@@ -187,3 +189,34 @@ def test_random_plates(backend, tmp_path, seed):
                 np.testing.assert_array_equal(
                     sample, expected[starts.index(index)], strict=True, err_msg=what
                 )
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("kind", ["s3", "http", "signed", "zip at a URL", "zip"])
+def test_plates_elsewhere(backend, plate, kind):
+    """At URLs, whose queries stay behind the path, and in zip files."""
+    path, values = plate
+    folder = path.parent / "bucket"
+    folder.mkdir()
+    path.rename(folder / "plate.zarr")
+    if "zip" in kind:
+        zipped(folder / "plate.zarr", folder / "plate.zip")
+    with serving(path.parent) as server:
+        stores = {
+            **urls(server.url),
+            "signed": (f"{server.url}/bucket/data.zarr?sig=1", {}),
+            "zip at a URL": (f"{server.url}/bucket/plate.zip", {}),
+            "zip": (str(folder / "plate.zip"), None),
+        }
+        given, options = stores[kind]
+        given = given.replace("data.zarr", "plate.zarr")
+        arguments = {"level": 1, "labels": "nuclei", "storage_options": options}
+        read = {"window": [1, 1, 2, 4], "return_index": True, "select": {"c": slice(0, 1)}}
+        _, found = batches_of(given, backend, **arguments, **read)
+    stores = list(values.values())
+    for image, labels, (store, _t, _c, y, _x) in zip(
+        found["image"], found["nuclei"], found["index"].tolist()
+    ):
+        np.testing.assert_array_equal(image, stores[store]["image"][1][:, :1, y : y + 2])
+        np.testing.assert_array_equal(labels, stores[store]["nuclei"][1][:, :, y : y + 2])
+    assert set(found["index"][:, 0]) == set(range(len(stores)))
