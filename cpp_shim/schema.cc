@@ -40,9 +40,8 @@ dimension of 2: the real and the imaginary part. datetime64 and timedelta64 are 
 their units, and "not a time" is the least int64. Strings, structures and raw bytes are refused.
 Values arrive in the byte order of the machine.
 
-An output's layout is made from the array's dimension names (``dimension_names`` in Zarr v3,
-``_ARRAY_DIMENSIONS`` in v2) if each of them is a single letter or a known name and no letter comes
-twice; else it is empty. Known are ``time`` (T); ``level``, ``z`` and ``depth`` (D);
+An output's layout is made from the array's dimension names (see `arrays`) if each of them is a
+single letter or a known name and no letter comes twice; else it is empty. Known are ``time`` (T); ``level``, ``z`` and ``depth`` (D);
 ``latitude``, ``lat`` and ``y`` (H); ``longitude``, ``lon`` and ``x`` (W); ``channel``, ``c`` and
 ``variable`` (C).
 The ``source_info`` of a sample says where it came from: ``path/array[a:b, c:d, ...]``, a range of
@@ -109,9 +108,14 @@ labels.)code",
         "arrays",
         R"code(Paths of arrays below `path`, one output each, in this order.
 
-The dimensions that `window` covers (without `window`: the first) must have the same extents in all
-of them; further dimensions and element types may differ. If not given or empty, `path` itself is an
-array and the operator has one output.)code",
+Windows are laid over the array with the most dimensions. Of the others a sample has the same part of
+each dimension that they share with it, by name or, without names, by place. Along the dimensions that
+`window` covers (without `window`: the first) such a dimension must have the same extent in all of
+them, or, by name, the extent 1, which belongs to every sample: labels with one channel lie beside
+all channels of an image. Further dimensions and element types may differ. Names are
+``dimension_names`` in Zarr v3, ``_ARRAY_DIMENSIONS`` in v2, else the axes of the OME-Zarr image (0.4
+or 0.5) that the array belongs to. If not given or empty, `path` itself is an array and the operator
+has one output.)code",
         nullptr)
     .AddOptionalArg("stack",
                     R"code(Determines whether the arrays are stacked into one output.

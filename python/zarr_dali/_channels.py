@@ -11,7 +11,10 @@ from zarr_dali import _select
 
 
 def names(
-    channels: Sequence[tuple[str, Mapping[str, int]]], path: _select.Paths, options: Mapping[str, Any]
+    channels: Sequence[tuple[str, Mapping[str, int]]],
+    path: _select.Paths,
+    options: Mapping[str, Any],
+    called: Mapping[str, str],
 ) -> list[str]:
     """`q_500` for index 4 along `level`, if its label is 500; indices where labels cannot be had.
 
@@ -19,9 +22,10 @@ def names(
         channels: As `zarr_dali.stats` has them: an array, and its indices by dimension.
         path: The reader's.
         options: Its `follow_links` and `storage_options`.
+        called: What arrays are called that are levels of images.
     """
     labels = {array: _labels(path, array, options) for array, indices in channels if indices}
-    return [_name(array, indices, labels.get(array, {})) for array, indices in channels]
+    return [_name(called.get(array, array), indices, labels.get(array, {})) for array, indices in channels]
 
 
 def _labels(path: _select.Paths, array: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -30,7 +34,7 @@ def _labels(path: _select.Paths, array: str, options: Mapping[str, Any]) -> Mapp
         coordinates = _select.coordinates(path, [array] if array else None, **options)
     except (ImportError, ValueError):
         return {}
-    return coordinates.indexes
+    return {**coordinates.names, **coordinates.indexes}
 
 
 def _name(array: str, indices: Mapping[str, int], labels: Mapping[str, Any]) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from zarr_dali._codecs import chain_in_words
+from zarr_dali._ome import Axis
 
 NOT_OF_THE_STORE = ("beside-training",)
 """Codes of advice on how to read a store that may well stay as it is."""
@@ -165,6 +166,8 @@ class ArrayReport:
     """`stored_bytes` and `chunks_present` are estimated from the files of 4096 chunks."""
     dimensions: tuple[str, ...] = ()
     """Their names; empty where not all have one."""
+    axes: tuple[Axis, ...] = ()
+    """Of a level of an OME-Zarr image: its axes with their units and scales."""
     coordinate: bool = False
     """Whether it belongs to others that are listed, as a coordinate of a dimension or by CF attributes."""
     static: Output | None = None

@@ -6,7 +6,7 @@ import gzip
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +60,20 @@ def example_store(
         first = np.datetime64(start, "h")
     except ValueError as error:
         raise ValueError(f"start={start!r} is no time ({error}); write it as in 2010-01-01") from error
-    text = _locations.as_text(path)
     about = {"version": VERSION, "start": str(first), "steps": steps, "chunk_steps": chunk_steps}
+    times = first + np.arange(steps) * HOURS
+    return written_once(path, about, lambda folder: _write(folder, times, chunk_steps, about))
+
+
+def written_once(
+    path: str | os.PathLike[str], about: Mapping[str, Any], write: Callable[[Path], None]
+) -> str:
+    """The path of an example that `write` writes into a folder, unless it is there.
+
+    Raises:
+        FileExistsError: There is something else at the path.
+    """
+    text = _locations.as_text(path)
     folder = Path(text)
     if folder.exists():
         if _mark_of(folder) == about:
@@ -70,7 +82,7 @@ def example_store(
     partial = folder.with_name(f"{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        _write(partial, first + np.arange(steps) * HOURS, chunk_steps, about)
+        write(partial)
         partial.rename(folder)
     except BaseException as error:
         shutil.rmtree(partial, ignore_errors=True)
@@ -92,20 +104,20 @@ def _write(folder: Path, times: np.ndarray, chunk_steps: int, about: Mapping[str
     grid = ("latitude", "longitude")
     hours = (times - EPOCH).astype("int64")
     since = {"units": "hours since 2000-01-01", "calendar": "proleptic_gregorian"}
-    _array(folder, "time", hours, ("time",), since)
-    _array(folder, "latitude", LATITUDES, ("latitude",), {"units": "degrees_north"})
-    _array(folder, "longitude", LONGITUDES, ("longitude",), {"units": "degrees_east"})
-    _array(folder, "level", LEVELS, ("level",), {"units": "hPa"})
-    _array(folder, "land_mask", _land().astype("float32"), grid, {"long_name": "land, 1, or sea, 0"})
+    write_array(folder, "time", hours, ("time",), since)
+    write_array(folder, "latitude", LATITUDES, ("latitude",), {"units": "degrees_north"})
+    write_array(folder, "longitude", LONGITUDES, ("longitude",), {"units": "degrees_east"})
+    write_array(folder, "level", LEVELS, ("level",), {"units": "hPa"})
+    write_array(folder, "land_mask", _land().astype("float32"), grid, {"long_name": "land, 1, or sea, 0"})
     fields = {
         "t2m": (("time", *grid), "2 m temperature", "K", _temperature(hours, 0.0)),
         "msl": (("time", *grid), "sea-level pressure", "Pa", _pressure(hours)),
         "t": (("time", "level", *grid), "temperature", "K", _by_level(hours)),
     }
     for name, (dimensions, title, units, values) in fields.items():
-        _array(folder, name, values, dimensions, {"long_name": title, "units": units}, chunk_steps)
+        write_array(folder, name, values, dimensions, {"long_name": title, "units": units}, chunk_steps)
     title = {"title": "Made-up weather to try zarr-dali with", MARK: about}
-    _metadata(folder, {"node_type": "group", "attributes": title})
+    write_metadata(folder, {"node_type": "group", "attributes": title})
 
 
 # --- values ---------------------------------------------------------------------------------------
@@ -156,7 +168,7 @@ def _broadcast(hours: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 # --- files ----------------------------------------------------------------------------------------
 
 
-def _array(
+def write_array(
     folder: Path,
     name: str,
     values: np.ndarray,
@@ -181,7 +193,7 @@ def _array(
         "dimension_names": dimensions,
         "attributes": dict(attributes),
     }
-    _metadata(folder / name, metadata)
+    write_metadata(folder / name, metadata)
     for number, part in _chunks(values, chunk[0]):
         file = folder.joinpath(name, "c", str(number), *["0"] * (values.ndim - 1))
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -196,6 +208,6 @@ def _chunks(values: np.ndarray, steps: int) -> Iterator[tuple[int, np.ndarray]]:
         yield number, np.pad(part, missing)
 
 
-def _metadata(folder: Path, metadata: Mapping[str, Any]) -> None:
+def write_metadata(folder: Path, metadata: Mapping[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "zarr.json").write_text(json.dumps({"zarr_format": 3, **metadata}, indent=1))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _plugin
+from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _ome_store, _plugin
 from zarr_dali._description import Advice, ArrayReport, Output, Reading
 
 if TYPE_CHECKING:
@@ -68,6 +68,8 @@ def info(
     arrays: str | Iterable[str] | None = None,
     *,
     device: Literal["gpu", "cpu"] = "gpu",
+    level: int | None = None,
+    labels: str | Iterable[str] = (),
     **reader_arguments: Any,
 ) -> Info:
     """Says of each array of a store what it is and how a reader would read it.
@@ -79,6 +81,8 @@ def info(
         arrays: Names of arrays; by default all that the store has, each as a reader of its own.
         device: The reader's backend. `"gpu"` can be asked for on a machine without one: what depends on the
             memory that is free there is left out.
+        level, labels: Of OME-Zarr, in place of `arrays`: a level of an image and labels beside it, as for
+            `Loader`. Of a plate or a well all images are described together, as `join="separate"` reads them.
         reader_arguments: Further arguments of `fn.readers.zarr`, and `batch_size` and `device_id` (default 0)
             of the pipeline.
 
@@ -92,17 +96,27 @@ def info(
     if location.storage_options is not None:
         reader_arguments["storage_options"] = location.storage_options
     arrays = arrays if arrays is not None else location.arrays or None
+    arrays = [arrays] if isinstance(arrays, str) else arrays and list(arrays)
     given = {name: _plain(name, value) for name, value in reader_arguments.items() if value is not None}
+    paths = location.paths
+    opening = location.storage_options, given.get("follow_links", True)
+    if level is not None or labels:
+        images = _ome_store.asked(paths, arrays or (), level, labels or (), *opening)
+        paths, arrays = images.paths, images.arrays
+    elif arrays is None:
+        paths = _ome_store.collection(paths, *opening) or paths
+    if len(paths) > 1 and paths != location.paths:
+        given.setdefault("join", "separate")
     if arrays is not None:
-        given["arrays"] = [arrays] if isinstance(arrays, str) else list(arrays)
-    asked = {"device_id": 0} | given | {"path": location.paths}
+        given["arrays"] = arrays
+    asked = {"device_id": 0} | given | {"path": paths}
     if device == "cpu":
         asked["device_id"] = -1
     answer = _describe(asked)
     reports = _placed(tuple(ArrayReport.of(array) for array in answer["arrays"]), asked, answer["together"])
     together, problem = Reading.of(answer["together"])
     return Info(
-        path=tuple(_core.without_secrets(one) for one in asked["path"]),
+        path=tuple(_core.without_secrets(one) for one in location.paths),
         device=device,
         # Without what may be secret.
         arguments={name: value for name, value in given.items() if name != "storage_options"},
@@ -128,9 +142,18 @@ def _placed(
         replace(
             report,
             dimensions=its if len(its := nodes[report.name].dimensions) == len(report.shape) else (),
+            axes=its
+            if len(its := _ome_store.axes_of(nodes, report.name, store)) == len(report.shape)
+            else (),
             coordinate=report.name in coordinates,
         )
         for report in reports
+    ]
+    placed = [
+        replace(report, problem=None)
+        if report.problem and _is_read_beside(_ome_store.image_beside(nodes, report.name), report, asked)
+        else report
+        for report in placed
     ]
     static = _static([report for report in placed if not report.coordinate], asked, together)
     return tuple(
@@ -139,6 +162,22 @@ def _placed(
         else report
         for report in placed
     )
+
+
+def _is_read_beside(image: str | None, labels: ArrayReport, asked: dict[str, Any]) -> bool:
+    """Whether a reader that is none of labels alone is one of an image and these."""
+    if image is None:
+        return False
+    try:
+        together = _describe(_of_all(asked) | {"arrays": [image, labels.name]})["together"]
+    except (ValueError, RuntimeError):
+        return False
+    return Reading.of(together)[0] is not None
+
+
+def _of_all(asked: dict[str, Any]) -> dict[str, Any]:
+    """The arguments without those that are said of each array."""
+    return {name: value for name, value in asked.items() if name not in ("mean", "std", "stack")}
 
 
 def _static(
@@ -157,10 +196,8 @@ def _static(
     if asked.get("arrays") and not asked.get("stack"):
         names = [report.name for report in reports]
     else:
-        of_each = ("mean", "std", "stack")
-        alike = {name: value for name, value in asked.items() if name not in of_each}
         try:
-            together = _describe(alike | {"arrays": names})["together"]
+            together = _describe(_of_all(asked) | {"arrays": names})["together"]
         except (ValueError, RuntimeError):
             return {}
     outputs = Reading.of(together)[0].outputs if together and "problem" not in together else ()

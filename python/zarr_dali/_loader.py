@@ -17,6 +17,7 @@ from zarr_dali import (
     _loader_checks,
     _locations,
     _normalize,
+    _ome_store,
     _outputs,
     _select,
     _steps,
@@ -81,6 +82,8 @@ class Loader:
         rank: int | None = None,
         world_size: int | None = None,
         names: Sequence[str] | None = None,
+        level: int | None = None,
+        labels: str | Sequence[str] = (),
         select: Mapping[str, Any] | None = None,
         gaps: Literal["error", "skip", "allow"] | None = None,
         dtype: Any = None,
@@ -111,6 +114,11 @@ class Loader:
                 it is initialised, else 0 of 1.
             names: Keys of a batch in place of the arrays' names, one for each output; with
                 `return_index=True` the last one is that of the indices, "index" if not given.
+            level: Of OME-Zarr: the resolution level that is read, 0 for the highest, which is the default, in
+                place of `arrays`. `path` is an image, or a plate, a well or a list of images, which then are
+                read with `join="separate"`. The key of a batch is "image", those of labels are their names.
+            labels: Of OME-Zarr: names of labels, which are read beside the image at the same level: the same
+                part of each axis that they share with it, and all of an axis along which they have one index.
             select: Labels, as `zarr_dali.select` takes them: `select={"time": slice("2010", "2015")}`.
                 `offsets` may hold time spans with or without it; what `exclude` holds are labels with it, and
                 without it indices, or labels if they are texts, times, slices or a mask.
@@ -159,6 +167,16 @@ class Loader:
         location = _locations.located(path, reader_arguments.get("storage_options"))
         path, reader_arguments = location.path, location.arguments(reader_arguments)
         arrays, names = location.named(arrays, names, bool(reader_arguments.get("stack")))
+        follow_links = reader_arguments.get("follow_links", True)
+        self._images: dict[str, str] = {}
+        """Names of arrays that are levels of OME-Zarr images."""
+        images = _ome_store.asked(
+            location.paths, arrays, level, labels, location.storage_options, follow_links
+        )
+        if images is not None:
+            path, arrays, self._images = images.path, images.arrays, images.called
+            reader_arguments = images.with_arguments(reader_arguments)
+            names = images.names if names is None and not reader_arguments.get("stack") else names
         arguments = _with_text_options({name: _plain(value) for name, value in reader_arguments.items()})
         if transform is not None and not callable(transform):
             raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
@@ -177,6 +195,8 @@ class Loader:
         )
         self.names: list[str] = []
         """Keys of a batch, known once the pipeline is built."""
+        self._array_names = names if len(names) >= len(arrays) else arrays
+        """Keys of the arrays."""
         self._channels: list[str] | None = None
         self._reader = arguments | {
             "arrays": arrays or None,
@@ -231,8 +251,23 @@ class Loader:
             from zarr_dali import _channels
 
             options = {name: self._reader.get(name) for name in ("follow_links", "storage_options")}
-            self._channels = _channels.names(self._channel_indices, self._reader["path"], options)
+            self._channels = _channels.names(
+                self._channel_indices, self._reader["path"], options, self._images
+            )
         return self._channels
+
+    @property
+    def scale(self) -> dict[str, dict[str, float]]:
+        """Of OME-Zarr: for each array, by its key in a batch, how far apart indices are along each axis, in
+        the units that `zarr_dali.info` names; of several images those of the first. Other arrays have none.
+        """
+        path = self._reader["path"]
+        return _ome_store.scale_of(
+            [path] if isinstance(path, (str, os.PathLike)) else path,
+            dict(zip(self._array_names, self._reader["arrays"] or [])),
+            self._reader.get("storage_options"),
+            self._reader.get("follow_links", True),
+        )
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         """The batches of one epoch. Nothing happens before the first is asked for."""

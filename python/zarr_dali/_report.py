@@ -60,7 +60,7 @@ class Report:
         yield table
         beside = [array for array in self.arrays if array.coordinate]
         if isinstance(table, Table):
-            named = ((array, ", ".join(array.dimensions)) for array in data if array.dimensions)
+            named = ((array, ", ".join(_dimensions(array))) for array in data if array.dimensions)
             yield from _grouped((f"({names})", _name(array)) for array, names in named)
         yield from _grouped((f"{array.chain}; {array.reason}", _name(array)) for array in data)
         if beside:
@@ -175,6 +175,8 @@ def _array_lists(arrays: Sequence[ArrayReport]) -> RenderableType:
             "type": f"{_type(array)}{total}",
             "chunk": f"{_spaced(array.chunk)}{inner}{decoded}",
         }
+        if any(sized := [str(axis) for axis in array.axes if str(axis) != axis.name]):
+            entries["scale"] = ", ".join(sized)
         if array.chunks is not None:
             ratio = f", ratio {_ratio(array)}" if _ratio(array) else ""
             entries["stored"] = f"{_stored(array)} in {_present(array)} {many}{ratio}"
@@ -320,6 +322,11 @@ def _shape(array: ArrayReport) -> str:
 
 def _extents(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "scalar"
+
+
+def _dimensions(array: ArrayReport) -> list[str]:
+    """Names of dimensions, with the scales of images."""
+    return [str(axis) for axis in array.axes] if array.axes else list(array.dimensions)
 
 
 def _with_names(array: ArrayReport) -> str:

@@ -11,13 +11,14 @@ import os
 import posixpath
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from zarr_dali import _core, _local, _locations, _pieces, _steps
+from zarr_dali import _core, _dimensions, _local, _locations, _ome, _ome_store, _pieces, _steps
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,12 +28,15 @@ if TYPE_CHECKING:
 
 Paths = _locations.Source | Sequence[_locations.Source]
 
+_AT_ONCE = 16
+"""Stores that are looked at at once."""
+
 
 def select(
     path: Paths,
     *,
     arrays: str | Sequence[str] | None = None,
-    join: Literal["concat", "separate"] = "concat",
+    join: Literal["concat", "separate"] | None = None,
     window: int | Sequence[int] | None = None,
     offsets: Sequence[Any] | None = None,
     exclude: Any = None,
@@ -49,9 +53,12 @@ def select(
         path: As for the reader: a group, an array (its coordinates are looked for in its group), a list of
             either or a pattern, joined along the first dimension unless `join` says otherwise. Or an object
             that stands for a store, as for `Loader`.
-        arrays: Paths of arrays below `path`, all in one group.
-        join: As for the reader: with "separate" labels are looked up in each store, and a store in which they
-            select nothing is left out. Time spans of `offsets` have to be as many steps in each.
+        arrays: Paths of arrays below `path`, all in one group, or levels of an OME-Zarr image and its labels.
+            Without them an OME-Zarr image, plate or well is read as `zarr_dali.ome_zarr` says it, with its
+            arguments `level` and `labels` if they are among the labels here.
+        join: As for the reader, by default "concat", of several OME-Zarr images "separate": with "separate"
+            labels are looked up in each store, and a store in which they select nothing is left out. Time
+            spans of `offsets` have to be as many steps in each.
         window: As for the reader, which gets it: whether a sample has several steps, between which gaps can
             be.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
@@ -70,7 +77,8 @@ def select(
         storage_options: Credentials and endpoints of stores at URLs, as for the reader.
         labels: For a dimension a label, a slice of labels (both ends belong to it) or a list, whose order the
             samples have. It applies to every array with that dimension. A dimension keeps its place with a
-            single label: its extent is 1 then. A dimension without a coordinate is selected by position.
+            single label: its extent is 1 then. A dimension without a coordinate is selected by position, as
+            are the axes of OME-Zarr images, whose channels also have the names that `omero` gives them.
             Longitudes are a circle: `slice(350, 10)` and `slice(-10, 10)` are two pieces of a coordinate from
             0 to 359, one behind the other.
 
@@ -90,6 +98,12 @@ def select(
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
     elif location.arrays:
         arrays = location.arrays
+    if arrays is None:
+        reading, labels = _ome_store.from_labels(location.paths, labels, storage_options, follow_links)
+        if reading is not None:
+            path, arrays = reading.path, reading.arrays
+            join = join or ("concat" if isinstance(path, str) else "separate")
+    join = "concat" if join is None else join
     if join not in ("concat", "separate"):
         raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
     _import_xarray()
@@ -104,10 +118,11 @@ def select(
     if window is not None:
         chosen["window"] = np.atleast_1d(window).tolist()
     several = _steps.are_several(window, offsets)
+    covered = len(chosen.get("window", [1]))
     if join == "separate":
-        return chosen | {"join": join} | _separately(opened, labels, offsets, exclude, gaps, several)
+        return chosen | {"join": join} | _separately(opened, labels, covered, offsets, exclude, gaps, several)
     known = _Coordinates.joined(opened)
-    (start, end), region, pieces = known.selected(labels)
+    (start, end), region, pieces = known.selected(labels, covered)
     if region:
         chosen["roi_start"] = [start for start, _ in region]
         chosen["roi_end"] = [end for _, end in region]
@@ -129,6 +144,7 @@ def select(
 def _separately(
     stores: Sequence[tuple[str, _Coordinates]],
     labels: dict[str, Any],
+    covered: int,
     offsets: Any,
     exclude: Any,
     gaps: str | None,
@@ -142,7 +158,7 @@ def _separately(
     pieces: dict[str, str] = {}
     for store, known in stores:
         try:
-            (start, end), region, found = known.selected(labels)
+            (start, end), region, found = known.selected(labels, covered)
         except AbsentError as error:
             left_out_by = left_out_by or error
             entries.append(None)
@@ -299,6 +315,8 @@ class _Coordinates:
     """Dimensions of each array."""
     longitudes: frozenset[str] = frozenset()
     """The dimensions whose coordinate holds longitudes."""
+    names: Mapping[str, pd.Index] = field(default_factory=dict)
+    """Of the indices of dimensions without a coordinate, as far as there are any: channels."""
 
     @classmethod
     def joined(cls, stores: Sequence[tuple[str, _Coordinates]]) -> _Coordinates:
@@ -321,7 +339,7 @@ class _Coordinates:
         indexes = {name: whole.indexes[name] for name in others if name in whole.indexes}
         if all(first in part.indexes for part in parts):
             indexes[first] = whole.indexes[first].append([part.indexes[first] for part in parts[1:]])
-        return cls(whole.dimensions, sizes, indexes, whole.arrays, whole.longitudes)
+        return cls(whole.dimensions, sizes, indexes, whole.arrays, whole.longitudes, whole.names)
 
     def along(self, name: str) -> xr.DataArray:
         """The positions along a dimension, to be selected from."""
@@ -336,6 +354,7 @@ class _Coordinates:
     def positions(self, name: str, label: Any) -> np.ndarray:
         """What a label selects along a dimension."""
         along = self.along(name)
+        label = self.named(name, label)
         try:
             return along.sel({name: label}).values
         except (KeyError, IndexError) as error:
@@ -345,10 +364,25 @@ class _Coordinates:
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
 
+    def named(self, name: str, label: Any) -> Any:
+        """A label with positions in place of the names of channels."""
+        names = self.names.get(name)
+        if names is None or not isinstance(label, (str, list, tuple)):
+            return label
+        found = []
+        for one in [label] if isinstance(label, str) else label:
+            at = np.flatnonzero(names == one) if isinstance(one, str) else [one]
+            if len(at) != 1:
+                many = f"is the name of {len(at)} indices" if len(at) else "is not there"
+                raise AbsentError(f"{name}={one!r} {many}: the names along {name} are {', '.join(names)}")
+            found.append(at[0])
+        return found[0] if isinstance(label, str) else found
+
     def selected(
-        self, labels: Mapping[str, Any]
+        self, labels: Mapping[str, Any], covered: int
     ) -> tuple[tuple[int, int], list[tuple[int, int]], dict[str, np.ndarray]]:
-        """What labels select: the range of the first dimension, and what `region` says of all."""
+        """What labels select: the range of the first dimension, and what `region` says of all; `covered`: how
+        many dimensions the window covers."""
         first = self.dimensions[0]
         along_first = (0, self.sizes[first])
         if first in labels:
@@ -356,7 +390,7 @@ class _Coordinates:
         found = {name: self.found(name, label) for name, label in labels.items() if name != first}
         if not labels:
             return along_first, [], {}
-        return along_first, *self.region(along_first, found, alone=first in labels)
+        return along_first, *self.region(along_first, found, alone=first in labels, covered=covered)
 
     def line(self, start: int, end: int, store: str = "") -> _steps.Line:
         """A range of the first dimension."""
@@ -417,12 +451,13 @@ class _Coordinates:
         )
 
     def region(
-        self, first: tuple[int, int], found: dict[str, np.ndarray], *, alone: bool
+        self, first: tuple[int, int], found: dict[str, np.ndarray], *, alone: bool, covered: int
     ) -> tuple[list[tuple[int, int]], dict[str, np.ndarray]]:
         """The ranges of the leading dimensions up to the last that is selected as one range, and the indices
         of all others.
 
-        Ranges are for dimensions that have the same place in all arrays: windows may lie in them. `alone`
+        Ranges are for dimensions that have the same place in all arrays, or if `covered`, how many the window
+        covers, are some of these, by whose names the other arrays are cut: windows may lie in them. `alone`
         says that the first dimension is selected, even if no other is.
         """
         ranges = {name: indices for name, indices in found.items() if _pieces.is_range(indices)}
@@ -430,9 +465,12 @@ class _Coordinates:
             (self.dimensions.index(name) for name in ranges if name in self.dimensions), default=0
         )
         leading = self.dimensions[:depth]
-        # Arrays without the first dimension are the same for every sample, and cropped by name.
+        # Arrays without the first dimension are the same for every sample, and cropped by name; so are the
+        # others, but a range of all their places is also one of a reader of some of them.
         sampled = [its for its in self.arrays.values() if self.dimensions[0] in its]
-        if any(its[:depth] != leading for its in sampled) or not set(ranges) <= set(leading):
+        alike = all(its[:depth] == leading for its in sampled)
+        inside = any(name in self.dimensions[:covered] for name in ranges)
+        if not (alike or inside) or not set(ranges) <= set(leading):
             ranges, leading = {}, self.dimensions[:1]
         pieces = {name: indices for name, indices in found.items() if name not in ranges}
         if not ranges and not alone:
@@ -490,10 +528,19 @@ def _opened(
     options: _core.StorageOptions = None,
 ) -> list[tuple[str, _Coordinates]]:
     """The stores that a path means, as they are shown, with their coordinates."""
-    found, opened = [], None
+    found: list[tuple[str, _Coordinates]] = []
+    places: list[_core.Objects] = []
     for name in stores(path, options):
-        shown = _core.without_secrets(name)
-        opened = _core.Objects(name, options, follow_links=follow_links, soon=True, beside=opened)
+        beside = places[-1] if places else None
+        places.append(_core.Objects(name, options, follow_links=follow_links, soon=True, beside=beside))
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        of_image = _of_level if not arrays else lambda opened: _of_image(opened, arrays)
+        images = list(threads.map(of_image, places))
+    for opened, image in zip(places, images):
+        name, shown = opened.path, opened.shown
+        if image is not None:
+            found.append((shown, image))
+            continue
         if opened.is_folder:
             found.append((shown, _of_folder(name, arrays, follow_links)))
             continue
@@ -502,6 +549,54 @@ def _opened(
         except RuntimeError as error:  # what the store answers
             raise ValueError(f"path: {error}") from error
     return found
+
+
+def _of_image(objects: _core.Objects, arrays: Sequence[str]) -> _Coordinates | None:
+    """Of levels of OME-Zarr images, of which xarray cannot open the groups; None for other arrays.
+
+    Raises:
+        ValueError: The metadata are malformed, or extents differ along an axis.
+    """
+    import pandas as pd
+
+    names = [name.strip("/") for name in arrays]
+    nodes = _dimensions.nodes_of(objects, names)
+    around = [_dimensions.image_around(nodes, name) for name in names]
+    # An array in a group of its own inside of an image has its coordinates there, as xarray writes it.
+    if not all(around) or all("/" in path and nodes[name].own for name, (_, path) in zip(names, around)):
+        return None
+    dimensions, sizes, channels = {}, {}, {}
+    for name, (group, path) in zip(names, around):
+        image = _ome.image_of(nodes[group].attributes, f"{objects.shown}/{group}".rstrip("/"), path)
+        extents = _ome_store.extents_of(objects, name, nodes[name].dimensions or image.axes)
+        dimensions[name] = tuple(extents)
+        channels = channels or image.channel_names
+        for axis, extent in extents.items():
+            known = sizes.setdefault(axis, extent)
+            if 1 not in (known, extent) and known != extent:
+                raise ValueError(
+                    f"arrays: {name} in {objects.shown} has {extent} indices along {axis}, but the arrays "
+                    f"before it have {known}; give levels of the same extents"
+                )
+            sizes[axis] = max(known, extent)
+    reference = max(dimensions.values(), key=len)
+    return _Coordinates(
+        reference,
+        {axis: sizes[axis] for axis in dict.fromkeys([*reference, *sizes])},
+        {},
+        dimensions,
+        names={axis: pd.Index(names) for axis, names in channels.items() if len(names) == sizes[axis]},
+    )
+
+
+def _of_level(objects: _core.Objects) -> _Coordinates | None:
+    """Of an array that is a store by itself and a level of the OME-Zarr image around it; None for others."""
+    group, array = (_group_of if objects.is_folder else _group_of_url)(objects.path)
+    try:
+        around = objects.at(group) if array and _dimensions.shape_of(objects, "") else None
+    except ValueError:  # there is no such store
+        return None
+    return around and _of_image(around, [array])
 
 
 def _check_dimensions(stores: Sequence[tuple[str, _Coordinates]]) -> None:

@@ -50,9 +50,10 @@ def main() -> None:
 @click.option(
     "--join",
     type=click.Choice(["concat", "separate"]),
-    default="concat",
-    help="Several stores as one array, or each by itself.",
+    help="Several stores as one array, or each by itself.  [default: concat; separate for OME-Zarr plates]",
 )
+@click.option("--level", type=int, help="Resolution level of an OME-Zarr image, 0 for the highest.")
+@names("--labels", help="Names of labels of an OME-Zarr image, at the same level.")
 @click.option("--window", type=_List(int), help="Extents of a sample along the leading dimensions.")
 @click.option("--stride", type=_List(int), help="Steps between neighbouring samples.")
 @click.option("--batch-size", type=int, default=1, help="Samples of a batch.")
@@ -180,7 +181,8 @@ def bench(peer: tuple[str, ...], no_peers: bool, as_json: bool, **options: Any) 
 @click.option("--start", default="2010-01-01", help="Time of the first step.")
 @click.option("--steps", type=click.IntRange(1), default=240, help="Steps, each six hours.")
 @click.option("--chunk-steps", type=click.IntRange(1), default=1, help="Steps of a chunk.")
-def example(path: str, **options: Any) -> None:
+@click.option("--plate", is_flag=True, help="An OME-Zarr plate of made-up nuclei in place of weather.")
+def example(path: str, plate: bool, **options: Any) -> None:
     """Writes a small store of made-up weather to PATH, to try things with: t2m, msl, t on levels, land_mask.
 
     One that is there already is left as it is.
@@ -188,7 +190,7 @@ def example(path: str, **options: Any) -> None:
     import zarr_dali
 
     try:
-        click.echo(zarr_dali.example_store(path, **options))
+        click.echo(zarr_dali.example_plate(path) if plate else zarr_dali.example_store(path, **options))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -83,14 +83,13 @@ def zarr(
     is the least int64. Strings, structures and raw bytes are refused. Values arrive in the byte order of the
     machine.
 
-    An output's layout is made from the array's dimension names (`dimension_names` in Zarr v3,
-    `_ARRAY_DIMENSIONS` in v2) if each of them is a single letter or a known name and no letter comes twice;
-    else it is empty. Known are `time` (T); `level`, `z` and `depth` (D); `latitude`, `lat` and `y` (H);
-    `longitude`, `lon` and `x` (W); `channel`, `c` and `variable` (C). The `source_info` of a sample says
-    where it came from: `path/array[a:b, c:d, ...]`, a range of indices for each dimension of the array. Of
-    joined stores the first and the last are named, `first..last/array[...]`, with indices in the joined
-    array; of stores that are read separately (`join`) the sample's own, with indices in it; of stacked arrays
-    all of them, `path/[a,b][...]`.
+    An output's layout is made from the array's dimension names (see `arrays`) if each of them is a single
+    letter or a known name and no letter comes twice; else it is empty. Known are `time` (T); `level`, `z` and
+    `depth` (D); `latitude`, `lat` and `y` (H); `longitude`, `lon` and `x` (W); `channel`, `c` and `variable`
+    (C). The `source_info` of a sample says where it came from: `path/array[a:b, c:d, ...]`, a range of
+    indices for each dimension of the array. Of joined stores the first and the last are named,
+    `first..last/array[...]`, with indices in the joined array; of stores that are read separately (`join`)
+    the sample's own, with indices in it; of stacked arrays all of them, `path/[a,b][...]`.
 
     Zarr v2 and v3 are read, with or without consolidated metadata, sharded or not. With the GPU backend,
     chunks are decoded on the GPU if they are uncompressed or compressed with zstd, blosc, gzip, zlib, lz4 or
@@ -137,9 +136,14 @@ def zarr(
             given for all stores, or `null`, which leaves the store out. `zarr_dali.select` makes it from
             labels.
         arrays: Paths of arrays below `path`, one output each, in this order.
-            The dimensions that `window` covers (without `window`: the first) must have the same extents in
-            all of them; further dimensions and element types may differ. If not given or empty, `path` itself
-            is an array and the operator has one output.
+            Windows are laid over the array with the most dimensions. Of the others a sample has the same part
+            of each dimension that they share with it, by name or, without names, by place. Along the
+            dimensions that `window` covers (without `window`: the first) such a dimension must have the same
+            extent in all of them, or, by name, the extent 1, which belongs to every sample: labels with one
+            channel lie beside all channels of an image. Further dimensions and element types may differ.
+            Names are `dimension_names` in Zarr v3, `_ARRAY_DIMENSIONS` in v2, else the axes of the OME-Zarr
+            image (0.4 or 0.5) that the array belongs to. If not given or empty, `path` itself is an array and
+            the operator has one output.
         stack: Determines whether the arrays are stacked into one output.
             They are stacked in the order of `arrays` on a new axis behind the first dimension of the window:
             a sample of C arrays has the shape `(window[0], C, ...)`, or `(C, ...)` if `window` is not given.

@@ -14,6 +14,7 @@ mod follow;
 mod join;
 mod layout;
 mod metadata_file;
+mod ome;
 mod open;
 mod paths;
 mod sharding;
@@ -30,6 +31,7 @@ pub use declared::Declared;
 pub use element::{ByteFormat, ElementType, StoredType};
 pub use fixed_scale_offset::FixedScaleOffset;
 pub(crate) use float16::{double_to_half, half_to_single, single_to_half};
+pub(crate) use follow::differing;
 pub use join::{Joined, VALUE_ATTRIBUTES};
 pub(crate) use layout::stacked as stacked_layout;
 pub use sharding::Sharding;
@@ -39,6 +41,8 @@ pub use sharding::Sharding;
 pub struct Dataset {
     /// One per name.
     pub arrays: Vec<Joined>,
+    /// The number of the array whose dimensions the axes of all arrays ([`Joined::axes`]) are, and that windows are laid over.
+    pub reference: usize,
 }
 
 impl Dataset {
@@ -59,22 +63,28 @@ impl Dataset {
     pub fn open_joined(paths: &[String], names: &[String], access: &Access, join: Join) -> Result<Self> {
         let sessions = Sessions::new(Session::WHILE_OPENING);
         let stores = paths::expand(paths, access, &sessions)?;
-        let mut axes = None;
+        let mut followed = None;
         let mut parts: Vec<Vec<ArrayInfo>> = vec![];
         for store in &stores {
             let arrays = open::OpenStore::new(store, access, &sessions)?.arrays(names)?;
-            if axes.is_none() {
-                axes = Some(follow::follow(&arrays)?);
+            if followed.is_none() {
+                let reference = follow::reference(&arrays);
+                let axes = follow::follow(&arrays, reference)?;
+                if join == Join::Concat && stores.len() > 1 {
+                    follow::check_joined(&arrays, reference, &axes)?;
+                }
+                followed = Some((reference, axes));
             }
             parts.resize_with(arrays.len(), Vec::new);
             parts.iter_mut().zip(arrays).for_each(|(parts, array)| parts.push(array));
         }
-        let joined = parts.into_iter().zip(axes.unwrap_or_default());
+        let (reference, axes) = followed.unwrap_or_default();
+        let joined = parts.into_iter().zip(axes);
         let joined = joined.map(|(parts, axes)| match join {
             Join::Concat => Joined::new(parts, axes),
             Join::Separate => Joined::separate(parts, axes),
         });
-        Ok(Self { arrays: joined.collect::<Result<_>>()? })
+        Ok(Self { arrays: joined.collect::<Result<_>>()?, reference })
     }
 
     /// The stores that `paths` mean, with those that a pattern matches in its place.
@@ -105,11 +115,6 @@ impl Dataset {
         let sessions = Sessions::new(Session::WHILE_OPENING);
         let stores = paths::expand(paths, access, &sessions)?;
         Ok(open::OpenStore::new(&stores[0], access, &sessions)?.declared(name))
-    }
-
-    /// The number of the array whose dimensions the axes of all arrays ([`Joined::axes`]) are. `None` without any array.
-    pub fn axes_of(&self) -> Option<usize> {
-        follow::reference(self.arrays.iter().map(|array| array.shape.len()))
     }
 
     /// One part of an array.

@@ -10,13 +10,14 @@ use super::fields;
 use super::fixed_scale_offset::{FixedScaleOffset, numpy_name};
 use super::layout::{NoStore, layout, names};
 use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
+use super::ome;
 use super::sharding::Sharding;
-use crate::error::{Context, Error, Obstacle, Result, Source};
+use crate::error::{Context, Error, Obstacle, Result, Source, log_once};
 use crate::json;
 use crate::store::{self, Access, Session, Sessions, Store, Version};
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -44,6 +45,8 @@ pub(super) struct OpenStore {
     /// The metadata of many nodes in one file, of stores where each file costs a request. In a folder the files of the nodes
     /// themselves are read, which are never behind them.
     consolidated: Option<Consolidated>,
+    /// The attributes of groups that were looked at, by metadata file.
+    attributes: RefCell<HashMap<String, Value>>,
 }
 
 /// Consolidated metadata.
@@ -79,8 +82,14 @@ impl OpenStore {
         let path = store::without_secrets(path);
         let unreadable = |source| Error::Unreadable { path: path.clone(), source };
         let session = sessions.with(&store).map_err(unreadable)?;
-        let mut store =
-            Self { path: path.clone(), store, session, denied: RefCell::default(), consolidated: None };
+        let mut store = Self {
+            path: path.clone(),
+            store,
+            session,
+            denied: RefCell::default(),
+            consolidated: None,
+            attributes: RefCell::default(),
+        };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;
         }
@@ -349,7 +358,10 @@ impl OpenStore {
         let (codec, mut chunk_strides) =
             ReadCodec::new(chain, read_shape, stored_type, array.fill_value().clone()).map_err(unusable)?;
 
-        let dimension_names = names(&array);
+        let mut dimension_names = names(&array);
+        if dimension_names.is_empty() {
+            dimension_names = self.axes_of_image(name, array.dimensionality(), version_2);
+        }
         // From here on the parts of complex numbers are a last dimension.
         let mut shape = array.shape().to_vec();
         let mut chunk_shape = stored_chunk_shape;
@@ -385,6 +397,42 @@ impl OpenStore {
             codec,
             array,
         })
+    }
+
+    /// The names that the OME-Zarr image around an array gives to its dimensions; none without an image.
+    fn axes_of_image(&self, name: &str, dimensions: usize, version_2: bool) -> Vec<String> {
+        let mut group = name;
+        while !group.is_empty() {
+            group = group.rsplit_once('/').map_or("", |(above, _)| above);
+            let path = name[group.len()..].trim_start_matches('/');
+            let Some(axes) = ome::axes(&self.attributes_of(group, version_2), path) else { continue };
+            if axes.len() == dimensions && axes.iter().collect::<HashSet<_>>().len() == dimensions {
+                return axes;
+            }
+            log_once(&format!(
+                "{}/{name}: the metadata of its OME-Zarr image name the axes {axes:?}, which are no names of its \
+                 {dimensions} dimensions; it is read without names",
+                self.path.trim_end_matches('/')
+            ));
+            break;
+        }
+        vec![]
+    }
+
+    /// The attributes of a group; null if they cannot be read, which is no reason to refuse an array in it.
+    fn attributes_of(&self, group: &str, version_2: bool) -> Value {
+        let file = if version_2 { ".zattrs" } else { "zarr.json" };
+        let mut known = self.attributes.borrow_mut();
+        let read = || {
+            let denied = self.denied.take();
+            let found = self.get(group, file).ok().flatten().map(|(value, _)| value);
+            self.denied.replace(denied);
+            match version_2 {
+                true => found.unwrap_or_default(),
+                false => found.and_then(|value| value.get("attributes").cloned()).unwrap_or_default(),
+            }
+        };
+        known.entry(key(group, file)).or_insert_with(read).clone()
     }
 
     fn zarrs_array(&self, name: &str, metadata: &Value) -> Result<Array<NoStore>, Source> {

@@ -86,6 +86,11 @@ impl ArrayGeometry {
         self.axes.first() == Some(&Some(0))
     }
 
+    /// The dimension that follows an axis of the windows, if the array has it.
+    pub fn dimension(&self, axis: usize) -> Option<usize> {
+        self.axes.iter().position(|own| *own == Some(axis))
+    }
+
     /// Extents of a sample, all dimensions of the array.
     pub fn sample_extents(&self, windows: &Windows) -> Vec<u64> {
         let along = |d: usize| match (self.axes[d], &self.chosen[d]) {

@@ -6,7 +6,7 @@
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Result};
-use crate::plan::{Geometry, PartGeometry};
+use crate::plan::{ArrayGeometry, Geometry, PartGeometry};
 use crate::sampler::{self, Axis, Buffer, Domains, Order, Played, Position};
 
 use serde_json::{Map, Value, json};
@@ -308,9 +308,12 @@ fn shuffled_chunks(geometry: &Geometry, domains: &Domains, order: &Order) -> Val
     let dimensions = domains.first().dimensions();
     let sampled = (0..geometry[0].len()).filter(|&array| geometry[0][array].follows_samples());
     let chunks = |array: usize| {
-        let of_part = |part: &PartGeometry| part.read_chunk_shape[..dimensions].to_vec();
-        let parts = geometry.iter().flat_map(|arrays| &arrays[array].parts);
-        let mut parts: Vec<Vec<u64>> = parts.map(of_part).collect();
+        let of_array = |arrays: &Vec<ArrayGeometry>| {
+            let own: Vec<usize> = (0..dimensions).filter_map(|axis| arrays[array].dimension(axis)).collect();
+            let of_part = |part: &PartGeometry| own.iter().map(|&d| part.read_chunk_shape[d]).collect();
+            arrays[array].parts.iter().map(of_part).collect::<Vec<Vec<u64>>>()
+        };
+        let mut parts: Vec<Vec<u64>> = geometry.iter().flat_map(of_array).collect();
         if parts.windows(2).all(|pair| pair[0] == pair[1]) {
             parts.truncate(1);
         }

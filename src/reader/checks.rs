@@ -1,7 +1,7 @@
 //! Checks of arguments against the arrays that they name.
 
 use crate::assemble::Conversion;
-use crate::dataset::{Dataset, Joined};
+use crate::dataset::{Dataset, Joined, differing};
 use crate::error::{Context, Error, Result};
 use crate::fetch::DiskCache;
 use crate::options::{DiskCacheOptions, Options, argument};
@@ -98,27 +98,31 @@ fn check_shapes_in(
     };
     for (number, (array, geometry)) in dataset.arrays.iter().zip(geometries).enumerate() {
         let shape = &geometry.shape;
-        if !geometry.follows_samples() {
-            // In the first store these agree. The place of each dimension is known from there.
-            let named = dataset.axes_of().unwrap_or(reference);
-            let extents = &geometries[named].shape;
-            let differs =
-                |(&extent, axis): (&u64, &Option<usize>)| axis.is_some_and(|axis| extents[axis] != extent);
-            if shape.iter().zip(&array.axes).any(differs) {
-                return Err(disagree(number, named, extents.len()));
+        let follows = geometry.follows_samples();
+        // Of an array that is the same for every sample all dimensions agree in the first store, from where their places are
+        // known.
+        let (axes, count) = if follows { (&geometry.axes, dimensions) } else { (&array.axes, first.len()) };
+        let differs = |&(_, axis, extent): &(usize, usize, u64)| first[axis] != extent;
+        let placed = axes.iter().zip(shape).enumerate();
+        let found = placed.filter_map(|(d, (axis, &extent))| Some((d, (*axis)?, extent))).find(differs);
+        let (own, others) = (part(number), part(reference));
+        let is_named = !own.dimension_names.is_empty() && !others.dimension_names.is_empty();
+        match found {
+            // Along the first dimension parts of joined stores may have the same extents.
+            Some((d, axis, _)) if is_named && d > 0 && own.shape[d] != others.shape[axis] => {
+                return Err(differing(own, others, (d, axis)));
             }
-            continue;
+            Some(_) if follows && !is_named && shape.len() < dimensions => {}
+            Some(_) => return Err(disagree(number, reference, count)),
+            None => {}
         }
-        let Some(covered) = shape.get(..dimensions) else {
+        if follows && !is_named && shape.len() < dimensions {
             let problem = format!(
                 "it has {dimensions} extents, but {} has the shape {shape:?}; give at most {} extents",
-                part(number).context(),
+                own.context(),
                 shape.len()
             );
             return Err(argument("window", problem));
-        };
-        if first.get(..dimensions) != Some(covered) {
-            return Err(disagree(number, reference, dimensions));
         }
     }
     Ok(())
@@ -175,8 +179,12 @@ pub(super) fn check_stack(
             difference: format!("its {what} is {here}, but {there} in {}", other.context()),
             remedy: STACKED,
         };
-        if first.shape != other.shape || first.axes != other.axes {
+        if first.shape != other.shape {
             return Err(unlike("shape", format!("{:?}", first.shape), format!("{:?}", other.shape)));
+        }
+        if geometry[0].axes != geometry[number].axes {
+            let names = |array: &Joined| format!("{:?}", array.first().dimension_names);
+            return Err(unlike("list of dimensions", names(first), names(other)));
         }
         if geometry[0].chosen != geometry[number].chosen {
             let what = "selection";

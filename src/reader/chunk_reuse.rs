@@ -158,8 +158,11 @@ impl<'a> Sampled<'a> {
 
     /// Extents of the read chunks of these parts along a sampled dimension.
     fn extents(&self, dimension: usize, parts: Range<usize>) -> Vec<u64> {
-        let chunks = self.numbers.iter().flat_map(|&number| &self.geometry[number].parts[parts.clone()]);
-        chunks.map(|part| part.read_chunk_shape[dimension]).collect()
+        let own = self.numbers.iter().filter_map(|&number| {
+            let geometry = &self.geometry[number];
+            Some((&geometry.parts[parts.clone()], geometry.dimension(dimension)?))
+        });
+        own.flat_map(|(parts, d)| parts.iter().map(move |part| part.read_chunk_shape[d])).collect()
     }
 
     /// The borders of chunks along each sampled dimension. Stores are joined along the first.

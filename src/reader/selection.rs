@@ -43,6 +43,9 @@ pub(super) fn selection(text: &str, dataset: &Dataset) -> Result<Vec<Vec<Chosen>
                 return Err(refused(format!("samples are taken along \"{name}\"; {remedy}")));
             }
             known = true;
+            if is_repeated(dataset, array, dimension) {
+                continue;
+            }
             let least = array.parts.iter().map(|part| part.shape[dimension]).min();
             check_indices(array, name, &pieces, least.unwrap_or(0))?;
             chosen[dimension] = Some(pieces.clone());
@@ -52,6 +55,13 @@ pub(super) fn selection(text: &str, dataset: &Dataset) -> Result<Vec<Vec<Chosen>
         }
     }
     Ok(chosen)
+}
+
+/// Whether a dimension has one step where the reference has more, so that it is the same whatever is chosen.
+fn is_repeated(dataset: &Dataset, array: &Joined, dimension: usize) -> bool {
+    let name = &array.first().dimension_names[dimension];
+    let others = &dataset.arrays[dataset.reference].first().dimension_names;
+    array.axes[dimension].is_none() && array.shape[dimension] == 1 && others.contains(name)
 }
 
 fn place(array: &Joined, name: &str) -> Option<usize> {

@@ -14,7 +14,7 @@ use super::outputs::{Output, Stacking, outputs};
 use super::selection::{check_selected, selected_shape, selection};
 use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
-use crate::dataset::{ArrayInfo, Dataset, Joined};
+use crate::dataset::{ArrayInfo, Dataset};
 use crate::decode::part::{Kind, PartPlan, PartPlans};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
@@ -44,8 +44,8 @@ pub struct Setup {
     pub outputs: Vec<Output>,
     /// Whether the arrays are stacked to one output.
     pub stacked: bool,
-    /// The array whose shape the windows are made for.
-    pub reference: usize,
+    /// The first array that samples are taken along.
+    pub first_sampled: usize,
     /// What each channel is, if arrays are stacked to channels; null elsewhere.
     pub channels: Value,
     /// Whether the last output holds the samples' indices.
@@ -77,9 +77,7 @@ impl Setup {
         let dataset = Dataset::open_joined(&arguments.paths, &arguments.arrays, &access, join)?;
         let dataset = Arc::new(dataset);
         check_dimensions(&dataset)?;
-        // The array whose shape the windows are made for: the first that samples are taken along.
-        let moves = |array: &Joined| array.axes.first() == Some(&Some(0));
-        let reference = dataset.arrays.iter().position(moves).unwrap_or(0);
+        let reference = dataset.reference;
         let chosen = selection(&arguments.select, &dataset)?;
         let seen = |shape: &[u64]| selected_shape(shape, &chosen[reference]);
         let domains = domains(&dataset.arrays[reference], seen, arguments, &options)?;
@@ -143,10 +141,11 @@ impl Setup {
                 error => error,
             })?;
         }
+        let first_sampled = geometry[0].iter().position(ArrayGeometry::follows_samples).unwrap_or(reference);
         let channel_shape = channel_stack.as_ref().map(|stack| &stack.shape[..]);
         let stacking = match (arguments.stack, channel_shape) {
             (true, _) => Stacking::Arrays,
-            (false, Some(shape)) => Stacking::Channels { shape, reference },
+            (false, Some(shape)) => Stacking::Channels { shape, reference: first_sampled },
             (false, None) => Stacking::None,
         };
         let outputs = outputs(&dataset, &domains, &geometry[0], &parts, stacking, indexed);
@@ -158,7 +157,7 @@ impl Setup {
             parts,
             outputs,
             stacked,
-            reference,
+            first_sampled,
             channels: channel_stack.map_or(Value::Null, |stack| stack.channels),
             indexed,
             reuse,

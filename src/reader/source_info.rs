@@ -12,7 +12,7 @@ impl Setup {
             return format!("index[{}]", indices.join(", "));
         };
         // Of a stack that array whose samples differ.
-        let number = if self.channels.is_null() { output } else { self.reference };
+        let number = if self.channels.is_null() { output } else { self.first_sampled };
         let array = if number == output { array } else { &self.dataset.arrays[number] };
         let (domain, places) = self.domains.place(sample);
         let (geometry, windows) = (&self.geometry[domain][number], self.domains.windows(domain));

@@ -111,6 +111,30 @@ def _range_of(indices):
     return f"{indices[0]}:{indices[-1] + 1}" + (f":{step}" if step > 1 else "")
 
 
+def beside(axes, index, own, values):
+    """What of labels belongs to the part of an image with these indices along its axes."""
+    along = dict(zip(axes, index))
+    return values[
+        np.ix_(*([0] if extent == 1 else list(along[axis]) for axis, extent in zip(own, values.shape)))
+    ]
+
+
+def expected_beside(sampling, shape, axes, own, values, selected=None):
+    """The samples of an array with these axes, one for each window over an image of this shape.
+
+    `selected` holds for each axis of the image the indices that windows count in.
+    """
+    selected = selected or [range(extent) for extent in shape]
+    found = []
+    for start in sampling.samples([len(indices) for indices in selected]):
+        places = sampling.index([len(indices) for indices in selected], start)
+        index = [[indices[place] for place in its] for indices, its in zip(selected, places)]
+        part = beside(axes, index, own, values)
+        follows = own[0] == axes[0] and values.shape[0] == shape[0]
+        found.append(part[0] if sampling.drops_first and follows else part)
+    return found
+
+
 def visits(
     numbers, count, batch_size, *, num_shards=1, shard_id=0, stick_to_shard=False, pad_last_batch=False
 ):

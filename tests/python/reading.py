@@ -14,7 +14,7 @@ import numpy as np
 from nvidia.dali import Pipeline, fn
 
 import reference
-import zarr_dali  # noqa: F401  loads the plugin
+import zarr_dali
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,14 @@ def read_epoch(pipe):
 def read_all(backend, path, **arguments):
     """For each output: all samples that a reader with these arguments yields in its first epoch."""
     return read_epoch(build(backend, path, **arguments))
+
+
+def batches_of(path, backend=CPU, **arguments):
+    """All samples of a loader, by key."""
+    device = {"cpu": "cpu", "gpu": "cuda"}[backend.device]
+    with zarr_dali.Loader(path, device=device, batch_size=4, **arguments) as loader:
+        batches = list(loader)
+        return loader, {key: np.concatenate([b[key].cpu().numpy() for b in batches]) for key in loader.names}
 
 
 def bits(values):

@@ -263,14 +263,17 @@ def test_what_cannot_be_selected_is_refused(backend, world, arguments, message):
 
 
 @pytest.mark.gpu_where(False)
-def test_arrays_of_which_a_window_means_different_dimensions_are_refused(backend, tmp_path, rng):
+def test_windows_follow_the_names_of_dimensions(backend, tmp_path, rng):
     values = rng.normal(size=(4, 3, 3)).astype("float32")
     write_array(tmp_path, "a", values, chunks=(2, 3, 3), dimension_names=(TIME, LAT, LON))
     write_array(tmp_path, "b", values, chunks=(2, 3, 3), dimension_names=(TIME, LON, LAT))
-    with pytest.raises(ValueError, match=r"`select`: indices are chosen along dimension 1 of .*not of both"):
-        build(backend, str(tmp_path), arrays=["a", "b"], window=[1, 1], select='{"latitude": [0]}')
+    a, b = read_all(backend, str(tmp_path), arrays=["a", "b"], window=[1, 1], select='{"latitude": [2]}')
+    np.testing.assert_array_equal(np.concatenate(a), values[:, [2]])
+    np.testing.assert_array_equal(np.concatenate(b), values[:, :, [2]])
     with pytest.raises(ValueError, match="its selection is along one dimension"):
         build(backend, str(tmp_path), arrays=["a", "b"], stack=True, select='{"latitude": [0]}')
+    with pytest.raises(ValueError, match=r'its list of dimensions is .*"latitude", "longitude".*stack'):
+        build(backend, str(tmp_path), arrays=["a", "b"], stack=True, window=[1, 1])
     (stacked,) = read_all(
         backend, str(tmp_path), arrays=["a", "a"], stack=True, select='{"latitude": [2, 0]}'
     )

@@ -348,7 +348,7 @@ REFUSED = {
     "field": (
         {"field": (4, 6)},
         {"arrays": ["t", "field"]},
-        [r"shape \[4, 4, 5\] but .field. has shape \[4, 6\]"],
+        ['dimension "x" has 5 steps, but 6 in array "field"'],
     ),
     "join": ({}, {"join": "merge"}, ["`join`", "merge", "concat", "separate"]),
     "no JSON": ({}, {"per_store": "[{]"}, ["`per_store`", "no JSON list"]),

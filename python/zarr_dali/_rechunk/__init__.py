@@ -87,6 +87,7 @@ def rechunk(
     no name.
 
     Attributes, dimension names and fill values are kept, and consolidated metadata if the source has them.
+    Metadata of OME-Zarr become those of version 0.5, which is that of Zarr v3, for what is copied.
     Coordinates come along, in one chunk each. The fill value of a Zarr v2 array also becomes the attribute
     `_FillValue`, which is what it means to xarray and to the reader. Chunks that hold nothing but the fill
     value are not written.

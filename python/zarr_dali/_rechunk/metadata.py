@@ -8,7 +8,7 @@ from typing import Any
 import zarr
 from zarr.storage import MemoryStore
 
-from zarr_dali._rechunk import journal
+from zarr_dali._rechunk import journal, ome
 from zarr_dali._rechunk.array_plan import ArrayPlan
 from zarr_dali._rechunk.plan import Plan, attributes_of, dimensions_of
 
@@ -27,7 +27,7 @@ def documents(plan: Plan, groups: dict[str, zarr.Group], arrays: dict[str, zarr.
     for name, group in groups.items():
         if name == "" or any(one.startswith(f"{name}/") for one in inside):
             made = zarr.open_group(store, path=name, mode="a", zarr_format=3)
-            made.attrs.put(dict(group.attrs.asdict()))
+            made.attrs.put(ome.attributes_of(name, group.attrs.asdict(), plan.arrays))
     for array in plan.arrays:
         _create(store, array, arrays[array.name])
     if plan.consolidated:

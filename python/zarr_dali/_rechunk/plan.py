@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import zarr
 
-from zarr_dali import _labels
+from zarr_dali import _dimensions, _labels, _ome
 from zarr_dali._advice import size
 from zarr_dali._arguments import decoding
-from zarr_dali._rechunk import codecs, journal, proposal
+from zarr_dali._rechunk import codecs, journal, ome, proposal
 from zarr_dali._rechunk.array_plan import STRING_BYTES, ArrayPlan
 from zarr_dali._rechunk.regions import Extents, Grid, cut, fitted
 from zarr_dali._rechunk.source import Source
@@ -138,6 +138,11 @@ def make(request: Request, source: Source, destination: Path) -> Plan:
     dimensions = {name: dimensions_of(array) for name, array in arrays.items()}
     _check_dimensions(request, {name: dimensions[name] for name in chosen})
     codecs.check(request.codec or "keep")
+    ome.check_ranges(
+        {name: group.attrs.asdict() for name, group in groups_of(root).items()},
+        {name: (dimensions[name], arrays[name].shape) for name in chosen},
+        list(request.ranges),
+    )
     bounds = Bounds(request.ranges, arrays.get)
     plans = []
     for name in chosen:
@@ -223,9 +228,22 @@ def dimensions_of(array: zarr.Array) -> tuple[str, ...]:
     names = array.attrs.get("_ARRAY_DIMENSIONS") if array.metadata.zarr_format == 2 else None
     if array.metadata.zarr_format == 3:
         names = array.metadata.dimension_names
-    if not isinstance(names, (list, tuple)) or len(names) != array.ndim:
-        names = [None] * array.ndim
+    names = _dimensions.names_of(names, array.ndim, None if names else _axes_of(array))
     return tuple(name if name is not None else f"dim_{axis}" for axis, name in enumerate(names))
+
+
+def _axes_of(array: zarr.Array) -> tuple[str, ...] | None:
+    """The names that the OME-Zarr image around an array gives to its dimensions."""
+    group = array.path
+    while group:
+        group = posixpath.dirname(group)
+        try:
+            attributes = zarr.open_group(array.store, path=group, mode="r").attrs.asdict()
+        except (LookupError, OSError, RuntimeError, TypeError, ValueError):
+            continue  # no group, or one that nobody needs to read the array
+        if axes := _ome.names_of(attributes, array.path[len(group) :].strip("/")):
+            return axes
+    return None
 
 
 def coordinates_of(root: zarr.Group | zarr.Array, arrays: Mapping[str, zarr.Array]) -> set[str]:
