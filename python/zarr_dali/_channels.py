@@ -7,12 +7,12 @@ import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from zarr_dali import _select
+from zarr_dali import _locations, _store_coordinates
 
 
 def names(
     channels: Sequence[tuple[str, Mapping[str, int]]],
-    path: _select.Paths,
+    path: _locations.Paths,
     options: Mapping[str, Any],
     called: Mapping[str, str],
 ) -> list[str]:
@@ -28,10 +28,10 @@ def names(
     return [_name(called.get(array, array), indices, labels.get(array, {})) for array, indices in channels]
 
 
-def _labels(path: _select.Paths, array: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _labels(path: _locations.Paths, array: str, options: Mapping[str, Any]) -> Mapping[str, Any]:
     """The coordinates of an array's dimensions; none without xarray, or if it cannot open the store."""
     try:
-        coordinates = _select.coordinates(path, [array] if array else None, **options)
+        coordinates = _store_coordinates.coordinates(path, [array] if array else None, **options)
     except (ImportError, ValueError):
         return {}
     return {**coordinates.names, **coordinates.indexes}

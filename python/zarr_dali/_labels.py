@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zarr_dali._select import _Coordinates, _import_xarray
+from zarr_dali._coordinates import Coordinates, import_xarray
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -109,7 +109,7 @@ def index_of(array: zarr.Array, name: str, attributes: Mapping[str, Any]) -> pd.
     Raises:
         ValueError: They cannot be decoded.
     """
-    _import_xarray()
+    import_xarray()
     import xarray as xr
 
     # A coordinate has a label everywhere, whatever its fill value is.
@@ -180,7 +180,7 @@ def _labelled(label: Any, name: str, size: int, index: pd.Index) -> tuple[int, i
         ValueError: There are none, or positions could be meant as well.
     """
     asked = f"range: {_shown(name, label)}"
-    coordinates = _Coordinates((name,), {name: size}, {name: index}, {})
+    coordinates = Coordinates((name,), {name: size}, {name: index}, {})
     by_position = _by_position(label, name, size)
     hint = f"; {_HOW}" if by_position else ""
     if _is_time(index):

@@ -22,7 +22,7 @@ from zarr_dali import (
     _select,
     _steps,
 )
-from zarr_dali._select import Paths
+from zarr_dali._locations import Paths
 
 if TYPE_CHECKING:
     import torch

@@ -14,6 +14,7 @@ from zarr_dali import _core, _credentials
 
 Source = Any
 """A path or URL; a store, group or array of zarr-python; a Dataset or DataArray that xarray opened."""
+Paths = Source | Sequence[Source]
 _OF_OBSTORE = ("S3Store", "GCSStore", "AzureStore", "HTTPStore", "LocalStore")
 READABLE = "a path or URL, an object of zarr-python 3, or an xarray Dataset that was opened from Zarr"
 

@@ -18,7 +18,7 @@ import zarr
 import zarr_dali
 from reading import read_all
 from stores import FORMATS, write_array, write_group
-from zarr_dali._select import stores
+from zarr_dali._store_coordinates import stores
 
 STEPS = 60
 TIMES = pd.date_range("2010-01-30", periods=STEPS, freq="6h")
