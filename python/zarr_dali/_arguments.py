@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 
 MAX_WORKERS = 8
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
@@ -35,9 +36,28 @@ def workers_of(workers: int | None) -> int:
     return workers
 
 
-def decoding(workers: int) -> int:
-    """Chunks that each of `workers` workers decodes at once, which share the cores."""
-    return max(1, cores() // workers)
+@dataclass(frozen=True)
+class Threads:
+    """What works at once."""
+
+    workers: int
+    """Regions that a process works on at once."""
+    cores: int
+    """That a process may use."""
+    processes: int = 1
+
+    @classmethod
+    def here(cls, workers: int | None) -> Threads:
+        """In this process.
+
+        Raises:
+            ValueError: There would be none.
+        """
+        return cls(workers_of(workers), cores())
+
+    def decoding(self, workers: int) -> int:
+        """Chunks that each of `workers` workers decodes at once, which share the cores."""
+        return max(1, self.cores // workers)
 
 
 def cores() -> int:

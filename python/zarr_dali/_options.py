@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -86,6 +86,41 @@ def ranges(function: Callable[..., Any]) -> Callable[..., Any]:
     ):
         function = option(function)
     return function
+
+
+def at_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The options `--memory`, `--workers`, `--dask` and `--part`."""
+    for option in (
+        click.option(
+            "--part",
+            metavar="I/N",
+            help="Do one of N parts, side by side with the others, as jobs of an array do.",
+        ),
+        click.option(
+            "--dask",
+            metavar="ADDRESS",
+            help="Do regions in dask.distributed: tcp://HOST:8786, a scheduler's FILE.json, or local:4.",
+        ),
+        click.option(
+            "--workers",
+            type=click.IntRange(1),
+            help="Regions at once, in each worker of dask.  [default: cores, up to 8; threads of a worker]",
+        ),
+        click.option(
+            "--memory",
+            default="2GB",
+            help="Memory for the work, in each worker of dask, beside Python's own.",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def still_to_end(parts: Sequence[int]) -> str:
+    """Says which parts have not ended."""
+    if len(parts) == 1:
+        return f"part {parts[0]} is still to end"
+    return f"parts {', '.join(map(str, parts))} are still to end"
 
 
 def in_options(text: str) -> str:

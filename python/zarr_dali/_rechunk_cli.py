@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from zarr_dali._options import Named, bar, names, ranges, stoppable
+from zarr_dali._options import Named, at_once, bar, names, ranges, still_to_end, stoppable
 
 
 def _extent(text: str) -> int:
@@ -52,8 +52,7 @@ def _numbers(context: click.Context, param: click.Parameter, value: str | None) 
 @click.option("--stats", metavar="FILE", type=click.Path(dir_okay=False), help="Write mean and std as JSON.")
 @click.option("--mask", is_flag=True, help="Statistics of what the reader gives with mask_and_scale.")
 @click.option("--verify", is_flag=True, help="Read both stores again and compare checksums of the values.")
-@click.option("--memory", default="2GB", help="Memory for the work, beside Python's own.")
-@click.option("--workers", type=click.IntRange(1), help="Regions at once.  [default: cores, up to 8]")
+@at_once
 @click.option(
     "--follow-links/--no-follow-links",
     default=True,
@@ -100,7 +99,11 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, as_json: bool,
         return
     from zarr_dali._rechunk import report
 
-    if done.complete:
+    if done.waiting:
+        console.print(
+            f"part {arguments['part']} of {dst} is finished; {still_to_end(done.waiting)}", markup=False
+        )
+    elif done.complete:
         console.print(f"{dst} is complete already, nothing was left to copy", markup=False)
     else:
         console.print(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarr_dali._options import bar, names, ranges, stoppable
+from zarr_dali._options import at_once, bar, names, ranges, stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,8 +29,7 @@ MOST_ROWS = 60
     help="Values by the CF attributes, as in xarray, or as they are stored.",
 )
 @click.option("-o", "--output", metavar="FILE", type=click.Path(dir_okay=False), help="Write JSON to a file.")
-@click.option("--memory", default="2GB", help="Memory for the work, beside Python's own.")
-@click.option("--workers", type=click.IntRange(1), help="Regions at once.  [default: cores, up to 8]")
+@at_once
 @click.option(
     "--follow-links/--no-follow-links",
     default=True,
@@ -62,6 +61,9 @@ def statistics(store: tuple[str, ...], output: str | None, as_json: bool, **argu
         found = zarr_dali.statistics(store, output=output, progress=tick, **arguments)
     if as_json:
         click.echo(json.dumps(found, indent=2))
+        return
+    if not found:
+        click.echo(f"part {arguments['part']} is finished; the last part to end writes {output}")
         return
     from rich.console import Console
 

@@ -25,7 +25,7 @@ if 3 not in FORMATS:
 import zarr
 
 from zarr_dali import _moments
-from zarr_dali._rechunk import copying, journal, proposal, publishing, rechunk, regions
+from zarr_dali._rechunk import array_copy, copying, journal, proposal, publishing, rechunk, regions
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk_cli import rechunk as command
 
@@ -389,14 +389,14 @@ def test_what_is_in_the_way(era, tmp_path):
 
 CHILD = """
     import sys, time
-    from zarr_dali._rechunk import copying, journal, rechunk, regions
+    from zarr_dali._rechunk import array_copy, copying, journal, rechunk, regions
     journal.FLUSH_SECONDS = 0
     regions.REGION_BYTES = 0
-    copy = copying._Array.copy
+    copy = array_copy.ArrayCopy.copy
     def slowly(self, number):
         time.sleep(0.01)
         return copy(self, number)
-    copying._Array.copy = slowly
+    array_copy.ArrayCopy.copy = slowly
     rechunk(sys.argv[1], sys.argv[2], chunks={"time": 1}, shards={"time": 2}, codec="zstd", workers=2,
             stats=sys.argv[3], resume=True)
 """
@@ -511,7 +511,7 @@ def test_stop_says_how_to_go_on(era, tmp_path, number):
 
 def test_full_disk_is_explained_and_resumable(era, tmp_path, monkeypatch):
     copy = tmp_path / "copy.zarr"
-    write, left = copying._Array._write, itertools.count()
+    write, left = array_copy.ArrayCopy._write, itertools.count()
 
     def full(self, values, place):
         if next(left) > 12:
@@ -521,7 +521,7 @@ def test_full_disk_is_explained_and_resumable(era, tmp_path, monkeypatch):
     monkeypatch.setattr(regions, "REGION_BYTES", 0)
     arguments = {"chunks": {"time": 1}, "shards": {"time": 2}, "codec": "zstd"}
     with monkeypatch.context() as patch:
-        patch.setattr(copying._Array, "_write", full)
+        patch.setattr(array_copy.ArrayCopy, "_write", full)
         with pytest.raises(
             RuntimeError, match=r"array .*source: .*No space left.*make room.*resume=True goes on"
         ):
@@ -547,7 +547,7 @@ def test_a_store_is_replaced_only_by_a_whole_copy(era, tmp_path, monkeypatch):
 
 
 def test_verify_finds_what_is_wrong(era, tmp_path, monkeypatch):
-    write = copying._Array._write
+    write = array_copy.ArrayCopy._write
 
     def wrong(self, values, place):
         if self.plan.name == "msl":
@@ -555,7 +555,7 @@ def test_verify_finds_what_is_wrong(era, tmp_path, monkeypatch):
             values.flat[-1] += 1
         write(self, values, place)
 
-    monkeypatch.setattr(copying._Array, "_write", wrong)
+    monkeypatch.setattr(array_copy.ArrayCopy, "_write", wrong)
     with pytest.raises(RuntimeError, match=r'array "msl".*differs from the source'):
         rechunk(era, tmp_path / "copy.zarr", verify=True)
     assert not (tmp_path / "copy.zarr").exists()
@@ -690,13 +690,13 @@ def test_many_cores_need_no_more_memory(tmp_path, monkeypatch):
 
 def test_so_many_chunks_are_decoded_at_once_as_planned(era, tmp_path, monkeypatch):
     seen = {}
-    copy = copying._Array.copy
+    copy = array_copy.ArrayCopy.copy
 
     def watched(self, number):
         seen.setdefault(self.plan.name, set()).add(zarr.config.get("async.concurrency"))
         return copy(self, number)
 
-    monkeypatch.setattr(copying._Array, "copy", watched)
+    monkeypatch.setattr(array_copy.ArrayCopy, "copy", watched)
     before = zarr.config.get("async.concurrency")
     done = rechunk(era, tmp_path / "copy.zarr", chunks={"time": 1})
     assert seen == {array.name: {array.cut.decoding} for array in done.plan.arrays}

@@ -3,7 +3,8 @@
 zarr-python reads and writes the chunks, with the codec pipeline of the package zarrs where it is there.
 What is here decides what to write (`plan`, `proposal`, `codecs`), in which regions, so that the source is
 read as little as memory allows (`regions`), sees to it that a stop loses nothing (`copying`, `journal`), that
-one run at a time writes (`lock`), and that only a whole copy gets the name (`publishing`).
+one run at a time writes (`lock`), in parts (`parts`) or by workers of a cluster (`cluster_copy`, `fence`)
+where that is asked for, and that only a whole copy gets the name (`publishing`).
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, fields
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from zarr_dali import _core, _labels, _local, _locations
-from zarr_dali._arguments import bytes_of, import_zarr, workers_of
+from zarr_dali._arguments import Threads, bytes_of, import_zarr
+from zarr_dali._dask import cluster as clusters
 
 if TYPE_CHECKING:
-    from zarr_dali._rechunk.copying import Tick
+    from zarr_dali._rechunk.job import Tick
     from zarr_dali._rechunk.plan import Plan
     from zarr_dali._rechunk.source import Source
 
@@ -42,6 +45,8 @@ class Rechunked:
     of the copy, have changed since."""
     complete: bool = False
     """Whether `resume` found the copy complete, with nothing left to do."""
+    waiting: tuple[int, ...] = ()
+    """With `part` the parts that have not ended, so that the copy has no name yet."""
     seconds: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,6 +77,8 @@ def rechunk(
     verify: bool = False,
     memory: int | str = "2GB",
     workers: int | None = None,
+    dask: Any = None,
+    part: tuple[int, int] | str | None = None,
     follow_links: bool = True,
     storage_options: Mapping[str, Any] | str | None = None,
     resume: bool = False,
@@ -85,6 +92,9 @@ def rechunk(
     run that was stopped, killed or failed is continued with `resume=True` and the same arguments. One run at
     a time has `DST.partial`, which it locks. The source is only read; if it changes meanwhile, the copy gets
     no name.
+
+    Several machines share the work with `dask`, or with `part` without anything that runs beside them. All of
+    them need source and destination under the same paths, and the destination on a file system with locks.
 
     Attributes, dimension names and fill values are kept, and consolidated metadata if the source has them.
     Metadata of OME-Zarr become those of version 0.5, which is that of Zarr v3, for what is copied.
@@ -117,7 +127,16 @@ def rechunk(
             attributes `_FillValue` and `missing_value` name, scaled by `scale_factor` and `add_offset`.
         verify: Read source and copy again and compare checksums of their values.
         memory: Bytes for the work, or text such as "2GB"; comes on top of what Python and its libraries take.
-        workers: Regions that are copied at once; by default one for each core, up to 8.
+            With `dask` for each of its workers.
+        workers: Regions that are copied at once; by default one for each core, up to 8. With `dask` in each
+            of its workers, by default one for each of their threads.
+        dask: Where regions are copied, as tasks of dask.distributed: the address of a scheduler
+            ("tcp://HOST:8786") or its file ("FILE.json"), "local:4" for four processes of this machine, a
+            client or a cluster. The journal is kept here; workers may come, go and be killed.
+        part: One of several parts, "3/8" or (3, 8), each of which another process copies, at the same time or
+            not, with the same arguments besides. The last one to end gives the copy its name. A part goes on
+            with what it did before it was stopped, and a run without `part`, with `resume`, with what all of
+            them did.
         follow_links: False refuses a source with symbolic links that lead out of its folder, for stores from
             strangers.
         storage_options: As for the reader: credentials and endpoints of stores at URLs.
@@ -131,12 +150,12 @@ def rechunk(
     Raises:
         ValueError: Arguments or the source's metadata do not fit, `dst` is taken, or another run is writing
             it.
-        RuntimeError: Something failed while copying, such as a full disk, a damaged chunk, or a source that
-            somebody changed.
-        ImportError: zarr-python 3 is missing.
+        RuntimeError: Something failed while copying, such as a full disk, a damaged chunk, a source that
+            somebody changed, or a scheduler that does not answer.
+        ImportError: zarr-python 3 is missing, or dask.distributed with `dask`.
     """
     import_zarr("rechunk")
-    from zarr_dali._rechunk import copying, plan, proposal
+    from zarr_dali._rechunk import copying, parts, plan, proposal
 
     source, destination = _paths(src, dst, storage_options, follow_links)
     if source.is_folder:
@@ -156,35 +175,43 @@ def rechunk(
         _check_statistics(Path(stats).resolve(), source, destination)
     if mask and not count:
         raise ValueError("mask is about statistics, which `stats` asks for")
-    asked = plan.Request(
-        chunks=dict(chunks or {}),
-        shards=shards,
-        codec=codec,
-        variables=_names(variables),
-        ranges=_labels.Ranges.of(range, index_range),
-        use=use,
-        memory=bytes_of(memory),
-        workers=workers_of(workers),
-    )
-    made = plan.make(asked, source, destination)
-    if dry_run:
-        return Rechunked(made)
+    own = parts.Part.of(part)
+    if own is not None and dask is not None:
+        raise ValueError("part, dask: each shares the work out in its own way; give one of them")
     start = monotonic()
 
     def keep(done: copying.Done) -> None:
         if count and stats is not True:
             _write_statistics(Path(stats), done.statistics)
 
-    task = copying.Task(
-        mask=mask,
-        count=count,
-        verify=verify,
-        resume=resume,
-        overwrite=overwrite,
-        tick=progress or (lambda what, done, total: None),
-        keep=keep,
-    )
-    done = copying.copy(made, task, source)
+    with nullcontext() if dask is None else clusters.connected(dask) as cluster:
+        asked = plan.Request(
+            chunks=dict(chunks or {}),
+            shards=shards,
+            codec=codec,
+            variables=_names(variables),
+            ranges=_labels.Ranges.of(range, index_range),
+            use=use,
+            memory=bytes_of(memory),
+            threads=Threads.here(workers) if cluster is None else cluster.at_once(workers),
+        )
+        if cluster is not None:
+            cluster.check_memory(asked.memory)
+        made = plan.make(asked, source, destination)
+        if dry_run:
+            return Rechunked(made)
+        task = copying.Task(
+            mask=mask,
+            count=count,
+            verify=verify,
+            resume=resume,
+            overwrite=overwrite,
+            tick=progress or (lambda what, done, total: None),
+            keep=keep,
+            cluster=cluster,
+            part=own,
+        )
+        done = copying.copy(made, task, source)
     return Rechunked(
         plan=made,
         statistics=done.statistics,
@@ -192,6 +219,7 @@ def rechunk(
         resumed_bytes=done.resumed_bytes,
         again_bytes=done.again_bytes,
         complete=done.complete,
+        waiting=done.waiting,
         seconds=monotonic() - start,
     )
 

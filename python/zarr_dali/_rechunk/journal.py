@@ -2,7 +2,7 @@
 
 The first line says what is asked for, each further one names a region that is finished, or who writes. Lines
 are only added, and only after the regions' chunks have reached the disk; a line that a stop cut short is no
-line.
+line. A run in parts (`parts`) has a journal more for each of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ import socket
 import time
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from zarr_dali._rechunk.failing import explaining
-from zarr_dali._rechunk.lock import JOURNAL, Lock
+from zarr_dali._rechunk.lock import JOURNAL
 
 NAME = JOURNAL
 VERSION = 2
@@ -38,39 +39,93 @@ class Region(NamedTuple):
     """How many files it has in the copy, and their bytes."""
 
 
+class Locked(Protocol):
+    """The file of a journal, which this process has locked."""
+
+    folder: Path
+    path: Path
+    descriptor: int
+
+    def check(self) -> None:
+        """Raises FinalError where somebody has removed or replaced it."""
+
+
+@dataclass
+class Stored:
+    """What a journal says."""
+
+    header: dict[str, Any] | None = None
+    """What is asked for; None where no run has begun."""
+    publishing: bool = False
+    """Whether a run may have begun to give the copy its name."""
+    parts: int = 0
+    """In how many parts the work is done, each with a journal of its own; 0 where one run does all of it."""
+    ended: dict[str, Any] | None = None
+    """What was noted at the end of a part; None where it has not ended, or has begun again."""
+    done: dict[tuple[str, int], Region] = field(default_factory=dict)
+    """Finished regions, by array and number."""
+    forgotten: set[tuple[str, int]] = field(default_factory=set)
+    """Regions that are to be done again."""
+
+    @classmethod
+    def of(cls, text: bytes) -> tuple[Stored, int]:
+        """From the bytes of the file; and where its whole lines end."""
+        values, end = parse(text)
+        if not values or not isinstance(values[0], dict):
+            return cls(), end
+        found = cls(header=values[0])
+        for value in values[1:]:
+            if isinstance(value, dict):
+                found.publishing = value.get("publishing", False)
+                found.parts = value.get("parts", found.parts)
+                found.ended = value.get("ended")
+            elif found.header.get("version") == VERSION:
+                name, number, *noted = value
+                found.done.pop((name, number), None)
+                found.forgotten.discard((name, number))
+                if noted:
+                    found.done[name, number] = Region(*noted)
+                else:
+                    found.forgotten.add((name, number))
+        return found, end
+
+
 class Journal:
-    """The journal of a working folder.
+    """The journal of a working folder, or of a part of a run.
 
     Args:
-        lock: The folder.
+        lock: Its file.
     """
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: Locked) -> None:
         self._lock, self._file = lock, lock.descriptor
-        self.header: dict[str, Any] | None = None
-        """What is asked for; None where no run has begun."""
-        self.publishing = False
-        """Whether a run may have begun to give the copy its name."""
-        self.done: dict[tuple[str, int], Region] = {}
-        """Finished regions, by array and number."""
         self._waiting: list[bytes] = []
         self._flushed = time.monotonic()
-        self._end = 0
         text = _read(self._file)
         self.empty = not text
         """Whether it has been made just now, or its run was forgotten."""
-        stored, self._end = parse(text)
-        if not stored or not isinstance(stored[0], dict):
-            return
-        self.header = stored[0]
-        for value in stored[1:]:
-            if isinstance(value, dict):
-                self.publishing = value.get("publishing", False)
-            elif self.header.get("version") == VERSION:
-                name, number, *noted = value
-                self.done.pop((name, number), None)
-                if noted:
-                    self.done[name, number] = Region(*noted)
+        self._stored, self._end = Stored.of(text)
+        self.done = self._stored.done
+
+    @property
+    def header(self) -> dict[str, Any] | None:
+        """What is asked for; None where no run has begun."""
+        return self._stored.header
+
+    @property
+    def publishing(self) -> bool:
+        """Whether a run may have begun to give the copy its name."""
+        return self._stored.publishing
+
+    @property
+    def parts(self) -> int:
+        """In how many parts the work is done; 0 where one run does all of it."""
+        return self._stored.parts
+
+    @property
+    def forgotten(self) -> set[tuple[str, int]]:
+        """Regions that are to be done again."""
+        return self._stored.forgotten
 
     def begin(self, header: dict[str, Any] | None) -> None:
         """Notes who writes, and in an empty journal first what is asked for.
@@ -81,10 +136,10 @@ class Journal:
         with self._explaining():
             os.ftruncate(self._file, self._end)
         if header is not None:
-            self.header = header | {"version": VERSION}
+            self._stored.header = header | {"version": VERSION}
             self._waiting.append(line(self.header))
         # From here on nothing has been renamed, whatever an earlier run was about to do.
-        self.publishing = False
+        self._stored.publishing, self._stored.ended = False, None
         self._waiting.append(line({"process": os.getpid(), "host": socket.gethostname()}))
         self.flush()
         with self._explaining():
@@ -94,12 +149,13 @@ class Journal:
     def clear(self) -> None:
         """Forgets the run. What it has written must be gone."""
         os.ftruncate(self._file, 0)
-        self.header, self.publishing, self.done, self._end = None, False, {}, 0
-        self.empty = True
+        self._stored, self._end = Stored(), 0
+        self.done, self.empty = self._stored.done, True
 
     def add(self, name: str, number: int, region: Region) -> None:
         """Notes a region, on disk within `FLUSH_SECONDS` or at the next `flush`."""
         self.done[name, number] = region
+        self.forgotten.discard((name, number))
         self._waiting.append(line([name, number, *region]))
         if time.monotonic() - self._flushed >= FLUSH_SECONDS:
             self.flush()
@@ -107,14 +163,28 @@ class Journal:
     def forget(self, regions: Iterable[tuple[str, int]]) -> None:
         """Notes that regions are to be copied again, before they are."""
         for name, number in regions:
-            del self.done[name, number]
+            self.done.pop((name, number), None)
+            self.forgotten.add((name, number))
             self._waiting.append(line([name, number]))
         self.flush()
 
     def publish(self) -> None:
         """Notes that the copy is complete and is about to get its name; brings all of it to the disk."""
-        self.publishing = True
-        self._waiting.append(line({"publishing": True}))
+        self._stored.publishing = True
+        self._note({"publishing": True})
+
+    def split(self, parts: int) -> None:
+        """Notes in how many parts the work goes on; 0: in one run."""
+        self._stored.parts = parts
+        self._note({"parts": parts})
+
+    def end(self, found: dict[str, Any]) -> None:
+        """Notes that a part has ended, with what is to be known about it; brings all of it to the disk."""
+        self._stored.ended = found
+        self._note({"ended": found})
+
+    def _note(self, value: dict[str, Any]) -> None:
+        self._waiting.append(line(value))
         self.flush()
 
     def flush(self) -> None:
@@ -153,6 +223,14 @@ def holder(descriptor: int) -> str:
     stored, _ = parse(_read(descriptor))
     found = [value for value in stored if isinstance(value, dict) and "process" in value]
     return f" (process {found[-1]['process']} on {found[-1]['host']})" if found else ""
+
+
+def stored(path: Path) -> Stored:
+    """What the journal at a path says, which another process may be writing."""
+    try:
+        return Stored.of(path.read_bytes())[0]
+    except FileNotFoundError:
+        return Stored()
 
 
 def fingerprint(value: Any) -> str:

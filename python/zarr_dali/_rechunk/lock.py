@@ -1,4 +1,4 @@
-"""The working folder of a destination, which one run at a time has.
+"""The working folder of a destination, which one run at a time has, or the parts of one run together.
 
 It lies beside the destination and holds the journal, whose file is locked (flock), and the store that is
 being written. The lock is taken before anything is looked at or removed, and ends with its process.
@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -19,10 +20,14 @@ from pathlib import Path
 from zarr_dali._rechunk.failing import FinalError, explaining
 
 JOURNAL = ".zarr-dali-rechunk"
-OURS = re.compile(rf"{re.escape(JOURNAL)}|store-[0-9a-f]{{12}}|replaced|obsolete")
-"""Names that a run gives in its working folder: its store, the one that it put aside, one to be deleted."""
+OURS = re.compile(rf"{re.escape(JOURNAL)}(\.\d+-of-\d+|\.workers)?|store-[0-9a-f]{{12}}|replaced|obsolete")
+"""Names that a run gives in its working folder: journals, what workers of a cluster lock, its store, the one that
+it put aside, one to be deleted."""
 SYSTEM = re.compile(r"\.DS_Store|\._.*|\.nfs.*|Thumbs\.db")
 """Files that operating systems put into any folder."""
+PATIENCE_S = 60.0
+"""How long is waited for what takes moments: another part that begins, a region that a lost worker copies."""
+_LOOK_AGAIN_S = 0.05
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -33,15 +38,21 @@ class Lock:
         folder: The working folder.
         destination: What it is for.
         holder: Reads from the journal's descriptor which process and host hold the lock.
+        shared: Whether other processes that share the lock may have it, too.
 
     Raises:
         ValueError: Another run holds the lock, or the folder is not a working folder of rechunk.
         RuntimeError: It cannot be made or locked.
     """
 
-    def __init__(self, folder: Path, destination: Path, holder: Callable[[int], str]) -> None:
+    def __init__(
+        self, folder: Path, destination: Path, holder: Callable[[int], str], *, shared: bool = False
+    ) -> None:
         self.folder = folder
         self.path = folder / JOURNAL
+        self.exclusive = True
+        """Whether no other process has it."""
+        self._until = time.monotonic() + PATIENCE_S if shared else None
         with explaining(f"{folder} could not be made and locked", None):
             while not self._taken(destination, holder):
                 pass  # another run ended in between and removed the file
@@ -58,8 +69,12 @@ class Lock:
         try:
             if not stat.S_ISREG(os.fstat(self.descriptor).st_mode):
                 raise ValueError(f"{self.path} is no file of ours; remove it")
-            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._lock()
         except BlockingIOError as error:
+            if self._until is not None and time.monotonic() < self._until:
+                os.close(self.descriptor)
+                time.sleep(_LOOK_AGAIN_S)
+                return False
             who = holder(self.descriptor)
             os.close(self.descriptor)
             raise ValueError(
@@ -82,6 +97,35 @@ class Lock:
             return True
         os.close(self.descriptor)
         return False
+
+    def _lock(self) -> None:
+        """Locks the file, with others only where these share it. Raises BlockingIOError."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.exclusive = True
+        except BlockingIOError:
+            if self._until is None:
+                raise
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            self.exclusive = False
+
+    def share(self) -> bool:
+        """Lets others share the lock; whether it still was this process's afterwards."""
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            shared = True
+        except BlockingIOError:  # one lock is not made the other in one step
+            shared = False
+        self.exclusive = False
+        return shared and self.held()
+
+    def take(self) -> bool:
+        """Waits until no other process has the lock; whether the folder is still there then."""
+        # Two that share it would each wait for the other.
+        fcntl.flock(self.descriptor, fcntl.LOCK_UN)
+        fcntl.flock(self.descriptor, fcntl.LOCK_EX)
+        self.exclusive = True
+        return self.held()
 
     def _check_ours(self) -> None:
         """Raises ValueError where something is in the way that no run has made."""
@@ -127,12 +171,19 @@ class Lock:
         else:
             path.unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """Gives the lock back and leaves the folder as it is."""
+        os.close(self.descriptor)
+
     def release(self, store: str | None) -> None:
         """Gives the folder back; removes it where no run is noted in it, so that none is to be resumed.
 
         Args:
             store: The entry that this run has written.
         """
+        if not self.exclusive:
+            self.close()
+            return
         held, empty = self.held(), os.fstat(self.descriptor).st_size == 0
         if held and empty:
             self.path.unlink()

@@ -17,7 +17,7 @@ import zarr
 
 from zarr_dali import _dimensions, _labels, _ome
 from zarr_dali._advice import size
-from zarr_dali._arguments import decoding
+from zarr_dali._arguments import Threads
 from zarr_dali._rechunk import codecs, journal, ome, proposal
 from zarr_dali._rechunk.array_plan import STRING_BYTES, ArrayPlan
 from zarr_dali._rechunk.regions import Extents, Grid, cut, fitted
@@ -42,7 +42,8 @@ class Request:
     ranges: _labels.Ranges
     use: proposal.Use | None
     memory: int
-    workers: int
+    """Bytes for each process."""
+    threads: Threads
 
 
 @dataclass(frozen=True)
@@ -320,8 +321,8 @@ def _array_plan(
     else:
         chunk = _extents(request.chunks, dimensions, array.chunks, shape)
         shard = _sharded(request.shards, dimensions, array.shards, chunk, shape)
-    grid = Grid(shape, start, array.chunks, shard or chunk, element_bytes)
-    chosen = cut(grid, request.memory, request.workers, decoding)
+    grid, threads = Grid(shape, start, array.chunks, shard or chunk, element_bytes), request.threads
+    chosen = cut(grid, request.memory, threads.workers, threads.decoding, threads.processes)
     if chosen is None:
         needed = grid.memory(shard or chunk, 1)
         what = "sharded chunk" if shard else "chunk"

@@ -139,6 +139,9 @@ def tidy(lock: Lock, log: Journal) -> None:
     for name in (log.header["store"], REPLACED):
         if os.path.lexists(lock.folder / name):
             discard(lock, name)
+    for name in lock.entries():
+        if name.startswith(journal.NAME):
+            lock.remove(name)
     log.clear()
 
 

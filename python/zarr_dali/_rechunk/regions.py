@@ -103,7 +103,9 @@ class Cut:
     """Bytes with which one worker would read as little as is possible."""
 
 
-def cut(grid: Grid, memory: int, workers: int, decoding: Callable[[int], int]) -> Cut | None:
+def cut(
+    grid: Grid, memory: int, workers: int, decoding: Callable[[int], int], processes: int = 1
+) -> Cut | None:
     """The cut that reads least within the memory; of such the one that decodes most source chunks at once,
     then the one with most workers, then smallest regions.
 
@@ -113,6 +115,7 @@ def cut(grid: Grid, memory: int, workers: int, decoding: Callable[[int], int]) -
         workers: How many there may be.
         decoding: Source chunks that each worker decodes at once, for a number of workers, where the memory
             suffices.
+        processes: So many have this memory and these workers each.
 
     Returns:
         None where one file of the destination does not fit into the memory.
@@ -126,7 +129,7 @@ def cut(grid: Grid, memory: int, workers: int, decoding: Callable[[int], int]) -
         if not fitting:
             continue
         region = min(fitting, key=lambda region: (grid.reads(region), grid.bytes(region)))
-        region = _grown(grid, region, share, count, at_once)
+        region = _grown(grid, region, share, count * processes, at_once)
         found.append(
             Cut(
                 region,

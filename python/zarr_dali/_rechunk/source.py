@@ -19,7 +19,10 @@ from zarr_dali._store import Store, threads
 
 
 class Source:
-    """Where a copy comes from. One object is for one copy: it remembers what was read."""
+    """Where a copy comes from. One object is for one copy: it remembers what was read.
+
+    One that was pickled is the same source `anew`.
+    """
 
     is_folder = False
     store: LocalStore | Store
@@ -123,6 +126,9 @@ class Folder(Source):
     def anew(self) -> Source:
         return Folder(self.path)
 
+    def __reduce__(self) -> Any:
+        return Folder, (self.path,)
+
     def before(self, keys: Sequence[str]) -> str:
         # What is written from now on gives other stamps.
         return stamps.of(self.path, self._files(keys), settled=True)
@@ -171,6 +177,9 @@ class Remote(Source):
 
     def anew(self) -> Source:
         return Remote(*self._arguments)
+
+    def __reduce__(self) -> Any:
+        return Remote, self._arguments
 
     def before(self, keys: Sequence[str]) -> str:
         # An answer has the version of the bytes that came.

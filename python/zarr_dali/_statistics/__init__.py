@@ -1,18 +1,21 @@
 """Mean and standard deviation of a store's arrays: `zarr_dali.statistics` and `zarr-dali statistics`.
 
 The store is read in regions of whole chunks, as `rechunk` reads its source (`zarr_dali._rechunk.reading`).
-What is here decides which (`plan`), and adds them up and notes them in a journal (`computing`).
+What is here decides which (`plan`), adds them up, here or in workers of a cluster (`job`), and keeps a journal
+of it (`computing`).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from zarr_dali import _core, _labels, _local, _locations
-from zarr_dali._arguments import bytes_of, import_zarr, workers_of
+from zarr_dali._arguments import Threads, bytes_of, import_zarr
+from zarr_dali._dask import cluster as clusters
 
 
 def statistics(
@@ -26,6 +29,8 @@ def statistics(
     output: str | os.PathLike[str] | None = None,
     memory: int | str = "2GB",
     workers: int | None = None,
+    dask: Any = None,
+    part: tuple[int, int] | str | None = None,
     follow_links: bool = True,
     storage_options: Mapping[str, Any] | str | None = None,
     resume: bool = False,
@@ -54,7 +59,13 @@ def statistics(
         output: A JSON file for the result. What is done is kept beside it in `OUTPUT.partial` until it is
             complete; `resume` goes on with that.
         memory: Bytes for the work, or text such as "2GB"; comes on top of what Python and its libraries take.
-        workers: Regions that are read at once; by default one for each core, up to 8.
+            With `dask` for each of its workers.
+        workers: Regions that are read at once; by default one for each core, up to 8. With `dask` in each of
+            its workers, by default one for each of their threads.
+        dask: Where regions are read, as tasks of dask.distributed: as for `rechunk`. All workers need the
+            stores under the same paths.
+        part: One of several parts, "3/8" or (3, 8), each of which another process reads, with the same
+            arguments besides, among them `output`: as for `rechunk`. The last one to end writes the file.
         follow_links: As for the reader: False refuses symbolic links that lead out of a folder.
         storage_options: As for the reader: credentials and endpoints of stores at URLs.
         resume: Keep what an earlier run with the same arguments finished, besides what it read from files
@@ -72,11 +83,12 @@ def statistics(
     Raises:
         ValueError: There is no such array, dimension or label, an array holds no numbers, or `output` is
             taken.
-        RuntimeError: Something failed while reading, such as a damaged chunk.
-        ImportError: zarr-python 3 is missing, or xarray where there are labels.
+        RuntimeError: Something failed while reading, such as a damaged chunk, or a scheduler that does not
+            answer.
+        ImportError: zarr-python 3 is missing, xarray where there are labels, or dask.distributed with `dask`.
     """
     import_zarr("statistics")
-    from zarr_dali._rechunk import source
+    from zarr_dali._rechunk import parts, source
     from zarr_dali._statistics import computing, plan
 
     location = _locations.located(path, storage_options)
@@ -88,25 +100,37 @@ def statistics(
     for one in sources:
         if one.is_folder:
             _local.check_store(one.path, follow_links, chunks=True)
-    made = plan.make(
-        plan.Request(
+    own = parts.Part.of(part)
+    if own is not None and dask is not None:
+        raise ValueError("part, dask: each shares the work out in its own way; give one of them")
+    if output is None and (resume or overwrite):
+        raise ValueError("resume, overwrite: they are about `output`, which names no file")
+    if output is None and own is not None:
+        raise ValueError("part: give `output`, through which the parts come together")
+    place = None if output is None else Path(output).absolute()
+    if place is not None:
+        _check_output(place, sources)
+    tick = progress or (lambda what, done, total: None)
+    with nullcontext() if dask is None else clusters.connected(dask) as cluster:
+        request = plan.Request(
             arrays=None if asked is None else tuple(asked),
             by=by,
             ranges=_labels.Ranges.of(range, index_range),
             mask_and_scale=mask_and_scale,
             memory=bytes_of(memory),
-            workers=workers_of(workers),
-        ),
-        sources,
-    )
-    tick = progress or (lambda what, done, total: None)
-    if output is None:
-        if resume or overwrite:
-            raise ValueError("resume, overwrite: they are about `output`, which names no file")
-        return computing.compute(made, tick)
-    place = Path(output).absolute()
-    _check_output(place, sources)
-    return computing.compute_into(made, tick, place, resume=resume, overwrite=overwrite)
+            threads=Threads.here(workers) if cluster is None else cluster.at_once(workers),
+        )
+        if cluster is not None:
+            cluster.check_memory(request.memory)
+        made = plan.make(request, sources)
+        if place is None:
+            return computing.compute(made, tick, cluster)
+        if own is None:
+            return computing.compute_into(
+                made, tick, place, resume=resume, overwrite=overwrite, cluster=cluster
+            )
+        found = computing.compute_part(made, tick, place, own, overwrite=overwrite)
+        return {} if isinstance(found, tuple) else found
 
 
 def _check_output(place: Path, sources: Sequence[Any]) -> None:

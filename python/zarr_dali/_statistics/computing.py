@@ -1,27 +1,31 @@
-"""Reads the regions of a plan, adds up what is in them, and keeps a journal of it."""
+"""Computes statistics of a plan, with a journal and a file for the result where that is asked for."""
 
 from __future__ import annotations
 
 import json
 import os
-import warnings
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zarr_dali._moments import Moments, summary
-from zarr_dali._rechunk import journal, reading
+from zarr_dali._rechunk import journal
 from zarr_dali._rechunk.failing import explaining
-from zarr_dali._rechunk.journal import Journal, Region
+from zarr_dali._rechunk.journal import Journal
 from zarr_dali._rechunk.lock import Lock
-from zarr_dali._rechunk.reading import SourceArray
-from zarr_dali._statistics.plan import Part, Plan
+from zarr_dali._rechunk.parts import Joint, Part, take_over
+from zarr_dali._statistics.job import Job, Tick
+from zarr_dali._statistics.plan import Part as ArrayPart
+from zarr_dali._statistics.plan import Plan
 
-Tick = Callable[[str, int, int], None]
+if TYPE_CHECKING:
+    from zarr_dali._dask.cluster import Cluster
+
 Found = dict[str, dict[str, Any]]
 
 KIND = "statistics"
+_RUN = "run"
+"""What a journal's header calls the run."""
 
 
 def partial_of(output: Path) -> Path:
@@ -29,16 +33,26 @@ def partial_of(output: Path) -> Path:
     return output.with_name(output.name + ".partial")
 
 
-def compute(plan: Plan, tick: Tick) -> Found:
+def compute(plan: Plan, tick: Tick, cluster: Cluster | None = None) -> Found:
     """Reads everything.
 
     Raises:
         RuntimeError: Something failed.
     """
-    return _entries(plan, _Job(plan, None, None).run(tick))
+    job = Job(plan, tick)
+    job.read(cluster=cluster)
+    return _entries(plan, job.found)
 
 
-def compute_into(plan: Plan, tick: Tick, output: Path, *, resume: bool, overwrite: bool) -> Found:
+def compute_into(
+    plan: Plan,
+    tick: Tick,
+    output: Path,
+    *,
+    resume: bool,
+    overwrite: bool,
+    cluster: Cluster | None = None,
+) -> Found:
     """Reads what an earlier run has not, and writes all to a file.
 
     Raises:
@@ -49,17 +63,66 @@ def compute_into(plan: Plan, tick: Tick, output: Path, *, resume: bool, overwrit
     try:
         with explaining(f"{output} could not be written", lock.folder):
             log = Journal(lock)
-            plan = _begun(plan, log, lock, output, resume, overwrite)
-            found = _entries(plan, _Job(plan, log, lock.folder).run(tick))
-            journal.write_whole(output, (json.dumps(found, indent=2) + "\n").encode())
-            log.clear()
+            _begin(plan, lock, log, output, resume, overwrite)
+            take_over(lock, log, _RUN)
+            job = Job(plan.with_regions(log.header["regions"]), tick, lock.folder)
+            job.read(log, cluster)
+            found = _written(job, log, lock, output)
     finally:
         lock.release(None)
     return found
 
 
-def _begun(plan: Plan, log: Journal, lock: Lock, output: Path, resume: bool, overwrite: bool) -> Plan:
-    """Begins or goes on; the plan with the regions of the run that is resumed."""
+def compute_part(
+    plan: Plan, tick: Tick, output: Path, part: Part, *, overwrite: bool
+) -> Found | tuple[int, ...]:
+    """Reads one part of the whole; the last one to end writes the file.
+
+    Returns:
+        The parts that have not ended; where there are none, what all have found.
+
+    Raises:
+        ValueError: As in `compute_into`, or another process has this part.
+        RuntimeError: Something failed; the text says how to go on.
+    """
+    partial = partial_of(output)
+    with explaining(f"{output} could not be written", partial):
+        joint = Joint(
+            partial,
+            output,
+            part,
+            begin=lambda lock, log: _begin(plan, lock, log, output, True, overwrite),
+            check=lambda header: _check_header(header, plan, partial),
+            run=_RUN,
+        )
+        try:
+            job = Job(plan.with_regions(joint.header["regions"]), tick, partial, part)
+            joint.keep(job.regions)
+            job.read(joint.own)
+            log = joint.last({})
+            if log is None:  # another part was the last one
+                return json.loads(output.read_bytes())
+            if isinstance(log, tuple):
+                return log
+            job = Job(job.plan, tick, partial)
+            job.read(log)  # looks once more what has changed since
+            return _written(job, log, joint.lock, output)
+        finally:
+            joint.close()
+
+
+def _written(job: Job, log: Journal, lock: Lock, output: Path) -> Found:
+    """Writes the result; nothing of the run is left beside it."""
+    found = _entries(job.plan, job.found)
+    journal.write_whole(output, (json.dumps(found, indent=2) + "\n").encode())
+    for name in lock.entries():
+        lock.remove(name)
+    log.clear()
+    return found
+
+
+def _begin(plan: Plan, lock: Lock, log: Journal, output: Path, resume: bool, overwrite: bool) -> None:
+    """Begins, or goes on with the regions of the run that is resumed."""
     if log.header is not None and log.header.get("kind") != KIND:
         raise ValueError(f"{lock.folder} is of another command; choose another name for {output}")
     if log.header is not None and not (resume or overwrite):
@@ -70,110 +133,24 @@ def _begun(plan: Plan, log: Journal, lock: Lock, output: Path, resume: bool, ove
     if os.path.lexists(output) and not (overwrite or going_on):
         raise ValueError(f"{output} exists; choose another name, or overwrite=True to replace it")
     if going_on:
-        problem = None
-        if log.header.get("version") != journal.VERSION:
-            problem = "was begun by another release"
-        elif log.header["fingerprint"] != plan.fingerprint:
-            problem = "was begun with other arguments, or the store's metadata have changed since"
-        if problem:
-            raise ValueError(f"{lock.folder} {problem}: it cannot be resumed; overwrite=True begins anew")
+        _check_header(log.header, plan, lock.folder)
         log.begin(None)
-        return plan.with_regions(log.header["regions"])
+        return
+    for name in lock.entries():
+        lock.remove(name)
     log.clear()
     regions = {part.key: part.cut.region for part in plan.each}
-    log.begin({"kind": KIND, "fingerprint": plan.fingerprint, "regions": regions})
-    return plan
+    log.begin({"kind": KIND, "fingerprint": plan.fingerprint, "regions": regions, _RUN: os.urandom(6).hex()})
 
 
-class _Job:
-    """A plan's arrays, and what was found in their regions.
-
-    Args:
-        plan: What is read.
-        log: Where regions are noted, if they are.
-        folder: The journal's.
-    """
-
-    def __init__(self, plan: Plan, log: Journal | None, folder: Path | None) -> None:
-        self.plan, self.log, self.folder = plan, log, folder
-        self.sources = [source.anew() for source in plan.sources]
-        self.found: dict[tuple[str, int], Moments] = {}
-        with warnings.catch_warnings():
-            # Of arrays that the zarrs package leaves to zarr-python.
-            warnings.simplefilter("ignore")
-            self.arrays = {
-                part.key: SourceArray(self.sources[part.store], part.name, part.array, part.cut.decoding)
-                for part in plan.each
-            }
-
-    def run(self, tick: Tick) -> dict[tuple[str, int], Moments]:
-        """What was found in each region."""
-        if self.log is not None:
-            self._take_up(self.log)
-        total, finished = self.plan.bytes, 0.0
-        for part in self.plan.each:
-            finished += (
-                part.bytes
-                * sum((part.key, n) in self.found for n in range(part.regions))
-                / max(1, part.regions)
-            )
-        tick("reading", int(finished), total)
-        try:
-            for part in self.plan.each:
-                todo = [number for number in range(part.regions) if (part.key, number) not in self.found]
-                for _ in self._read(part, todo):
-                    finished += part.bytes / part.regions
-                    tick("reading", int(finished), total)
-        except BaseException:
-            # Also after Ctrl-C or an error: what is finished need not be read again.
-            if self.log is not None:
-                with suppress(RuntimeError):
-                    self.log.flush()
-            raise
-        if self.log is not None:
-            self.log.flush()
-        return self.found
-
-    def _take_up(self, log: Journal) -> None:
-        """Keeps what an earlier run has noted, besides regions whose chunks have changed since."""
-        changed = []
-        for part in self.plan.each:
-            noted = [number for number in range(part.regions) if (part.key, number) in log.done]
-            array = self.arrays[part.key]
-            for number, now in self._each(
-                part, noted, lambda n, array=array, part=part: array.now(part.region(n))
-            ):
-                region = log.done[part.key, number]
-                if region.stamps == now:
-                    self.found[part.key, number] = Moments(*region.note)
-                else:
-                    changed.append((part.key, number))
-        log.forget(changed)
-
-    def _read(self, part: Part, numbers: list[int]) -> Any:
-        """Reads regions; gives the number of each when it is done."""
-        array = self.arrays[part.key]
-
-        def work(number: int) -> tuple[Moments, str]:
-            values, stamps = array.read(part.region(number))
-            moments = part.rule.moments(values, part.axis)
-            del values
-            reading.trim()
-            return moments, stamps
-
-        for number, (moments, stamps) in self._each(part, numbers, work):
-            self.found[part.key, number] = moments
-            if self.log is not None:
-                self.log.add(part.key, number, Region(moments.as_list(), stamps, []))
-            yield number
-
-    def _each(self, part: Part, numbers: list[int], work: Callable[[int], Any]) -> Any:
-        def where(number: int) -> str:
-            words = reading.in_words(part.name, part.dimensions, part.region(number))
-            return f"{self.plan.sources[part.store]}: {words}"
-
-        with reading.at_once(part.cut.decoding):
-            yield from reading.each(work, numbers, part.cut.workers, where, self.folder)
+def _check_header(header: Mapping[str, Any], plan: Plan, folder: Path) -> None:
+    problem = None
+    if header.get("version") != journal.VERSION:
+        problem = "was begun by another release"
+    elif header["fingerprint"] != plan.fingerprint:
+        problem = "was begun with other arguments, or the store's metadata have changed since"
+    if problem:
+        raise ValueError(f"{folder} {problem}: it cannot be resumed; overwrite=True begins anew")
 
 
 def _entries(plan: Plan, found: dict[tuple[str, int], Moments]) -> Found:
@@ -182,7 +159,7 @@ def _entries(plan: Plan, found: dict[tuple[str, int], Moments]) -> Found:
 
 
 def _entry(
-    plan: Plan, name: str, parts: tuple[Part, ...], found: dict[tuple[str, int], Moments]
+    plan: Plan, name: str, parts: tuple[ArrayPart, ...], found: dict[tuple[str, int], Moments]
 ) -> dict[str, Any]:
     # In the order of the regions and not in that in which they came, so that all runs give the same digits.
     wholes = [_whole(part, found) for part in parts]
@@ -203,7 +180,7 @@ def _entry(
     return entry
 
 
-def _whole(part: Part, found: dict[tuple[str, int], Moments]) -> Moments:
+def _whole(part: ArrayPart, found: dict[tuple[str, int], Moments]) -> Moments:
     """Of all values of a part, scale and offset applied."""
     if part.axis is None:
         total = sum((found[part.key, number] for number in range(part.regions)), Moments())

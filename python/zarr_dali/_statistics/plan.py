@@ -13,7 +13,7 @@ import zarr
 
 from zarr_dali import _moments
 from zarr_dali._advice import size
-from zarr_dali._arguments import decoding
+from zarr_dali._arguments import Threads
 from zarr_dali._labels import Ranges
 from zarr_dali._rechunk import journal
 from zarr_dali._rechunk.plan import Bounds, arrays_of, attributes_of, coordinates_of, dimensions_of
@@ -30,7 +30,8 @@ class Request:
     ranges: Ranges
     mask_and_scale: bool
     memory: int
-    workers: int
+    """Bytes for each process."""
+    threads: Threads
 
 
 @dataclass(frozen=True)
@@ -329,8 +330,8 @@ def _parts(
 
 
 def _part(request: Request, store: int, name: str, array: zarr.Array, place: tuple[slice, ...]) -> Part:
-    dimensions, grid = dimensions_of(array), _grid(array, place)
-    chosen = cut(grid, request.memory, request.workers, decoding)
+    dimensions, grid, threads = dimensions_of(array), _grid(array, place), request.threads
+    chosen = cut(grid, request.memory, threads.workers, threads.decoding, threads.processes)
     if chosen is None:
         raise ValueError(
             f"one chunk of {'x'.join(map(str, array.chunks))} needs {size(grid.memory(array.chunks, 1))} of "
