@@ -42,8 +42,8 @@ class Cluster:
             limit = worker.get("memory_limit") or 0
             if 0 < limit < memory:
                 raise ValueError(
-                    f"memory: {size(memory)} for the work, and dask's worker {address} may take {size(limit)} "
-                    "in all; give less memory, or the workers more (--memory-limit)"
+                    f"memory: {size(memory)} for the work, and dask's worker {address} may take "
+                    f"{size(limit)} in all; give less memory, or the workers more (--memory-limit)"
                 )
 
 
@@ -87,7 +87,7 @@ def _local(workers: str | None) -> Any:
         n_workers=count,
         threads_per_worker=max(1, cores() // count),
         processes=True,
-        dashboard_address=None,
+        dashboard_address=":0",
         # The work keeps to its own bound; a limit of dask's would only end workers that nothing restrains.
         memory_limit=0,
     )

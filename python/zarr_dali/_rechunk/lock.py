@@ -21,8 +21,8 @@ from zarr_dali._rechunk.failing import FinalError, explaining
 
 JOURNAL = ".zarr-dali-rechunk"
 OURS = re.compile(rf"{re.escape(JOURNAL)}(\.\d+-of-\d+|\.workers)?|store-[0-9a-f]{{12}}|replaced|obsolete")
-"""Names that a run gives in its working folder: journals, what workers of a cluster lock, its store, the one that
-it put aside, one to be deleted."""
+"""Names that a run gives in its working folder: journals, what workers of a cluster lock, its store, the one
+that it put aside, one to be deleted."""
 SYSTEM = re.compile(r"\.DS_Store|\._.*|\.nfs.*|Thumbs\.db")
 """Files that operating systems put into any folder."""
 PATIENCE_S = 60.0

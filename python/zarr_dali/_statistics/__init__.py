@@ -1,8 +1,8 @@
 """Mean and standard deviation of a store's arrays: `zarr_dali.statistics` and `zarr-dali statistics`.
 
 The store is read in regions of whole chunks, as `rechunk` reads its source (`zarr_dali._rechunk.reading`).
-What is here decides which (`plan`), adds them up, here or in workers of a cluster (`job`), and keeps a journal
-of it (`computing`).
+What is here decides which (`plan`), adds them up, here or in workers of a cluster (`job`), and keeps a
+journal of it (`computing`).
 """
 
 from __future__ import annotations
