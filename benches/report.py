@@ -39,6 +39,7 @@ FIGURES = {
     "overlap": ("hidden", "hidden"),
     "read_table": ("delivered_gb_per_s", "GB/s"),
     "rechunk": ("delivered_gb_per_s", "GB/s"),
+    "rechunk_cluster": ("gb_per_s", "GB/s"),
     "scaling": ("delivered_gb_per_s", "GB/s"),
     "training": ("samples_per_s", "samples/s"),
 }
