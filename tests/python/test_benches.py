@@ -42,6 +42,7 @@ SCRIPTS = (
     "hungry",
     "overlap",
     "rechunk",
+    "rechunk_cluster",
     "cpu_backend",
     "report",
 )
@@ -206,6 +207,18 @@ def test_rechunk(quick):
     assert copy["share_of_memory"] == copy["peak"] / copy["memory"] < 1
     assert after["chunk"][0] < 10 and after["decodes_per_epoch"] < 1.5
     assert after["samples_per_s"] > 0
+
+
+@pytest.mark.full
+def test_rechunk_by_a_cluster(quick):
+    pytest.importorskip("distributed")
+    rows = rows_of(quick("rechunk_cluster"))
+    assert rows.keys() == {f"{one}/{by}" for one in ("rechunk", "statistics") for by in ("threads", "1", "4")}
+    for name, row in rows.items():
+        assert row["equal"] is True and row["share_of_memory"] < 1, name
+    assert rows["rechunk/4"]["processes"] == rows["statistics/4"]["processes"] == 4
+    four, one = rows["rechunk/4"], rows["rechunk/1"]
+    assert four["times_one_worker"] == four["gb_per_s"] / one["gb_per_s"]
 
 
 def test_a_copy_that_differs_is_seen(tmp_path):
