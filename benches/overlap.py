@@ -32,45 +32,13 @@ from typing import Any
 
 import common
 from beside_training import BATCH, QUICK_BATCH, Training, add_arguments, loader
+from zarr_dali._profile.intervals import Interval, intersection, length, union, within
 
 DECODERS = ("auto", "gpu")
 SHOWN_STEPS = 4
 # Gaps that a timeline cannot show; merging over them keeps the results small. A training that waits does so
 # for longer.
 SHOWN_GAP_US = 30.0
-
-Interval = tuple[float, float]
-
-
-def union(intervals: Iterable[Interval], gap: float = 0.0) -> list[Interval]:
-    """Disjoint intervals in order that cover the same; those at most `gap` apart become one."""
-    merged: list[Interval] = []
-    for start, end in sorted(intervals):
-        if merged and start <= merged[-1][1] + gap:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], end))
-        else:
-            merged.append((start, end))
-    return merged
-
-
-def length(intervals: Iterable[Interval]) -> float:
-    """The summed length of disjoint intervals."""
-    return sum(end - start for start, end in intervals)
-
-
-def intersection(a: Sequence[Interval], b: Sequence[Interval]) -> list[Interval]:
-    """What two lists of disjoint intervals in order have in common."""
-    common_parts: list[Interval] = []
-    i = j = 0
-    while i < len(a) and j < len(b):
-        start, end = max(a[i][0], b[j][0]), min(a[i][1], b[j][1])
-        if start < end:
-            common_parts.append((start, end))
-        if a[i][1] < b[j][1]:
-            i += 1
-        else:
-            j += 1
-    return common_parts
 
 
 def own_kernels() -> set[str]:
@@ -127,11 +95,6 @@ def activity(events: Iterable[dict[str, Any]], own: set[str]) -> Activity:
     found.copy, found.decode = union(found.copy), union(found.decode)
     found.training = union(found.training)
     return found
-
-
-def within(intervals: Sequence[Interval], start: float, end: float) -> list[Interval]:
-    """The parts of disjoint intervals between two times."""
-    return intersection(intervals, [(start, end)])
 
 
 def shares(found: Activity) -> dict[str, Any]:

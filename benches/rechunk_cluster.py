@@ -3,8 +3,8 @@
 The source has `--steps` steps of six levels in chunks of ten steps of one level, zstd; the copy has each step
 in a chunk of its own, zstd again, and statistics are those of each level. All workers are on this machine,
 each a process with a quarter of the cores as its threads, so that one of them has as much to work with as
-each of four. A small part is copied before anything is timed, which imports what workers need. Of `threads` there
-are no workers: the process itself does it, with eight threads at most, as without `dask`.
+each of four. A small part is copied before anything is timed, which imports what workers need. Of `threads`
+there are no workers: the process itself does it, with eight threads at most, as without `dask`.
 
 `equal` says whether every value of the copy is that of the source, and whether statistics are those of this
 process to 12 digits (regions depend on the number of workers, and with them the order of the sum). The peak

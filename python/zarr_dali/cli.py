@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zarr_dali._options import names
+from zarr_dali._profile_cli import profile
 from zarr_dali._rechunk_cli import rechunk
 from zarr_dali._statistics_cli import statistics
 
@@ -219,5 +220,6 @@ def doctor(as_json: bool) -> None:
         raise SystemExit(1)
 
 
+main.add_command(profile)
 main.add_command(rechunk)
 main.add_command(statistics)

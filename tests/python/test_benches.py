@@ -29,6 +29,7 @@ import hungry
 import overlap
 import rechunk
 import report
+from zarr_dali._profile import findings
 
 pytestmark = pytest.mark.alone
 
@@ -475,6 +476,8 @@ def trace(steps=6):
 
 def test_events_are_told_apart():
     assert {"gather", "inflate", "decode_lz4", "zstd_check_frames"} <= overlap.own_kernels()
+    # `zarr-dali profile`, which is installed without the sources, has a list of them.
+    assert overlap.own_kernels() == findings.OWN_KERNELS
     found = overlap.activity(trace(2), overlap.own_kernels())
     assert found.copy == [(10, 30), (110, 130)]
     assert found.decode == [(70, 90), (170, 190)]
