@@ -56,7 +56,7 @@ def rows_of(process: Process) -> Rows:
 
 
 def _name_of(process: Process, thread: int, kinds: set[str]) -> str:
-    """The name of a thread of the reader; nsys asks for names now and then, and knows none that ended before."""
+    """The name of a thread of the reader. nsys asks for names now and then, and misses those that ended."""
     names = ((PLAN, "zarr planner"), (GPU, "zarr GPU worker"), (CPU, "zarr decoder"), (FETCH, "zarr reader"))
     return process.threads.get(thread) or next(name for kind, name in names if kind in kinds)
 
