@@ -227,6 +227,7 @@ def test_blocks_are_of_known_languages():
 # `--help` of cargo-mutants 27.1.
 NSYS = {
     "profile": {"--trace", "--output", "--capture-range", "--capture-range-end", "--nvtx-domain-include"},
+    "export": {"--type", "--output"},
     "stats": {"--report"},
 }
 MUTANTS = {

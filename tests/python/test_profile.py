@@ -255,7 +255,7 @@ def test_rows_of_a_picture(made):
     (process,) = recording.read(made.path).processes
     rows = picture.rows_of(process)
     assert list(rows) == [
-        "the training", "DALI's threads", "zarr GPU worker", "zarr reader", "GPU 0, stream 7",
+        "the training", "DALI's threads", "zarr reader", "zarr GPU worker", "GPU 0, stream 7",
         "GPU 0, stream 13", "GPU 0, stream 14",
     ]  # fmt: skip
     assert rows["GPU 0, stream 13"].keys() == {picture.COPIED, picture.DECODED}

@@ -11,8 +11,8 @@ from zarr_dali._profile.intervals import Interval, intersection, length, outside
 from zarr_dali._profile.recording import WAIT, Process, Range, Recording, Span
 
 FETCH, CPU, GPU, PLAN = "fetch", "decode on the CPU", "decode on the GPU", "plan"
-STAGES = (FETCH, CPU, GPU, PLAN)
-"""Ranges of the reader's own threads."""
+STAGES = (PLAN, FETCH, CPU, GPU)
+"""Ranges of the reader's own threads, in the order of a chunk's way."""
 OWN_KERNELS = frozenset(
     {
         "check",
@@ -270,8 +270,8 @@ _REMEDIES = {
 
 def _limit(training: Waits | None, reader: Waits, waited_for: dict[str, float], gpu: Gpu | None) -> str:
     """Who keeps whom waiting."""
-    share = training.share if training is not None else reader.share
-    who = "the training" if training is not None else "DALI"
+    seen = training is not None and training.ranges > 0
+    share, who = (training.share, "the training") if seen else (reader.share, "DALI")
     if gpu is not None and gpu.idle_waiting_share is not None:
         # A host that waits costs nothing while the GPU has work.
         share, who = gpu.idle_waiting_share, "the GPU, without work,"

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from zarr_dali._profile.findings import CPU, FETCH, GPU, PLAN, Findings, readers_work
-from zarr_dali._profile.intervals import Interval, union, within
+from zarr_dali._profile.findings import CPU, FETCH, GPU, PLAN, STAGES, Findings, readers_work
+from zarr_dali._profile.intervals import Interval, outside, union, within
 from zarr_dali._profile.recording import WAIT, Process, Range, Span
 
-POPPED, TRAINED, COPIED, DECODED = "wait for DALI", "the model's kernels", "copies", "the reader's kernels"
+STEP, POPPED = "training step", "wait for DALI"
+TRAINED, COPIED, DECODED = "the model's kernels", "copies", "the reader's kernels"
 COLOURS = {
+    STEP: "#c9d3e6",
     POPPED: "#c44e52",
     WAIT: "#e39a9c",
     PLAN: "#8c8c8c",
@@ -36,13 +38,16 @@ def rows_of(process: Process) -> Rows:
         if spans:
             rows.setdefault(row, {})[kind] = union((one.start, one.end) for one in spans)
 
-    add("the training", POPPED, process.pops)
+    if process.pops:
+        waits = union((one.start, one.end) for one in process.pops)
+        rows["the training"] = {STEP: outside(waits, waits[0][0], waits[-1][1]), POPPED: waits}
     add("DALI's threads", WAIT, [one for one in process.ranges if one.name == WAIT])
     kinds: dict[int, set[str]] = {}
     for one in process.ranges:
         if one.name != WAIT:
             kinds.setdefault(one.thread, set()).add(one.name)
-    named = sorted((_name_of(process, thread, its), thread) for thread, its in kinds.items())
+    found = sorted((min(map(STAGES.index, its)), thread) for thread, its in kinds.items())
+    named = [(_name_of(process, thread, kinds[thread]), thread) for _, thread in found]
     for name, thread in named:
         number = [one for one in named if one[0] == name].index((name, thread)) + 1
         row = f"{name} {number}" if sum(one[0] == name for one in named) > 1 else name
@@ -108,7 +113,7 @@ def draw(process: Process, found: Findings, path: Path, span: tuple[int, int] | 
     figure.legend(
         handles=[Patch(color=colour, label=kind) for kind, colour in COLOURS.items() if kind in seen],
         loc="outside upper center",
-        ncols=5,
+        ncols=6,
         frameon=False,
     )
     figure.savefig(path, dpi=110)

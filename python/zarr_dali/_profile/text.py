@@ -20,7 +20,7 @@ def render(recording: Recording, findings: Sequence[Findings]) -> RenderableType
         begin, end = (one / 1e9 for one in found.window)
         title = f"{recording.file}, process {found.pid}: {begin:.3f} to {end:.3f} s"
         parts += [Text(title, style="bold"), Text(f"In short: {found.limit}.\n")]
-        parts += [_waiting(found), _stages(found)]
+        parts += [_waiting(found), Text(""), _stages(found)]
         if found.gpu is not None:
             parts.append(_on_gpu(found.gpu))
         else:
