@@ -32,6 +32,7 @@ from zarr_dali._rechunk import array_copy, cluster_copy, copying, fence, journal
 from zarr_dali._rechunk.failing import FinalError
 
 distributed = pytest.importorskip("distributed")
+dask = pytest.importorskip("dask")
 
 WORKERS, THREADS = 2, 2
 NO_PORT = ":0"
@@ -181,16 +182,14 @@ def test_a_local_cluster_and_a_file_of_a_scheduler(source, tmp_path):
 
 def test_what_is_no_cluster(source, tmp_path, monkeypatch, client):
     copy = tmp_path / "copy.zarr"
-    for dask in ("4", "remote:4", 4, "host:8786"):
+    for given in ("4", "remote:4", 4, "host:8786"):
         with pytest.raises(ValueError, match=r"is no scheduler; give tcp://HOST:8786"):
-            zarr_dali.rechunk(source, copy, dask=dask)
+            zarr_dali.rechunk(source, copy, dask=given)
     with pytest.raises(ValueError, match="has no workers"):
         zarr_dali.rechunk(source, copy, dask="local:0")
-    import dask as dask_itself
-
     text = r"there is no scheduler at tcp://127.0.0.1:9 .*start one"
     quickly = {"distributed.comm.timeouts.connect": "1s"}
-    with dask_itself.config.set(quickly), pytest.raises(RuntimeError, match=text):
+    with dask.config.set(quickly), pytest.raises(RuntimeError, match=text):
         zarr_dali.statistics(source, dask="tcp://127.0.0.1:9")
     with pytest.raises(ValueError, match=r"dask's worker tcp.* may take 3 GB in all; give less memory"):
         zarr_dali.rechunk(source, copy, dask=client, memory="4GB")
@@ -493,6 +492,35 @@ def test_an_interrupted_client_leaves_no_writers(client, source, tmp_path):
     assert_copied(copy, source)
 
 
+@pytest.mark.full
+def test_ctrl_c_at_a_terminal(source, tmp_path):
+    """All processes of the terminal get the signal; the command ends its workers, and says how to go on."""
+    copy = tmp_path / "copy.zarr"
+    code = """
+    import sys
+    from zarr_dali import cli
+    from zarr_dali._rechunk import journal, regions
+    journal.FLUSH_SECONDS = regions.REGION_BYTES = 0
+    if __name__ == "__main__":
+        cli.main(["rechunk", *sys.argv[1:], "--chunks", "dim_0=1", "--codec", "zstd:22", "--dask", "local:2"])
+    """
+    script = tmp_path / "command.py"
+    script.write_text(textwrap.dedent(code))
+    with subprocess.Popen(
+        [sys.executable, script, source, copy], stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as command:
+        wait_for(lambda: lines(copying.partial_of(copy)) > 4 or command.poll() is not None, 120)
+        os.killpg(command.pid, signal.SIGINT)
+        _, text = command.communicate(timeout=120)
+    if command.returncode == 0:  # it was quicker
+        assert_copied(copy, source)
+        return
+    assert command.returncode == 130 and "--resume" in text and "Traceback" not in text, text
+    done = zarr_dali.rechunk(source, copy, chunks={"dim_0": 1}, codec="zstd:22", resume=True)
+    assert done.resumed_bytes > 0
+    assert_copied(copy, source)
+
+
 def test_a_cluster_without_workers_is_told_of(source, tmp_path, monkeypatch):
     monkeypatch.setattr(spreading, "_LOOK_S", 0.1)
     seen = []
@@ -516,3 +544,55 @@ def test_workers_and_threads_decide_the_cut(client, source, tmp_path):
     plan = zarr_dali.rechunk(source, tmp_path / "copy.zarr", dask=client, dry_run=True, **ARGUMENTS).plan
     assert {array.cut.workers for array in plan.arrays} == {THREADS}
     assert not copying.partial_of(tmp_path / "copy.zarr").exists()
+
+
+@pytest.mark.full
+def test_the_scheduler_goes_away(source, tmp_path):
+    """An error within a minute, and what is finished is kept."""
+    copy = tmp_path / "copy.zarr"
+    with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=NO_PORT) as started:
+        client = distributed.Client(started, set_as_default=False, timeout="2s")
+
+        def stop(what, done, total):
+            if done > total / 3:
+                started.close()
+
+        with pytest.raises(
+            RuntimeError, match=r"dask: the scheduler .*stays in .*partial, resume=True goes on"
+        ):
+            zarr_dali.rechunk(source, copy, dask=client, progress=stop, **ARGUMENTS)
+        client.close(timeout=1)
+    done = zarr_dali.rechunk(source, copy, resume=True, **ARGUMENTS)
+    assert done.resumed_bytes > 0
+    assert_copied(copy, source)
+
+
+@pytest.mark.full
+def test_workers_that_end_over_the_same_region(source, tmp_path):
+    """dask gives up after some, and the command with it."""
+
+    class Deadly(distributed.WorkerPlugin):
+        def setup(self, worker):
+            from zarr_dali._rechunk import array_copy
+
+            copy = array_copy.ArrayCopy.copy
+
+            def deadly(self, number):
+                if self.plan.name == "u" and number == 3:
+                    os._exit(1)
+                return copy(self, number)
+
+            array_copy.ArrayCopy.copy = deadly
+
+    copy = tmp_path / "copy.zarr"
+    with (
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
+        distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=NO_PORT) as started,
+        distributed.Client(started, set_as_default=False) as client,
+    ):
+        client.register_plugin(Deadly())
+        text = r"workers ended one after the other.*look at their logs.*resume=True goes on"
+        with pytest.raises(RuntimeError, match=text):
+            zarr_dali.rechunk(source, copy, dask=client, **ARGUMENTS)
+    assert zarr_dali.rechunk(source, copy, resume=True, **ARGUMENTS).resumed_bytes > 0
+    assert_copied(copy, source)

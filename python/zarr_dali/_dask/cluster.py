@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING, Any
 
 from zarr_dali._advice import size
@@ -78,11 +80,22 @@ def connected(dask: Any) -> Iterator[Cluster]:
 
 def _local(workers: str | None) -> Any:
     """Workers on this machine, with the cores divided among them."""
-    import distributed
-
     count = int(workers) if workers else max(1, cores() // 2)
     if count < 1:
         raise ValueError('dask: "local:0" has no workers; give local:4 for four')
+    # Threads and processes inherit what is blocked: Ctrl-C is for this process, which then ends the workers.
+    # Python starts a process of its own before the first one, and unblocks it behind that.
+    resource_tracker.ensure_running()
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return _started(count)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _started(count: int) -> Any:
+    import distributed
+
     return distributed.LocalCluster(
         n_workers=count,
         threads_per_worker=max(1, cores() // count),
