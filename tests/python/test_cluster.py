@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 import time
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 
 import numpy as np
 import pytest
@@ -41,15 +41,28 @@ ARGUMENTS = {"chunks": {"dim_0": 1}, "shards": {"dim_0": 4}, "codec": "zstd"}
 SHAPE = (40, 6, 8)
 
 
-@pytest.fixture(scope="module")
-def client():
-    """Two workers, each a process with two threads; one that is killed is started again."""
+@contextmanager
+def two_workers():
+    """Each is a process with two threads; one that is killed is started again."""
     with (
         distributed.LocalCluster(
             n_workers=WORKERS, threads_per_worker=THREADS, dashboard_address=NO_PORT, memory_limit="3GB"
         ) as started,
         distributed.Client(started, set_as_default=False) as connected,
     ):
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def client():
+    with two_workers() as connected:
+        yield connected
+
+
+@pytest.fixture
+def mortal():
+    """Workers that no other test needs."""
+    with two_workers() as connected:
         yield connected
 
 
@@ -395,14 +408,13 @@ def killing(client, draw, times):
 
 @pytest.mark.full
 @pytest.mark.parametrize("seed", range(2))
-def test_workers_are_killed(client, source, tmp_path, seed):
+def test_workers_are_killed(mortal, source, tmp_path, seed):
     """A region of a worker that is gone is copied by another one."""
-    client.wait_for_workers(WORKERS)
-    client.run(slow_down, 0.1)
-    end = killing(client, random.Random(seed), 2)
+    mortal.run(slow_down, 0.1)
+    end = killing(mortal, random.Random(seed), 2)
     try:
         done = zarr_dali.rechunk(
-            source, tmp_path / "copy.zarr", dask=client, verify=True, stats=True, **ARGUMENTS
+            source, tmp_path / "copy.zarr", dask=mortal, verify=True, stats=True, **ARGUMENTS
         )
     finally:
         killed = end()
@@ -410,7 +422,6 @@ def test_workers_are_killed(client, source, tmp_path, seed):
     assert_copied(tmp_path / "copy.zarr", source)
     other = zarr_dali.rechunk(source, tmp_path / "other.zarr", verify=True, stats=True, **ARGUMENTS)
     assert (done.checksums, done.statistics) == (other.checksums, other.statistics)
-    client.wait_for_workers(WORKERS)
 
 
 CLIENT = """
@@ -445,18 +456,14 @@ def killed_after(count, what, source, copy, client, number):
 
 
 @pytest.mark.full
-def test_the_client_is_killed_and_another_one_resumes(client, source, tmp_path):
+def test_the_client_is_killed_and_another_one_resumes(mortal, source, tmp_path):
     """The workers of the first one may still be writing when the second one begins."""
     copy = tmp_path / "copy.zarr"
-    client.wait_for_workers(WORKERS)
-    client.run(slow_down, 0.05)
-    try:
-        for count in (5, 9):
-            killed_after(count, "rechunk", source, copy, client, signal.SIGKILL)
-            assert not copy.exists() and (copying.partial_of(copy) / fence.NAME).exists()
-        done = zarr_dali.rechunk(source, copy, dask=client, resume=True, verify=True, stats=True, **ARGUMENTS)
-    finally:
-        client.restart()
+    mortal.run(slow_down, 0.05)
+    for count in (5, 9):
+        killed_after(count, "rechunk", source, copy, mortal, signal.SIGKILL)
+        assert not copy.exists() and (copying.partial_of(copy) / fence.NAME).exists()
+    done = zarr_dali.rechunk(source, copy, dask=mortal, resume=True, verify=True, stats=True, **ARGUMENTS)
     assert 0 < done.resumed_bytes < done.plan.bytes
     assert_copied(copy, source)
     other = zarr_dali.rechunk(source, tmp_path / "other.zarr", verify=True, stats=True, **ARGUMENTS)
@@ -464,12 +471,12 @@ def test_the_client_is_killed_and_another_one_resumes(client, source, tmp_path):
 
 
 @pytest.mark.full
-def test_statistics_of_a_client_that_is_killed(client, source, tmp_path):
+def test_statistics_of_a_client_that_is_killed(mortal, source, tmp_path):
     output = tmp_path / "stats.json"
-    killed_after(8, "statistics", source, output, client, signal.SIGKILL)
+    killed_after(8, "statistics", source, output, mortal, signal.SIGKILL)
     ticks = []
     found = zarr_dali.statistics(
-        source, output=output, dask=client, resume=True, progress=lambda *tick: ticks.append(tick)
+        source, output=output, dask=mortal, resume=True, progress=lambda *tick: ticks.append(tick)
     )
     assert ticks[0][1] > 0 and found == zarr_dali.statistics(source)
 
