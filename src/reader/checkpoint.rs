@@ -78,11 +78,17 @@ impl Cursor {
             return Err(refused(format!("its state is {state}, not an object")));
         };
         check_version(entries)?;
-        if let Some(fingerprint) = entries.get("reader") {
+        let fingerprint = entries.get("reader");
+        if let Some(fingerprint) = fingerprint {
             check_fingerprint(fingerprint, &identity.fingerprint)?;
         }
         let position = self.read_position(entries, identity.batch_size)?;
-        let buffer = read_buffer(entries, identity.dimensions)?;
+        let mut buffer = read_buffer(entries, identity.dimensions)?;
+        if fingerprint.is_some_and(|theirs| theirs["choice"] != identity.fingerprint["choice"]) {
+            check_other_choice(&position)?;
+            // It was made for other samples.
+            buffer = None;
+        }
         let mut restored = self.clone();
         if let Some(seed) = entries.get("seed") {
             restored.seed = seed.as_i64().ok_or_else(|| refused(format!("its state has seed={seed}")))?;
@@ -162,6 +168,16 @@ fn check_version(entries: &Map<String, Value>) -> Result<()> {
         Some(unknown) => Err(refused(format!("its state has \"{unknown}\", which nobody knows"))),
         None => Ok(()),
     }
+}
+
+/// Samples may be chosen anew from epoch to epoch, but not within one.
+fn check_other_choice(position: &Position) -> Result<()> {
+    if position.batch == 0 && position.played.is_empty() {
+        return Ok(());
+    }
+    Err(refused(
+        "it was written in the middle of an epoch of other samples: samples, weights, samples_per_epoch or what the mask keeps were others; give those of that epoch (to a Loader with set_samples, before load_state_dict), or begin a new one".into(),
+    ))
 }
 
 /// Refuses the fingerprint of another reader. Differences that an error can name are looked for first, and differences of
