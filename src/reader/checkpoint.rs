@@ -391,6 +391,39 @@ mod tests {
     }
 
     #[test]
+    fn other_samples_may_be_chosen_between_epochs() {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = |samples: &str| {
+            write_array(folder.path(), [64, 1000], [8, 1000], "");
+            let arguments = Arguments {
+                batch_size: 2,
+                random_shuffle: true,
+                pad_last_batch: true,
+                samples: samples.into(),
+                ..Arguments::new(folder.path().to_str().unwrap())
+            };
+            Setup::new(&arguments).unwrap()
+        };
+        let (one, other, all) = (setup("[1, 5, 9, 30]"), setup("[2, 6, 9, 30, 31, 32]"), setup(""));
+        assert_ne!(one.identity.fingerprint["choice"], other.identity.fingerprint["choice"]);
+        assert!(all.identity.fingerprint.get("choice").is_none());
+        for (from, to) in [(&one, &other), (&other, &one), (&one, &all), (&all, &one)] {
+            // Batch 2 of the lists, and 32 of all, begins an epoch.
+            let epoch = from.start.order.samples().div_ceil(2);
+            let state = from.start.save(&from.identity, epoch).to_string();
+            let restored = to.start.restore(&to.identity, state.as_bytes()).unwrap();
+            assert_eq!((restored.batch, restored.order.position(0).epoch), (0, 1));
+            let buffer = |cursor: &Cursor| {
+                cursor.order.shuffle().and_then(|shuffle| shuffle.groups.clone()).unwrap().1
+            };
+            assert_eq!(buffer(&restored), buffer(&to.start));
+            let state = from.start.save(&from.identity, epoch + 1).to_string();
+            let error = to.start.restore(&to.identity, state.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("other samples") && error.contains("set_samples"), "{error}");
+        }
+    }
+
+    #[test]
     fn states_that_cannot_be_used_are_refused() {
         let folder = tempfile::tempdir().unwrap();
         let Setup { start, identity, .. } = setup(&folder, false);

@@ -285,6 +285,24 @@ mod tests {
     }
 
     #[test]
+    fn listed_samples_hold_no_more_groups_than_the_buffer_has() {
+        for window in [1, 4, 11] {
+            let groups = Arc::new(along_one(20_000, window, 10));
+            // Two thirds of the samples, and some of them twice.
+            let list = (0..groups.samples()).flat_map(|position| {
+                let times = [0, 1, 1, 2, 0, 1][(mixed(position) % 6) as usize];
+                std::iter::repeat_n(position, times)
+            });
+            let list: Arc<[u64]> = list.collect();
+            let buffer = groups.buffer(&[1], 16, 10_000, Some((list.len() as u64, &groups.count_of(&list))));
+            let (count, random) = (list.len() as u64, ChaCha8Rng::from_seed([3; 32]));
+            let order = listed(&mut Strands::listed(groups.clone(), list, 0..count, buffer, random));
+            let held = most_held(|sample| (sample / 10, (sample + window as u64 - 1) / 10), &order);
+            assert!((10..=20).contains(&held), "window {window}: {held} groups, {buffer:?}");
+        }
+    }
+
+    #[test]
     fn strands_come_to_their_next_groups_one_after_another() {
         let groups = Arc::new(along_one(320_000, 1, 1000));
         let buffer = groups.buffer(&[1], 32, 100_000, None);
@@ -429,6 +447,39 @@ mod tests {
             let mut expected: Vec<u64> = part.map(|position| groups.sample(position)).collect();
             expected.sort_unstable();
             prop_assert_eq!(sorted, expected);
+        }
+
+        #[test]
+        fn listed_samples_come_as_often_as_they_are_listed(
+            steps in 12u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
+            two: bool, depth in 1usize..3, stores in 1u64..4, shards in 1u64..4,
+            chosen in prop::collection::vec(any::<prop::sample::Index>(), 3..90),
+        ) {
+            let (domain, depth) = match two {
+                true => (domains::patches(), depth),
+                false => (domains::along_one(steps, window, chunk), 1),
+            };
+            let groups = Arc::new(together(vec![domain; stores as usize], u64::MAX));
+            let (all, buffer) = (groups.samples(), Buffer { depth, strands, linked });
+            let mut list: Vec<u64> = chosen.iter().map(|index| index.index(all as usize) as u64).collect();
+            list.sort_unstable();
+            let (list, random): (Arc<[u64]>, _) = (list.into(), || ChaCha8Rng::from_seed([seed; 32]));
+            let count = list.len() as u64;
+            for shard in 0..shards {
+                let part = count * shard / shards..count * (shard + 1) / shards;
+                let mut order = Strands::listed(groups.clone(), list.clone(), part.clone(), buffer, random());
+                let mut found = listed(&mut order);
+                found.sort_unstable();
+                let of_entry = |entry: u64| groups.sample(list[entry as usize]);
+                let mut expected: Vec<u64> = part.map(of_entry).collect();
+                expected.sort_unstable();
+                prop_assert_eq!(found, expected);
+            }
+            // With all samples in the list a walk has the stages that it has without.
+            let every: Arc<[u64]> = (0..all).collect();
+            let whole = Strands::new(groups.clone(), 0..all, buffer, random());
+            let listed = Strands::listed(groups.clone(), every, 0..all, buffer, random());
+            prop_assert_eq!((&whole.chain, &whole.ends), (&listed.chain, &listed.ends));
         }
 
         #[test]
