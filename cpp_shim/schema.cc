@@ -261,8 +261,8 @@ A sample is named by what `return_index` gives: an index for each dimension of `
 the store with ``join="separate"``. ``[[0, 40], [3, 7]]`` are two samples, and a file holds an array of
 integers with a row for each. Where one index names a sample, a plain list will do: ``[5, 9, 9]``. Samples may
 come several times, and lie wherever the window fits: unless `stride` is given, it is 1 in all dimensions.
-Without `random_shuffle` they come in this order. A list of 10 million takes 1 to 2 GB less as a file than as
-JSON while it is read, and 16 bytes for each sample afterwards, 24 if it is shuffled.)code",
+Without `random_shuffle` they come in this order. Long lists are better read from a file. A list takes 16 bytes
+for each sample, 24 if it is shuffled.)code",
         "")
     .AddOptionalArg(
         "weights",
@@ -271,7 +271,7 @@ JSON while it is read, and 16 bytes for each sample afterwards, 24 if it is shuf
 One for each sample in their order, from 0 on: of `samples` if that is given, else of all, those that `mask`
 leaves out included. Each epoch then has samples that are drawn with replacement, as many as there are or
 `samples_per_epoch`. All reader shards have parts of one draw, which depends on `seed` and the epoch; it needs
-`random_shuffle`. Takes 8 bytes for each sample and 24 for each draw of an epoch.)code",
+`random_shuffle`. It takes 8 bytes for each sample and 24 for each draw of an epoch.)code",
         "")
     .AddOptionalArg(
         "samples_per_epoch",
@@ -282,9 +282,9 @@ again, in as many epochs as that takes. Epochs count as if all before had as man
         int64_t{0})
     .AddOptionalArg(
         "mask",
-        R"code(Path of an array below `path` that tells which samples have foreground, such as ``"labels/0"``.
+        R"code(Path of an array below `path` that tells which samples have foreground.
 
-Samples with less than `min_foreground` of it are left out. Its dimensions are those of the arrays, or some of
+For example ``"labels/0"``. Samples with less than `min_foreground` of it are left out. Its dimensions are those of the arrays, or some of
 them, by their names or, without names, the first or the last ones; where it has the extent 1, it counts for
 all indices. Foreground is what is not 0. It is read once, when the pipeline is built, in blocks of bounded
 memory; `mask_cache` keeps what came of it.)code",

@@ -88,7 +88,6 @@ struct Header {
 }
 
 fn from_file<T: Number>(mut file: impl Read, file_bytes: u64) -> Result<Table<T>, String> {
-    let unreadable = |error: std::io::Error| format!("cannot be read ({error})");
     let Header { code, shape } = header(&mut file)?;
     let size: usize = code.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
     if T::parse(&code, &vec![0; size]).is_none() {
@@ -101,8 +100,9 @@ fn from_file<T: Number>(mut file: impl Read, file_bytes: u64) -> Result<Table<T>
     };
     let count = shape.iter().fold(1, |all: u64, &extent| all.saturating_mul(extent));
     let needed = count.saturating_mul(size as u64);
+    let short = || format!("is cut short: {needed} bytes of numbers in a file of {file_bytes}");
     if needed > file_bytes {
-        return Err(format!("is cut short: {needed} bytes of numbers in a file of {file_bytes}"));
+        return Err(short());
     }
     let mut values = Vec::with_capacity(count as usize);
     let mut block = vec![0; size << 13];
@@ -110,7 +110,7 @@ fn from_file<T: Number>(mut file: impl Read, file_bytes: u64) -> Result<Table<T>
     while left > 0 {
         let now = left.min(1 << 13);
         let bytes = &mut block[..now * size];
-        file.read_exact(bytes).map_err(unreadable)?;
+        file.read_exact(bytes).map_err(|_| short())?;
         for element in bytes.chunks_exact(size) {
             let value = T::parse(&code, element)
                 .ok_or_else(|| format!("has a number of type {code} that is too large"))?;
@@ -176,10 +176,10 @@ mod tests {
     fn lists_of_json_and_of_numpy_are_tables() {
         assert_eq!(table("samples", "[3, 1]").unwrap(), Table { values: vec![3i64, 1], columns: 1 });
         assert_eq!(
-            table("samples", " [[3, 1], [4, 5]]").unwrap().columns,
-            Table { values: vec![3i64, 1, 4, 5], columns: 2 }.columns
+            table("samples", " [[3, 1], [4, 5]]").unwrap(),
+            Table { values: vec![3i64, 1, 4, 5], columns: 2 }
         );
-        assert_eq!(table("weights", "[1, 0.5]").unwrap().values, [1.0, 0.5]);
+        assert_eq!(table::<f64>("weights", "[1, 0.5]").unwrap().values, [1.0, 0.5]);
         let rows = "{'descr': '<i8', 'fortran_order': False, 'shape': (2, 1), }\n";
         let values: Vec<u8> = [7i64, -2].iter().flat_map(|value| value.to_le_bytes()).collect();
         assert_eq!(read(&file(rows, &values)).unwrap(), Table { values: vec![7i64, -2], columns: 1 });

@@ -1,6 +1,5 @@
 //! Blocks of a mask: boxes of equal extents, each read as one sample, that have every window in one of them.
 
-use super::count::{Counter, Flags};
 use super::mask::{Along, Mask};
 use crate::error::Result;
 use crate::options::Arguments;
@@ -48,8 +47,16 @@ impl Blocks {
         Self { extents, starts }
     }
 
-    /// Reads all blocks and counts what is in them. Returns which windows have enough foreground.
-    pub fn read(&self, arguments: &Arguments, mask: &Mask, mut counter: Counter) -> Result<Flags> {
+    /// Reads all blocks. `each` gets the elements of each, 0 or 1, and its pieces.
+    ///
+    /// # Errors
+    /// Those of a reader.
+    pub fn read(
+        &self,
+        arguments: &Arguments,
+        mask: &Mask,
+        mut each: impl FnMut(&[u8], &[Piece]),
+    ) -> Result<()> {
         let all: Vec<Vec<Piece>> = combinations(&self.starts);
         let starts = all.iter().map(|pieces| pieces.iter().map(|piece| piece.start).collect::<Vec<_>>());
         let extents: Vec<i64> = self.extents.iter().map(|&extent| extent as i64).collect();
@@ -83,10 +90,10 @@ impl Blocks {
             }
             reader.next_batch()?;
             if let Some(memory) = lent.pop_front() {
-                counter.count(&memory, &self.extents, pieces);
+                each(&memory, pieces);
             }
         }
-        Ok(counter.finish())
+        Ok(())
     }
 }
 

@@ -92,9 +92,9 @@ fn found(arguments: &Arguments, setup: &Setup, masks: &[Mask]) -> Result<Vec<u64
     let mut kept = vec![];
     for (domain, mask) in setup.domains.iter().zip(masks) {
         let blocks = Blocks::new(mask, domain);
-        let counter = Counter::new(mask, domain, arguments.min_foreground, setup)?;
-        let flags = blocks.read(arguments, mask, counter)?;
-        add_kept(&mut kept, mask, domain, &flags);
+        let mut counter = Counter::new(mask, domain, arguments.min_foreground, setup)?;
+        blocks.read(arguments, mask, |bytes, pieces| counter.count(bytes, &blocks.extents, pieces))?;
+        add_kept(&mut kept, mask, domain, &counter.finish());
         if kept.len() as u64 > Choice::MOST_LISTED {
             let problem = format!(
                 "it keeps more than {} samples, which is too many to be listed; give a larger stride or a higher min_foreground",

@@ -33,7 +33,13 @@ pub(super) fn choice(arguments: &Arguments, domains: &Domains, options: &Options
         false => Some(weights(table("weights", &arguments.weights)?, count, listed.is_some(), arguments)?),
     };
     let (listed, weights) = masked(listed, weights, arguments)?;
+    // As many draws as samples, those of no weight included.
+    let draws = weights.as_ref().map(|weights| weights.len() as u64);
     let (listed, weights) = without_zeros(listed, weights);
+    let identity = identity(listed.as_deref(), weights.as_deref());
+    // Shuffled, it does not matter in which order they are listed, and what is sorted is quick to look at.
+    let (listed, weights) =
+        if arguments.random_shuffle { sorted(listed, weights) } else { (listed, weights) };
     let per_epoch = match u64::try_from(arguments.samples_per_epoch) {
         Ok(0) => None,
         Ok(per_epoch) => Some(per_epoch),
@@ -42,13 +48,7 @@ pub(super) fn choice(arguments: &Arguments, domains: &Domains, options: &Options
             return Err(argument("samples_per_epoch", problem));
         }
     };
-    let mut identity = json!({});
-    if let Some(listed) = &listed {
-        identity["samples"] = json!([listed.len(), digest(listed.iter().copied())]);
-    }
-    if let Some(weights) = &weights {
-        identity["weights"] = digest(weights.iter().map(|weight| weight.to_bits())).into();
-    }
+    let mut identity = identity;
     if let Some(per_epoch) = per_epoch {
         identity["samples_per_epoch"] = per_epoch.into();
     }
@@ -60,12 +60,43 @@ pub(super) fn choice(arguments: &Arguments, domains: &Domains, options: &Options
             argument("weights", "are all 0, so that no sample can be drawn; give some that are not".into())
         })?),
     };
+    let per_epoch = per_epoch.or(draws);
     let choice = Choice { listed: listed.map(Into::into), weights: weights.map(Into::into), per_epoch };
     check_size(&choice, all, arguments.random_shuffle, options)?;
     if arguments.random_shuffle && choice.listed.is_none() {
         check_shuffled(all)?;
     }
     Ok(Chosen { repeats: choice.repeats(), choice, identity })
+}
+
+/// What tells these lists from others.
+fn identity(listed: Option<&[u64]>, weights: Option<&[f64]>) -> Value {
+    let mut identity = json!({});
+    if let Some(listed) = listed {
+        identity["samples"] = json!([listed.len(), digest(listed.iter().copied())]);
+    }
+    if let Some(weights) = weights {
+        identity["weights"] = digest(weights.iter().map(|weight| weight.to_bits())).into();
+    }
+    identity
+}
+
+/// The samples that are listed by their numbers, each with its weight.
+fn sorted(listed: Option<Vec<u64>>, weights: Option<Vec<f64>>) -> Lists {
+    match (listed, weights) {
+        (Some(mut listed), None) => {
+            listed.sort_unstable();
+            (Some(listed), None)
+        }
+        (Some(listed), Some(weights)) if !listed.is_sorted() => {
+            let mut pairs: Vec<(u64, f64)> = listed.into_iter().zip(weights).collect();
+            // Of one sample that is listed twice the weights stay in their order.
+            pairs.sort_by_key(|&(sample, _)| sample);
+            let (listed, weights) = pairs.into_iter().unzip();
+            (Some(listed), Some(weights))
+        }
+        lists => lists,
+    }
 }
 
 /// The numbers of the samples that rows of indices name.

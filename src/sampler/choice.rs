@@ -109,13 +109,39 @@ impl Weights {
 
     /// One draw of an epoch: the place of a sample in the list.
     pub(super) fn draw(&self, key: u64, number: u64) -> u64 {
-        const BITS: u32 = 53;
-        let random = mixed(mixed(key.wrapping_add(number)) ^ number) >> (u64::BITS - BITS);
-        let sum = self.sums.last().copied().unwrap_or(0.0);
-        let at = random as f64 / (1u64 << BITS) as f64 * sum;
+        let at = self.at(random(key, number));
         // The first sample whose sum is above: never one whose weight is 0.
         self.sums.partition_point(|&sum| sum <= at) as u64
     }
+
+    /// The first `count` draws of an epoch, sorted. A search for each would take many times as long.
+    pub(super) fn draws(&self, key: u64, count: u64) -> Vec<u64> {
+        let mut draws: Vec<u64> = (0..count).map(|number| random(key, number)).collect();
+        draws.sort_unstable();
+        let mut place = 0;
+        for draw in &mut draws {
+            let at = self.at(*draw);
+            while self.sums[place] <= at {
+                place += 1;
+            }
+            *draw = place as u64;
+        }
+        draws
+    }
+
+    /// Where among the sums a random number falls: below the last of them.
+    fn at(&self, random: u64) -> f64 {
+        let sum = self.sums.last().copied().unwrap_or(0.0);
+        random as f64 / (1u64 << RANDOM_BITS) as f64 * sum
+    }
+}
+
+/// As many bits as a floating-point number holds.
+const RANDOM_BITS: u32 = 53;
+
+/// A random number of an epoch.
+fn random(key: u64, number: u64) -> u64 {
+    mixed(mixed(key.wrapping_add(number)) ^ number) >> (u64::BITS - RANDOM_BITS)
 }
 
 #[cfg(test)]
@@ -130,9 +156,12 @@ mod tests {
         ) {
             match Weights::new(&weights) {
                 None => prop_assert!(weights.iter().all(|&weight| weight == 0.0)),
-                Some(drawn) => for number in 0..200 {
-                    prop_assert!(weights[drawn.draw(key, number) as usize] > 0.0);
-                },
+                Some(drawn) => {
+                    let mut draws: Vec<u64> = (0..200).map(|number| drawn.draw(key, number)).collect();
+                    prop_assert!(draws.iter().all(|&draw| weights[draw as usize] > 0.0));
+                    draws.sort_unstable();
+                    prop_assert_eq!(drawn.draws(key, 200), draws);
+                }
             }
         }
     }

@@ -54,9 +54,8 @@ impl EpochLists {
         }
         drawn.truncate(Self::KEPT - 1);
         let key = Weights::key(seed, epoch);
-        let draw = |weights: &Weights, number| choice.sample(weights.draw(key, number));
-        let draws = choice.weights.iter().flat_map(|weights| (0..samples).map(move |n| draw(weights, n)));
-        let list = sorted(&self.groups, draws);
+        let draws = choice.weights.iter().flat_map(|weights| weights.draws(key, samples));
+        let list = sorted(&self.groups, draws.map(|place| choice.sample(place)));
         drawn.insert(0, (epoch, list.clone()));
         list
     }
