@@ -280,21 +280,19 @@ leaves out included. Each epoch then has samples that are drawn with replacement
 Without `weights` an epoch is the next part of a pass over all samples: each comes once before one comes
 again, in as many epochs as that takes. Epochs count as if all before had as many.)code",
         int64_t{0})
-    .AddOptionalArg(
-        "mask",
-        R"code(Path of an array below `path` that tells which samples have foreground.
+    .AddOptionalArg("mask",
+                    R"code(Path of an array below `path` that tells which samples have foreground.
 
 For example ``"labels/0"``. Samples with less than `min_foreground` of it are left out. Its dimensions are those of the arrays, or some of
 them, by their names or, without names, the first or the last ones; where it has the extent 1, it counts for
 all indices. Foreground is what is not 0. It is read once, when the pipeline is built, in blocks of bounded
 memory; `mask_cache` keeps what came of it.)code",
-        "")
-    .AddOptionalArg(
-        "min_foreground",
-        R"code(The least part of a sample that `mask` has to call foreground, 0 to 1.
+                    "")
+    .AddOptionalArg("min_foreground",
+                    R"code(The least part of a sample that `mask` has to call foreground, 0 to 1.
 
 0.05 keeps samples with 5 % or more; 0 those with any foreground at all.)code",
-        0.0f)
+                    0.0f)
     .AddOptionalArg(
         "mask_cache",
         R"code(File that keeps which samples `mask` leaves, so that the mask is not read again.

@@ -1,4 +1,4 @@
-"""Lists of samples and their weights, as `Loader` takes them and as the reader does: files of NumPy in memory."""
+"""Lists of samples and weights, as `Loader` takes them and as the reader does: files of NumPy in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ class Samples:
     Equal if the numbers are. The files are there as long as the object.
     """
 
-    def __init__(self, samples: Any = None, weights: Any = None, samples_per_epoch: int | None = None) -> None:
+    def __init__(
+        self, samples: Any = None, weights: Any = None, samples_per_epoch: int | None = None
+    ) -> None:
         """Takes lists, arrays of NumPy, tensors, JSON or names of `.npy` files.
 
         Raises:
@@ -88,12 +90,11 @@ def _array(name: str, values: Any) -> np.ndarray:
     if isinstance(values, (str, os.PathLike)):
         text = os.fspath(values)
         try:
-            if text.lstrip().startswith("["):
-                values = json.loads(text)
-            else:
-                values = np.load(text, allow_pickle=False)
+            is_json = text.lstrip().startswith("[")
+            values = json.loads(text) if is_json else np.load(text, allow_pickle=False)
         except (OSError, ValueError) as error:
-            raise ValueError(f"{name}: {text!r:.200} is no list in JSON and no .npy file ({error})") from error
+            problem = f"{name}: {text!r:.200} is no list in JSON and no .npy file ({error})"
+            raise ValueError(problem) from error
     if hasattr(values, "detach"):
         values = values.detach().cpu()
     try:

@@ -13,7 +13,7 @@ import pytest
 import zarr_dali
 from configurations import draw_sampling
 from naive import Sampling
-from reading import CPU, build, on_host
+from reading import CPU, build, on_host, run_python
 from stores import write_array, write_group
 
 NAMES = ("t", "z", "y", "x")
@@ -25,12 +25,13 @@ def spots(rng, shape):
     mask = np.zeros(shape, "uint16")
     for _ in range(3):
         corner = [int(rng.integers(0, extent)) for extent in shape]
-        mask[tuple(slice(at, at + max(2, extent // 2)) for at, extent in zip(corner, shape))] = rng.integers(1, 9)
+        spot = tuple(slice(at, at + max(2, extent // 2)) for at, extent in zip(corner, shape))
+        mask[spot] = rng.integers(1, 9)
     return mask
 
 
 def fraction(mask, along, sampling, shape, start):
-    """The part of a sample's mask that is not 0. `along` has the array's dimension of each dimension of the mask."""
+    """The part of a sample's mask that is not 0. `along`: the array's dimension of each one of the mask."""
     indices = sampling.index(shape, start)
     own = [[0] if extent == 1 else indices[d] for extent, d in zip(mask.shape, along)]
     return (mask[np.ix_(*own)] != 0).mean()
@@ -90,13 +91,13 @@ def test_samples_with_foreground(backend, tmp_path, seed, named):
         if expected:
             assert kept_starts(backend, store, **arguments) == expected, what
         else:
-            with pytest.raises(ValueError, match="mask.*none of the"):
+            with pytest.raises(ValueError, match=r"mask.*none of the"):
                 kept_starts(backend, store, **arguments)
 
 
 @pytest.fixture
 def store(tmp_path):
-    """An image of 8 x 40 x 30 with a mask that has 5 % of foreground in some windows of 20 x 20, and labels of other shapes."""
+    """An image of 8 x 40 x 30, a mask with 5 % of foreground in some windows of 20 x 20, and others."""
     path = write_group(tmp_path / "image.zarr")
     rng = np.random.default_rng(3)
     write_array(path, "image", np.arange(8 * 40 * 30).reshape(8, 40, 30).astype("int32"), chunks=(2, 16, 16))
@@ -116,7 +117,7 @@ def test_at_least_five_percent_are_exactly_that(backend, store):
     """20 of 400 are enough for 0.05, which DALI hands on in 32 bits."""
     expected = [(t, y, 0) for t in (2, 3, 4) for y in (0, 10)]
     assert kept_starts(backend, store, mask="labels/0", min_foreground=0.05, **WINDOW) == expected
-    with pytest.raises(ValueError, match="5.1 %.*none of the 48 samples"):
+    with pytest.raises(ValueError, match=r"5.1 %.*none of the 48 samples"):
         kept_starts(backend, store, mask="labels/0", min_foreground=0.051, **WINDOW)
 
 
@@ -142,7 +143,7 @@ def test_masked_samples_in_a_loader(backend, store):
     assert set(seen) == set(kept) and seen.total() <= len(kept) + 1
     weights = np.array([float(start == (3, 10, 0)) for start in starts])
     assert set(indices(make(weights=weights, samples_per_epoch=5))) == {(3, 10, 0)}
-    with pytest.raises(ValueError, match="weights.*6 numbers.*48 samples"):
+    with pytest.raises(ValueError, match=r"weights.*6 numbers.*48 samples"):
         make(weights=[1] * 6)
     loader = make()
     next(iter(loader))
@@ -154,14 +155,14 @@ def test_masked_samples_in_a_loader(backend, store):
     loader.set_samples(weights=weights)
     # As many draws as there are samples that the mask keeps.
     assert indices(loader) == [(3, 10, 0)] * 6
-    with pytest.raises(ValueError, match="mask.*samples"):
+    with pytest.raises(ValueError, match=r"mask.*samples"):
         loader.set_samples([[0, 0, 0]])
 
 
 @pytest.mark.gpu_where(False)
 def test_what_is_kept_of_a_mask(backend, store, tmp_path):
-    """The file is used as long as windows, threshold and the mask's metadata are the same; nothing lies in the store."""
-    before = {path for path in Path(store).rglob("*")}
+    """The file counts as long as windows, threshold and the mask's metadata are the same."""
+    before = set(Path(store).rglob("*"))
     cache = tmp_path / "kept.mask"
 
     def read(**arguments):
@@ -177,10 +178,11 @@ def test_what_is_kept_of_a_mask(backend, store, tmp_path):
 
     assert read() == expected() != []
     made = cache.read_bytes()
-    header = json.loads(made.split(b"\n")[0])
-    assert header["kept"] == len(expected()) and len(made) == len(made.split(b"\n")[0]) + 1 + 8 * header["kept"]
+    line, _, numbers = made.partition(b"\n")
+    assert json.loads(line)["kept"] == len(expected()) == len(numbers) // 8
     # Without the chunks of the mask nothing else than the file can say it.
-    chunks = [path for path in Path(store, "random").rglob("*") if path.is_file() and path.name not in METADATA]
+    files = [path for path in Path(store, "random").rglob("*") if path.is_file()]
+    chunks = [path for path in files if path.name not in METADATA]
     for chunk in chunks:
         chunk.rename(chunk.with_name(chunk.name + ".away"))
     assert read() == in_other_process(store, cache) == expected()
@@ -194,7 +196,7 @@ def test_what_is_kept_of_a_mask(backend, store, tmp_path):
         cache.write_bytes(damage)
         assert in_other_process(store, cache, 0.31) == expected(0.31)
         assert cache.read_bytes()[-8:] != damage[-8:]
-    assert {path for path in Path(store).rglob("*")} == before
+    assert set(Path(store).rglob("*")) == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["image.zarr", "kept.mask"]
     # The process has another mask in mind, whose metadata were written again.
     touched = next(path for path in Path(store, "random").iterdir() if path.name in METADATA)
@@ -223,14 +225,13 @@ def zarr_array(store, name):
 
 
 def in_other_process(store, cache, least=0.3):
-    from reading import run_python
-
     done = run_python(
         """
         import sys
         from test_mask import WINDOW, kept_starts
         from reading import CPU
-        print(kept_starts(CPU, sys.argv[1], mask="random", mask_cache=sys.argv[2], min_foreground=float(sys.argv[3]), **WINDOW))
+        arguments = {"mask": "random", "mask_cache": sys.argv[2], "min_foreground": float(sys.argv[3])}
+        print(kept_starts(CPU, sys.argv[1], **arguments, **WINDOW))
         """,
         store,
         cache,
@@ -308,7 +309,6 @@ def test_a_mask_is_read_in_blocks(backend, tmp_path):
         return (upper - (sums[a, e, f] - sums[a, b, f] - sums[a, e, c] + sums[a, b, c])) / (2 * 256 * 256)
 
     expected = [start for start in sampling.samples(shape) if part(start) >= 0.35]
-    loader = zarr_dali.Loader(
-        path, "image", 256, device="cpu", mask="mask", min_foreground=0.35, return_index=True, **sampling.arguments()
-    )
+    arguments = sampling.arguments() | {"mask": "mask", "min_foreground": 0.35, "return_index": True}
+    loader = zarr_dali.Loader(path, "image", 256, device="cpu", **arguments)
     assert [tuple(row) for batch in loader for row in batch["index"].tolist()] == expected

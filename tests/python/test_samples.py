@@ -6,6 +6,7 @@ What is chosen is held against lists of Python; where and how samples lie agains
 
 import json
 import math
+import re
 from collections import Counter
 from itertools import islice
 
@@ -91,9 +92,8 @@ def test_listed_samples(backend, store, tmp_path, seed):
         epochs = {}
         for shard in range(reader["num_shards"]):
             own = reader | {"shard_id": shard}
-            pipe = build(
-                backend, store, arrays=["a"], batch_size=batch_size, return_index=True, **arguments, **own, **order
-            )  # fmt: skip
+            given_all = arguments | own | order | {"batch_size": batch_size, "return_index": True}
+            pipe = build(backend, store, arrays=["a"], **given_all)
             assert pipe.reader_meta("reader") == reference.meta(len(chosen), **own), what
             how_many = batches_to_read(len(chosen), batch_size, own)
             found = starts_of(pipe, how_many, sampling)
@@ -146,8 +146,8 @@ def test_draws_are_as_likely_as_their_weights(backend, store):
     """Pearson's statistic over 30 epochs of draws with a fixed seed."""
     weights = np.arange(24.0) ** 2
     loader = zarr_dali.Loader(
-        store, "a", 64, device=device_of(backend), shuffle=True, seed=11, weights=weights, samples_per_epoch=1000,
-        return_index=True,
+        store, "a", 64, device=device_of(backend), shuffle=True, seed=11, weights=weights,
+        samples_per_epoch=1000, return_index=True,
     )  # fmt: skip
     times = Counter(int(i) for _ in range(30) for batch in loader for i in batch["index"].ravel())
     expected = 30_000 * weights / weights.sum()
@@ -169,8 +169,8 @@ def test_so_many_samples_of_a_pass(backend, store, shuffle, per_epoch, listed):
     for world_size in (1, 3) if per_epoch > 3 else (1,):
         loaders = [
             zarr_dali.Loader(
-                store, "a", 4, device=device_of(backend), shuffle=shuffle, seed=2, samples_per_epoch=per_epoch,
-                return_index=True, rank=rank, world_size=world_size, **arguments,
+                store, "a", 4, device=device_of(backend), shuffle=shuffle, seed=2,
+                samples_per_epoch=per_epoch, return_index=True, rank=rank, world_size=world_size, **arguments,
             )
             for rank in range(world_size)
         ]  # fmt: skip
@@ -214,7 +214,8 @@ def test_resuming(backend, store, seed):
     batch_size = int(rng.integers(1, 5))
 
     def make():
-        return zarr_dali.Loader(store, "a", batch_size, device=device_of(backend), return_index=True, **arguments)
+        options = arguments | {"device": device_of(backend), "return_index": True}
+        return zarr_dali.Loader(store, "a", batch_size, **options)
 
     whole = make()
     states, batches = [whole.state_dict()], []
@@ -285,7 +286,7 @@ def test_a_state_of_other_samples_is_refused(backend, store):
         {"weights": [1, 2, 3, 4, 5]},
         {"samples_per_epoch": 4},
     ):
-        with pytest.raises((ValueError, RuntimeError), match="middle of an epoch of other samples.*set_samples"):
+        with pytest.raises((ValueError, RuntimeError), match=r"epoch of other samples.*set_samples"):
             make(**others).load_state_dict(state)
     end = make()
     list(end)
@@ -308,9 +309,8 @@ def test_set_samples(backend, store, seed):
     rng = np.random.default_rng([9, seed])
 
     def make(**arguments):
-        return zarr_dali.Loader(
-            store, "a", 3, device=device_of(backend), shuffle=True, seed=4, window=[3], return_index=True, **arguments
-        )  # fmt: skip
+        options = {"shuffle": True, "seed": 4, "window": [3], "return_index": True} | arguments
+        return zarr_dali.Loader(store, "a", 3, device=device_of(backend), **options)
 
     lists = [{name: value for name, value in choices(rng).items() if name != "shuffle"} for _ in range(4)]
     loader = make()
@@ -409,9 +409,8 @@ def test_set_samples_in_the_middle(backend, store):
 )
 def test_what_cannot_be_is_refused(backend, store, arguments, words):
     with pytest.raises(ValueError) as caught:
-        zarr_dali.Loader(store, "a", 1, **({"device": "cpu", "window": [1, 1, 1], "shuffle": True} | arguments))
-    import re
-
+        given_all = {"device": "cpu", "window": [1, 1, 1], "shuffle": True} | arguments
+        zarr_dali.Loader(store, "a", 1, **given_all)
     text = str(caught.value)
     assert all(re.search(word, text) for word in words), text
 
@@ -452,7 +451,8 @@ def test_listed_samples_of_separate_stores(backend, tmp_path):
         assert (sorted if shuffle else list)(batch["index"].tolist()) == (sorted(rows) if shuffle else rows)
         for sample, (number, start) in zip(batch["data"].numpy(), batch["index"].tolist()):
             assert sample.tolist() == [100 * number + start + i for i in range(3)]
-    for row, problem in [([1, 0], "store 1"), ([3, 0], "store 3"), ([0, 3], "of store 0 samples are at 0 to 2")]:
+    problems = [([1, 0], "store 1"), ([3, 0], "store 3"), ([0, 3], "of store 0 samples are at 0 to 2")]
+    for row, problem in problems:
         with pytest.raises(ValueError, match=problem):
             zarr_dali.Loader(paths, (), 1, device="cpu", join="separate", window=[3], samples=[row])
 
@@ -466,7 +466,8 @@ STEPS, WIDTH, CHUNK = 400, 2048, 10
 def long_store(tmp_path_factory):
     """400 steps of 2048 elements, ten in a chunk."""
     path = write_group(tmp_path_factory.mktemp("long") / "long.zarr")
-    write_array(path, "a", np.arange(STEPS * WIDTH, dtype="int32").reshape(STEPS, WIDTH), chunks=(CHUNK, WIDTH))
+    values = np.arange(STEPS * WIDTH, dtype="int32").reshape(STEPS, WIDTH)
+    write_array(path, "a", values, chunks=(CHUNK, WIDTH))
     return path
 
 
@@ -552,8 +553,7 @@ def test_ten_million_samples(backend, tmp_path):
     write_array(tmp_path / "n.zarr", "", np.arange(1 << 24, dtype="int32"), chunks=(1 << 16,))
     rng = np.random.default_rng(1)
     samples = rng.permutation(1 << 24)[:10_000_000]
-    loader = zarr_dali.Loader(
-        tmp_path / "n.zarr", (), 1024, device="cpu", shuffle=True, samples=samples, weights=rng.random(10_000_000)
-    )
+    lists = {"samples": samples, "weights": rng.random(10_000_000)}
+    loader = zarr_dali.Loader(tmp_path / "n.zarr", (), 1024, device="cpu", shuffle=True, **lists)
     first = next(iter(loader))["data"].tolist()
     assert len(loader) == math.ceil(10_000_000 / 1024) and set(first) <= set(samples.tolist())
