@@ -115,7 +115,7 @@ impl Axis {
         let (first, last) = (self.index(0), self.index(self.count() - 1));
         match &self.starts {
             Starts::Regular { step: 1, .. } => format!("{first} to {last}"),
-            Starts::Regular { step, .. } => format!("{first} to {last} in steps of {step}"),
+            Starts::Regular { step, .. } => format!("{first} to {last} in steps of {step}, the `stride`"),
             Starts::Listed(_) => format!("{first} to {last} without those left out"),
         }
     }

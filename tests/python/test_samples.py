@@ -457,6 +457,16 @@ def test_listed_samples_of_separate_stores(backend, tmp_path):
             zarr_dali.Loader(paths, (), 1, device="cpu", join="separate", window=[3], samples=[row])
 
 
+@pytest.mark.gpu_where(False)
+def test_what_info_says_of_chosen_samples(backend, store):
+    """The samples of an epoch; a problem in words."""
+    text = json.dumps([[0, 1, 2], [3, 4, 1]])
+    told = zarr_dali.info(store, ["a"], device="cpu", window=[2, 3, 1], samples=text)
+    assert told.to_dict()["arrays"][0]["reading"]["samples"] == 2
+    told = zarr_dali.info(store, ["a"], device="cpu", window=[2, 3, 1], samples="[[0, 7, 0]]")
+    assert "row 0" in told.to_dict()["arrays"][0]["problem"]
+
+
 # --- what is decoded, counted ---------------------------------------------------------------------
 
 STEPS, WIDTH, CHUNK = 400, 2048, 10
@@ -544,6 +554,29 @@ def test_short_epochs_of_a_pass_decode_each_chunk_about_once(backend, long_store
         assert len(list(loader)) == 20
     stats = loader.stats()
     assert stats["chunks_decoded"] <= 40 + 8 * 4, stats["chunks_decoded"]
+
+
+@pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("arguments", [{"samples_per_epoch": 1000}, {"samples": [[999, 984, 984, 984]] * 9}])
+def test_of_any_number_of_patches_some_are_chosen(backend, tmp_path, arguments):
+    """An epoch of 1000 out of 10^12 patches, and patches at any place of the same array; nothing is written."""
+    import zarr
+
+    zarr.create_array(
+        tmp_path / "volume.zarr", shape=(1000,) * 4, chunks=(1, 128, 128, 128), dtype="uint8", fill_value=3
+    )
+    loader = zarr_dali.Loader(
+        tmp_path / "volume.zarr", (), 8, device="cpu", shuffle=True, window=[1, 16, 16, 16], stride=[1] * 4,
+        return_index=True, **arguments,
+    )  # fmt: skip
+    seen = [tuple(row) for batch in loader for row in batch["index"].tolist()]
+    if "samples" in arguments:
+        assert seen == [(999, 984, 984, 984)] * 9
+    else:
+        assert len(set(seen)) == len(seen) == 1000
+        # Of a pass of 9.5 x 10^11 the next thousand are others.
+        again = [tuple(row) for batch in loader for row in batch["index"].tolist()]
+        assert len(again) == 1000 and not set(seen) & set(again)
 
 
 @pytest.mark.full
