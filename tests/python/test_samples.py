@@ -559,7 +559,7 @@ def test_short_epochs_of_a_pass_decode_each_chunk_about_once(backend, long_store
 @pytest.mark.gpu_where(False)
 @pytest.mark.parametrize("arguments", [{"samples_per_epoch": 1000}, {"samples": [[999, 984, 984, 984]] * 9}])
 def test_of_any_number_of_patches_some_are_chosen(backend, tmp_path, arguments):
-    """An epoch of 1000 out of 10^12 patches, and patches at any place of the same array; nothing is written."""
+    """An epoch of 1000 out of 10^12 patches, and patches at any place of the same array."""
     import zarr
 
     zarr.create_array(
