@@ -35,7 +35,7 @@ impl Mask {
     pub fn open(arguments: &Arguments, setup: &Setup) -> Result<Vec<Self>> {
         let access = Access::new(arguments)?;
         let stores = Dataset::stores(&arguments.paths, &access)?;
-        let reference = &setup.dataset.arrays[setup.reference];
+        let reference = &setup.dataset.arrays[setup.dataset.reference];
         let is_separate = setup.domains.is_separate();
         let mask = |(domain, geometry): (&Domain, &Vec<ArrayGeometry>)| {
             let own = if is_separate { &stores[domain.store..=domain.store] } else { &stores[..] };
@@ -46,13 +46,13 @@ impl Mask {
                 Ok(arrays.swap_remove(0))
             };
             let first = open(&own[..1])?;
-            let places = places(&first, reference, &geometry[setup.reference].shape)?;
+            let places = places(&first, reference, &geometry[setup.dataset.reference].shape)?;
             // A mask without the dimension that stores are joined along is that of the first store, as other arrays are.
             let (paths, array) = match own.len() > 1 && places.first() == Some(&0) {
                 true => (own.to_vec(), open(own)?),
                 false => (own[..1].to_vec(), first),
             };
-            let along = along(&array, &places, domain, &geometry[setup.reference])?;
+            let along = along(&array, &places, domain, &geometry[setup.dataset.reference])?;
             Ok(Self { paths, array, along })
         };
         setup.domains.iter().zip(&*setup.geometry).map(mask).collect()
