@@ -196,7 +196,7 @@ that a sample has the shape ``window + array.shape[len(window):]``. If not given
 
 One value, at least 1, for each extent of `window`; one value if `window` is not given. By default 1
 in the first dimension and as many as the window spans, so that samples do not overlap, in the
-others.)code",
+others; with `samples` 1 in all.)code",
         nullptr)
     .AddOptionalArg<std::vector<int64_t>>(
         "dilation",
@@ -253,6 +253,54 @@ A sample with steps before one of them has none at or behind it; others are left
 `exclude` are. The reader looks at no coordinate: ``zarr_dali.select(..., gaps="skip")`` and
 ``Loader(gaps="skip")`` find the indices.)code",
         nullptr)
+    .AddOptionalArg(
+        "samples",
+        R"code(The samples to read, in place of all: indices as a list in JSON, or the name of a ``.npy`` file with them.
+
+A sample is named by what `return_index` gives: an index for each dimension of `window`, behind the number of
+the store with ``join="separate"``. ``[[0, 40], [3, 7]]`` are two samples, and a file holds an array of
+integers with a row for each. Where one index names a sample, a plain list will do: ``[5, 9, 9]``. Samples may
+come several times, and lie wherever the window fits: unless `stride` is given, it is 1 in all dimensions.
+Without `random_shuffle` they come in this order. Long lists are better read from a file. A list takes 16 bytes
+for each sample, 24 if it is shuffled.)code",
+        "")
+    .AddOptionalArg(
+        "weights",
+        R"code(How likely each sample is drawn: a list of numbers in JSON, or the name of a ``.npy`` file with them.
+
+One for each sample in their order, from 0 on: of `samples` if that is given, else of all, those that `mask`
+leaves out included. Each epoch then has samples that are drawn with replacement, as many as there are or
+`samples_per_epoch`. All reader shards have parts of one draw, which depends on `seed` and the epoch; it needs
+`random_shuffle`. It takes 8 bytes for each sample and 24 for each draw of an epoch.)code",
+        "")
+    .AddOptionalArg(
+        "samples_per_epoch",
+        R"code(Number of samples of an epoch, all reader shards together; 0: as many as there are.
+
+Without `weights` an epoch is the next part of a pass over all samples: each comes once before one comes
+again, in as many epochs as that takes. Epochs count as if all before had as many.)code",
+        int64_t{0})
+    .AddOptionalArg("mask",
+                    R"code(Path of an array below `path` that tells which samples have foreground.
+
+For example ``"labels/0"``. Samples with less than `min_foreground` of it are left out. Its dimensions are those of the arrays, or some of
+them, by their names or, without names, the first or the last ones; where it has the extent 1, it counts for
+all indices. Foreground is what is not 0. It is read once, when the pipeline is built, in blocks of bounded
+memory; `mask_cache` keeps what came of it.)code",
+                    "")
+    .AddOptionalArg("min_foreground",
+                    R"code(The least part of a sample that `mask` has to call foreground, 0 to 1.
+
+0.05 keeps samples with 5 % or more; 0 those with any foreground at all.)code",
+                    0.0f)
+    .AddOptionalArg(
+        "mask_cache",
+        R"code(File that keeps which samples `mask` leaves, so that the mask is not read again.
+
+It is made if it is not there, and made anew for other windows, another `min_foreground` or a mask whose
+metadata have changed. A mask that was written to under unchanged metadata is not noticed: remove the file
+then. It lies outside of the stores.)code",
+        "")
     .AddOptionalArg("return_index",
                     R"code(Determines whether the indices of each sample are a further, last output.
 

@@ -92,6 +92,12 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.select = spec.GetArgument<std::string>("select");
   ListArgument(spec, "exclude", args.exclude);
   ListArgument(spec, "breaks", args.breaks);
+  args.samples = spec.GetArgument<std::string>("samples");
+  args.weights = spec.GetArgument<std::string>("weights");
+  args.samples_per_epoch = spec.GetArgument<int64_t>("samples_per_epoch");
+  args.mask = spec.GetArgument<std::string>("mask");
+  args.min_foreground = spec.GetArgument<float>("min_foreground");
+  args.mask_cache = spec.GetArgument<std::string>("mask_cache");
   args.return_index = spec.GetArgument<bool>("return_index");
   args.initial_fill = spec.GetArgument<int64_t>("initial_fill");
   args.position = spec.GetArgument<std::string>("position");

@@ -31,7 +31,9 @@ GROUPS = {
     ),
     "Samples": (
         *("window", "stride", "dilation", "offsets"),
-        *("roi_start", "roi_end", "select", "exclude", "breaks", "return_index"),
+        *("roi_start", "roi_end", "select", "exclude", "breaks"),
+        *("samples", "weights", "samples_per_epoch", "mask", "min_foreground", "mask_cache"),
+        "return_index",
     ),
     "Values": ("mask_and_scale", "mean", "std", "normalize", "dtype"),
     "Order": ("random_shuffle", "initial_fill", "seed", "position"),

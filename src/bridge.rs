@@ -13,6 +13,7 @@
 
 use crate::dataset::ElementType;
 use crate::error::{Error, Kind};
+use crate::foreground;
 use crate::info;
 use crate::options::Arguments;
 use crate::reader::{self, Status};
@@ -62,6 +63,17 @@ mod ffi {
         select: String,
         exclude: Vec<i64>,
         breaks: Vec<i64>,
+        /// JSON or the name of a file; empty: not given.
+        samples: String,
+        /// JSON or the name of a file; empty: not given.
+        weights: String,
+        /// 0: as many as there are.
+        samples_per_epoch: i64,
+        /// Empty: not given.
+        mask: String,
+        min_foreground: f32,
+        /// Empty: none.
+        mask_cache: String,
         return_index: bool,
         initial_fill: i64,
         /// Where to start, as `save_state` gives it; empty: at the start.
@@ -200,7 +212,7 @@ fn guarded<T>(entry: &str, work: impl FnOnce() -> crate::error::Result<T>) -> Re
 
 fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
     guarded("open_reader", || {
-        let reader = reader::Reader::open(&Arguments {
+        let mut arguments = Arguments {
             paths: args.paths.clone(),
             join: args.join.clone(),
             per_store: args.per_store.clone(),
@@ -223,6 +235,13 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             select: args.select.clone(),
             exclude: args.exclude.clone(),
             breaks: args.breaks.clone(),
+            samples: args.samples.clone(),
+            weights: args.weights.clone(),
+            samples_per_epoch: args.samples_per_epoch,
+            mask: args.mask.clone(),
+            min_foreground: as_written(args.min_foreground),
+            mask_cache: args.mask_cache.clone(),
+            foreground: None,
             return_index: args.return_index,
             initial_fill: args.initial_fill,
             position: args.position.clone(),
@@ -246,9 +265,15 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             host_memory_budget: args.host_memory_budget,
             batch_size: args.batch_size,
             device_id: args.device_id,
-        })?;
-        Ok(Box::new(Reader(reader)))
+        };
+        foreground::resolve(&mut arguments)?;
+        Ok(Box::new(Reader(reader::Reader::open(&arguments)?)))
     })
+}
+
+/// The number that a user wrote whom DALI gave 32 bits for it: 0.05, and not what is next to it.
+fn as_written(number: f32) -> f64 {
+    number.to_string().parse().unwrap_or(f64::from(number))
 }
 
 impl Reader {

@@ -66,6 +66,12 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             select,
             exclude,
             breaks,
+            samples,
+            weights,
+            samples_per_epoch,
+            mask,
+            min_foreground,
+            mask_cache,
             return_index,
             initial_fill,
             position,
@@ -314,7 +320,7 @@ fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> 
         .map(|output| json!({"type": output.element.name(), "shape": output.shape, "layout": output.layout}))
         .collect();
     json!({
-        "samples": domains.len(),
+        "samples": setup.start.order.samples(),
         "batch_size": batch.len(),
         "outputs": outputs,
         "batch_bytes": setup.batch_bytes(),

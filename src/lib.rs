@@ -16,7 +16,8 @@
 //! ```
 //!
 //! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
-//! [`error`] everything that can go wrong. [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
+//! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,
+//! [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
 //!
 //! Words: a *chunk* is one cell of the array's chunk grid and one store key. A *sharded chunk* holds *inner chunks*. A
 //! *read chunk* is what is decoded at once: the inner chunk if there is one, else the chunk. A *reader shard* is DALI's
@@ -30,9 +31,11 @@ pub mod dataset;
 pub mod decode;
 pub mod error;
 pub mod fetch;
+pub mod foreground;
 pub mod gpu;
 pub mod info;
 pub mod json;
+pub mod lists;
 pub mod memory;
 pub mod options;
 pub mod plan;

@@ -2,6 +2,8 @@
 
 use crate::error::{Error, Result};
 
+use std::sync::Arc;
+
 /// What a missing chunk means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingChunks {
@@ -115,6 +117,20 @@ pub struct Arguments {
     pub exclude: Vec<i64>,
     /// Indices of the first dimension that no sample may reach over: before one, and at or behind it.
     pub breaks: Vec<i64>,
+    /// The samples to read, as rows of indices: JSON, the name of a file of NumPy, or empty.
+    pub samples: String,
+    /// How likely each of them is drawn: likewise.
+    pub weights: String,
+    /// Samples of an epoch; 0: as many as there are.
+    pub samples_per_epoch: i64,
+    /// Path of an array that says which samples have foreground, or empty.
+    pub mask: String,
+    /// The least part of a sample's foreground that is not 0.
+    pub min_foreground: f64,
+    /// File that keeps which samples have enough of it, or empty.
+    pub mask_cache: String,
+    /// The numbers of the samples that have enough foreground, once they are known.
+    pub foreground: Option<Arc<[u64]>>,
     /// One more output with the indices of samples.
     pub return_index: bool,
     /// Draw the samples of a reader shard in random order.
@@ -189,6 +205,13 @@ impl Arguments {
             select: String::new(),
             exclude: vec![],
             breaks: vec![],
+            samples: String::new(),
+            weights: String::new(),
+            samples_per_epoch: 0,
+            mask: String::new(),
+            min_foreground: 0.0,
+            mask_cache: String::new(),
+            foreground: None,
             return_index: false,
             initial_fill: 1024,
             position: String::new(),

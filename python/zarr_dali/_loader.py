@@ -19,6 +19,7 @@ from zarr_dali import (
     _normalize,
     _ome_store,
     _outputs,
+    _samples,
     _select,
     _steps,
 )
@@ -146,7 +147,8 @@ class Loader:
                 "channels": levels and arrays as channels, named by `loader.channels`), `mask_and_scale`,
                 `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and others;
                 `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a file of
-                JSON. In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
+                JSON. `samples`, `weights` and `samples_per_epoch` as `set_samples` takes them, `mask`. In
+                `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
                 number for each index of the first dimension behind those of the window.
 
         Raises:
@@ -166,6 +168,7 @@ class Loader:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
         location = _locations.located(path, reader_arguments.get("storage_options"))
         path, reader_arguments = location.path, location.arguments(reader_arguments)
+        self._samples, reader_arguments = _samples.taken_from(reader_arguments)
         arrays, names = location.named(arrays, names, bool(reader_arguments.get("stack")))
         follow_links = reader_arguments.get("follow_links", True)
         self._images: dict[str, str] = {}
@@ -227,11 +230,7 @@ class Loader:
         self._build(self._place)
         self._identity = self._read_identity()
         self._channel_indices = self._read_stats()["channels"]
-        if len(self) == 0:
-            raise ValueError(
-                f"drop_last: {self._count} samples do not fill one batch of batch_size={batch_size} on each "
-                f"of {self.world_size} ranks"
-            )
+        self._check_length()
         if graph is None and arguments["dtype"] is None:
             _element_types.refuse_lacking(self._outputs, arrays, arguments)
 
@@ -287,6 +286,49 @@ class Loader:
             raise ValueError(f"epoch is {epoch}, but the first is 0")
         if not (epoch == self._place.epoch and (self._resume or self._place.is_start)):
             self._place, self._resume, self._turn = _Place(epoch), False, None
+
+    def set_samples(
+        self, samples: Any = None, weights: Any = None, *, samples_per_epoch: int | None = None
+    ) -> None:
+        """Has the epochs from now on have other samples, as if the loader had been made with these arguments.
+
+        To be called between epochs, on all ranks with the same lists; what is left of an epoch that was
+        broken off is given up. With what the loader has already it changes nothing: after `load_state_dict`
+        the rest of the epoch goes on. Otherwise the reader is built anew, which takes as long as to make a
+        loader, and no batch of another list is ever handed out.
+
+        Args:
+            samples: The samples to read, named by indices: a row for each as `return_index` gives them, or
+                one number where one names a sample. All samples without it.
+            weights: One for each sample, in their order: they are drawn with replacement. Needs `shuffle`.
+            samples_per_epoch: Samples of an epoch, of all ranks together. As many as there are without it.
+
+        Raises:
+            ValueError: The lists do not fit the store or each other; the loader keeps what it had. Or the
+                loader stands in the middle of an epoch of other samples, by `load_state_dict`.
+        """
+        self._check()
+        chosen = _samples.Samples(samples, weights, samples_per_epoch)
+        if chosen == self._samples:
+            return
+        place = self._place
+        if not place.is_start:
+            if self._resume:
+                raise ValueError(
+                    f"set_samples: the state that was loaded is in the middle of epoch {place.epoch}, which "
+                    "has other samples; finish it first, or begin another epoch with set_epoch"
+                )
+            place = _Place(place.epoch + 1)
+        before, self._samples = self._samples, chosen
+        try:
+            self._build(place, {"seed": self._identity["seed"]})
+            self._check_length()
+        except BaseException:
+            self._samples = before
+            self._build(place, self._identity)
+            raise
+        self._identity = self._read_identity()
+        self._place, self._turn = place, None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands behind the batch handed out last: for JSON, and the same on all ranks."""
@@ -396,7 +438,7 @@ class Loader:
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
         self._drop()
-        arguments = dict(self._reader)
+        arguments = self._reader | self._samples.arguments
         if identity or place != _Place():
             position = {
                 "version": POSITION_VERSION,
@@ -464,6 +506,13 @@ class Loader:
         if self.drop_last if drop_last is None else drop_last:
             return left // self.world_size // self.batch_size
         return math.ceil(math.ceil(left / self.world_size) / self.batch_size)
+
+    def _check_length(self) -> None:
+        if len(self) == 0:
+            raise ValueError(
+                f"drop_last: {self._count} samples do not fill one batch of batch_size={self.batch_size} on "
+                f"each of {self.world_size} ranks"
+            )
 
     def _part(self, place: _Place) -> int:
         """Samples of this rank behind what was played of an epoch."""
@@ -584,9 +633,10 @@ def _plain(value: Any) -> Any:
 
 
 def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The operator takes `storage_options` as JSON, and `cache_dir` as text."""
-    if isinstance(arguments.get("cache_dir"), os.PathLike):
-        arguments["cache_dir"] = os.fspath(arguments["cache_dir"])
+    """The operator takes `storage_options` as JSON, and names of files and folders as text."""
+    for name in ("cache_dir", "mask_cache"):
+        if isinstance(arguments.get(name), os.PathLike):
+            arguments[name] = os.fspath(arguments[name])
     options = arguments.get("storage_options")
     if isinstance(options, Mapping):
         arguments["storage_options"] = _core.as_json(options)

@@ -37,6 +37,12 @@ def zarr(
     select: str = "",
     exclude: int | Sequence[int] | None = None,
     breaks: int | Sequence[int] | None = None,
+    samples: str = "",
+    weights: str = "",
+    samples_per_epoch: int = 0,
+    mask: str = "",
+    min_foreground: float = 0.0,
+    mask_cache: str = "",
     return_index: bool = False,
     mask_and_scale: bool = False,
     mean: float | Sequence[float] | None = None,
@@ -179,7 +185,7 @@ def zarr(
         stride: Steps between the starts of neighbouring samples, in elements.
             One value, at least 1, for each extent of `window`; one value if `window` is not given. By default
             1 in the first dimension and as many as the window spans, so that samples do not overlap, in the
-            others.
+            others; with `samples` 1 in all.
         dilation: Steps between neighbouring elements of a window, in elements.
             One value, at least 1, for each extent of `window`, by default 1. A window of extent `w` and
             dilation `d` spans `(w - 1) * d + 1` indices.
@@ -208,6 +214,36 @@ def zarr(
             A sample with steps before one of them has none at or behind it; others are left out as those of
             `exclude` are. The reader looks at no coordinate: `zarr_dali.select(..., gaps="skip")` and
             `Loader(gaps="skip")` find the indices.
+        samples: The samples to read, in place of all: indices as a list in JSON, or the name of a `.npy` file
+            with them.
+            A sample is named by what `return_index` gives: an index for each dimension of `window`, behind
+            the number of the store with `join="separate"`. `[[0, 40], [3, 7]]` are two samples, and a file
+            holds an array of integers with a row for each. Where one index names a sample, a plain list will
+            do: `[5, 9, 9]`. Samples may come several times, and lie wherever the window fits: unless `stride`
+            is given, it is 1 in all dimensions. Without `random_shuffle` they come in this order. Long lists
+            are better read from a file. A list takes 16 bytes for each sample, 24 if it is shuffled.
+        weights: How likely each sample is drawn: a list of numbers in JSON, or the name of a `.npy` file with
+            them.
+            One for each sample in their order, from 0 on: of `samples` if that is given, else of all, those
+            that `mask` leaves out included. Each epoch then has samples that are drawn with replacement, as
+            many as there are or `samples_per_epoch`. All reader shards have parts of one draw, which depends
+            on `seed` and the epoch; it needs `random_shuffle`. It takes 8 bytes for each sample and 24 for
+            each draw of an epoch.
+        samples_per_epoch: Number of samples of an epoch, all reader shards together; 0: as many as there are.
+            Without `weights` an epoch is the next part of a pass over all samples: each comes once before one
+            comes again, in as many epochs as that takes. Epochs count as if all before had as many.
+        mask: Path of an array below `path` that tells which samples have foreground.
+            For example `"labels/0"`. Samples with less than `min_foreground` of it are left out. Its
+            dimensions are those of the arrays, or some of them, by their names or, without names, the first
+            or the last ones; where it has the extent 1, it counts for all indices. Foreground is what is not
+            0. It is read once, when the pipeline is built, in blocks of bounded memory; `mask_cache` keeps
+            what came of it.
+        min_foreground: The least part of a sample that `mask` has to call foreground, 0 to 1.
+            0.05 keeps samples with 5 % or more; 0 those with any foreground at all.
+        mask_cache: File that keeps which samples `mask` leaves, so that the mask is not read again.
+            It is made if it is not there, and made anew for other windows, another `min_foreground` or a mask
+            whose metadata have changed. A mask that was written to under unchanged metadata is not noticed:
+            remove the file then. It lies outside of the stores.
         return_index: Determines whether the indices of each sample are a further, last output.
             It is int64 with one value for each dimension of `window`: the index at which the sample starts,
             or, with `offsets`, the one it is named by. With `join="separate"` the number of the sample's

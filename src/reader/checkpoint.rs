@@ -78,11 +78,17 @@ impl Cursor {
             return Err(refused(format!("its state is {state}, not an object")));
         };
         check_version(entries)?;
-        if let Some(fingerprint) = entries.get("reader") {
+        let fingerprint = entries.get("reader");
+        if let Some(fingerprint) = fingerprint {
             check_fingerprint(fingerprint, &identity.fingerprint)?;
         }
         let position = self.read_position(entries, identity.batch_size)?;
-        let buffer = read_buffer(entries, identity.dimensions)?;
+        let mut buffer = read_buffer(entries, identity.dimensions)?;
+        if fingerprint.is_some_and(|theirs| theirs["choice"] != identity.fingerprint["choice"]) {
+            check_other_choice(&position)?;
+            // It was made for other samples.
+            buffer = None;
+        }
         let mut restored = self.clone();
         if let Some(seed) = entries.get("seed") {
             restored.seed = seed.as_i64().ok_or_else(|| refused(format!("its state has seed={seed}")))?;
@@ -162,6 +168,16 @@ fn check_version(entries: &Map<String, Value>) -> Result<()> {
         Some(unknown) => Err(refused(format!("its state has \"{unknown}\", which nobody knows"))),
         None => Ok(()),
     }
+}
+
+/// Samples may be chosen anew from epoch to epoch, but not within one.
+fn check_other_choice(position: &Position) -> Result<()> {
+    if position.batch == 0 && position.played.is_empty() {
+        return Ok(());
+    }
+    Err(refused(
+        "it was written in the middle of an epoch of other samples: samples, weights, samples_per_epoch or what the mask keeps were others; give those of that epoch (to a Loader with set_samples, before load_state_dict), or begin a new one".into(),
+    ))
 }
 
 /// Refuses the fingerprint of another reader. Differences that an error can name are looked for first, and differences of
@@ -372,6 +388,39 @@ mod tests {
         assert_eq!((restored.batch, restored.order.position(0).epoch), (0, 1));
         let played = Played { shards: 1, batch_size: 2, batches: 3 };
         assert_eq!(restored.order.position(0).played, [played]);
+    }
+
+    #[test]
+    fn other_samples_may_be_chosen_between_epochs() {
+        let folder = tempfile::tempdir().unwrap();
+        let setup = |samples: &str| {
+            write_array(folder.path(), [64, 1000], [8, 1000], "");
+            let arguments = Arguments {
+                batch_size: 2,
+                random_shuffle: true,
+                pad_last_batch: true,
+                samples: samples.into(),
+                ..Arguments::new(folder.path().to_str().unwrap())
+            };
+            Setup::new(&arguments).unwrap()
+        };
+        let (one, other, all) = (setup("[1, 5, 9, 30]"), setup("[2, 6, 9, 30, 31, 32]"), setup(""));
+        assert_ne!(one.identity.fingerprint["choice"], other.identity.fingerprint["choice"]);
+        assert!(all.identity.fingerprint.get("choice").is_none());
+        for (from, to) in [(&one, &other), (&other, &one), (&one, &all), (&all, &one)] {
+            // Batch 2 of the lists, and 32 of all, begins an epoch.
+            let epoch = from.start.order.samples().div_ceil(2);
+            let state = from.start.save(&from.identity, epoch).to_string();
+            let restored = to.start.restore(&to.identity, state.as_bytes()).unwrap();
+            assert_eq!((restored.batch, restored.order.position(0).epoch), (0, 1));
+            let buffer = |cursor: &Cursor| {
+                cursor.order.shuffle().and_then(|shuffle| shuffle.groups.clone()).unwrap().1
+            };
+            assert_eq!(buffer(&restored), buffer(&to.start));
+            let state = from.start.save(&from.identity, epoch + 1).to_string();
+            let error = to.start.restore(&to.identity, state.as_bytes()).unwrap_err().to_string();
+            assert!(error.contains("other samples") && error.contains("set_samples"), "{error}");
+        }
     }
 
     #[test]

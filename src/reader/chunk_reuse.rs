@@ -70,11 +70,31 @@ impl ChunkReuse {
     }
 }
 
+/// In which order samples are visited.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Visiting {
+    /// One behind the other.
+    InOrder {
+        /// Samples of a batch.
+        batch_size: u64,
+    },
+    /// As a list says.
+    AsListed {
+        /// Whether a sample may come several times in an epoch.
+        repeats: bool,
+    },
+    /// In random order.
+    Shuffled {
+        /// Whether a sample may come several times in an epoch.
+        repeats: bool,
+    },
+}
+
 impl ChunkSharing {
     /// The most windows along a dimension that are looked at one by one.
     const MOST_WINDOWS: u64 = 1 << 26;
 
-    /// `in_order`: the batch size, if samples are not shuffled. If they are, `options` limit the memory of their groups.
+    /// If samples are shuffled, `options` limit the memory of their groups.
     ///
     /// # Errors
     /// More groups than memory holds.
@@ -82,7 +102,7 @@ impl ChunkSharing {
         dataset: &Dataset,
         geometry: &Geometry,
         domains: &Domains,
-        in_order: Option<u64>,
+        visiting: Visiting,
         options: &Options,
     ) -> Result<Self> {
         let pairs = domains.iter().zip(geometry);
@@ -92,19 +112,23 @@ impl ChunkSharing {
         let countable = counts.fold(0, u64::saturating_add) <= Self::MOST_WINDOWS;
         let groups =
             countable.then(|| Groups::new(domains, &sampled.iter().map(Sampled::grids).collect::<Vec<_>>()));
-        let shares = groups.as_ref().is_none_or(Groups::share);
-        let cut = |groups: Groups| match in_order {
-            Some(_) => Ok(groups),
-            None => cut(groups, options),
+        let repeats = match visiting {
+            Visiting::InOrder { .. } => false,
+            Visiting::AsListed { repeats } | Visiting::Shuffled { repeats } => repeats,
+        };
+        let shares = repeats || groups.as_ref().is_none_or(Groups::share);
+        let cut = |groups: Groups| match visiting {
+            Visiting::Shuffled { .. } => cut(groups, options),
+            _ => Ok(groups),
         };
         let groups = groups.filter(|_| shares).map(cut).transpose()?.map(Arc::new);
         let most = |cut: usize| sampled.iter().map(|sampled| sampled.group_bytes(cut)).max().unwrap_or(0);
         let every_sample_bytes = sampled.iter().map(Sampled::every_sample_bytes).fold(0, u64::saturating_add);
         let dimensions = domains.first().dimensions();
-        let between = match (shares, in_order, &groups) {
+        let between = match (shares, visiting, &groups) {
             (false, ..) => ReusedBetween::None,
             // In order along one dimension only neighbouring batches share chunks.
-            (true, Some(batch_size), Some(groups)) if dimensions == 1 => {
+            (true, Visiting::InOrder { batch_size }, Some(groups)) if dimensions == 1 => {
                 let store_bytes = sampled.iter().map(Sampled::every_sample_bytes).max().unwrap_or(0);
                 let groups = groups.clone();
                 ReusedBetween::Neighbours { groups, group_bytes: most(1), store_bytes, batch_size }

@@ -19,9 +19,12 @@ pub(super) fn domains(
     options: &Options,
 ) -> Result<Domains> {
     let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
+    // Samples that are named one by one may be anywhere.
+    let dense = vec![1; arguments.window.as_ref().map_or(1, Vec::len)];
+    let stride = if arguments.samples.is_empty() { None } else { Some(&dense[..]) };
     let given = WindowArguments {
         window: arguments.window.as_deref(),
-        stride: arguments.stride.as_deref(),
+        stride: arguments.stride.as_deref().or(stride),
         dilation: arguments.dilation.as_deref(),
         offsets: arguments.offsets.as_deref(),
         roi_start: arguments.roi_start.as_deref(),

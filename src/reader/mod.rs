@@ -27,6 +27,7 @@
 mod channel_stack;
 mod checkpoint;
 mod checks;
+mod choice;
 mod chunk_reuse;
 mod device;
 mod domains;

@@ -5,10 +5,9 @@
 
 use super::channel_stack::{self, ChannelStack};
 use super::checkpoint::{self, Cursor, Identity};
-use super::checks::{
-    check_dimensions, check_order_bytes, check_same_channels, check_shapes, check_shuffled, check_stack,
-};
-use super::chunk_reuse::{ChunkReuse, ChunkSharing};
+use super::checks::{check_dimensions, check_order_bytes, check_same_channels, check_shapes, check_stack};
+use super::choice::{Chosen, choice, choice_bytes};
+use super::chunk_reuse::{ChunkReuse, ChunkSharing, Visiting};
 use super::domains::domains;
 use super::outputs::{Output, Stacking, outputs};
 use super::selection::{check_selected, selected_shape, selection};
@@ -128,10 +127,15 @@ impl Setup {
             channel_stack::check_types(&dataset, &conversions)?;
         }
         let parts = Arc::new(part_plans(&dataset, conversions, &options)?);
+        let chosen = choice(arguments, &domains, &options)?;
+        let choice_identity = chosen.identity.clone();
         let Ordered { order, order_bytes, reuse } =
-            order(arguments, &options, &dataset, &geometry, &domains)?;
+            order(arguments, &options, &dataset, (&geometry, &domains), chosen)?;
         let (stacked, indexed) = (arguments.stack || arguments.stack_channels, arguments.return_index);
-        let fingerprint = checkpoint::fingerprint(&dataset, &geometry, &domains, &order, stacked);
+        let mut fingerprint = checkpoint::fingerprint(&dataset, &geometry, &domains, &order, stacked);
+        if !choice_identity.is_null() {
+            fingerprint["choice"] = choice_identity;
+        }
         let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
         let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
         if !arguments.position.is_empty() {
@@ -278,35 +282,46 @@ struct Ordered {
     reuse: ChunkReuse,
 }
 
-/// Chooses the order of samples.
+/// Decides the order of samples.
 fn order(
     arguments: &Arguments,
     options: &Options,
     dataset: &Dataset,
-    geometry: &Geometry,
-    domains: &Domains,
+    (geometry, domains): (&Geometry, &Domains),
+    chosen: Chosen,
 ) -> Result<Ordered> {
-    let shuffled = arguments.random_shuffle;
-    if shuffled {
-        check_shuffled(domains.len())?;
-    }
-    let in_order = (!shuffled).then_some(options.batch_size);
-    let sharing = ChunkSharing::new(dataset, geometry, domains, in_order, options)?;
-    let shuffle = shuffled.then(|| {
+    let Chosen { choice, repeats, .. } = chosen;
+    let visiting = match arguments.random_shuffle {
+        true => Visiting::Shuffled { repeats },
+        false if choice.listed.is_some() => Visiting::AsListed { repeats },
+        false => Visiting::InOrder { batch_size: options.batch_size },
+    };
+    let sharing = ChunkSharing::new(dataset, geometry, domains, visiting, options)?;
+    let shuffle = arguments.random_shuffle.then(|| {
         let bytes = options.shuffle_bytes().saturating_sub(sharing.shuffle_reserve(options.shuffle_bytes()));
         let bytes = bytes / Setup::SHUFFLE_SHARE.1 * Setup::SHUFFLE_SHARE.0;
         let groups = sharing.groups.clone().map(|groups| {
-            let buffer = groups.buffer(&sharing.group_bytes, bytes, options.initial_fill);
+            let counts = choice.listed.as_ref().map(|listed| groups.count_of(listed));
+            let per_pass = if choice.weights.is_some() {
+                choice.per_epoch(domains.len())
+            } else {
+                choice.len(domains.len())
+            };
+            let used = counts.as_ref().map(|counts| (per_pass, &counts[..]));
+            let buffer = groups.buffer(&sharing.group_bytes, bytes, options.initial_fill, used);
             (groups, buffer)
         });
         Shuffle { seed: arguments.seed as u64, groups }
     });
     let groups = shuffle.as_ref().and_then(|shuffle| shuffle.groups.as_ref());
     let groups = groups.map_or(0, |(groups, buffer)| groups.count(buffer.depth));
-    // A border between reader shards can be in a group.
+    // A border between reader shards can be in a group. Passes are not cut into reader shards.
     let shards = u64::try_from(arguments.num_shards).unwrap_or(1).max(1);
-    let groups = groups.min(groups.div_ceil(shards) + 1);
-    let order_bytes = Order::shuffle_bytes(groups);
+    let cuts = if choice.per_epoch.is_some() { 1 } else { shards };
+    let groups = groups.min(groups.div_ceil(cuts) + 1);
+    let groups = choice.listed.as_ref().map_or(groups, |listed| groups.min(listed.len() as u64));
+    let lists = choice_bytes(&choice, domains.len(), arguments.random_shuffle);
+    let order_bytes = Order::shuffle_bytes(groups).saturating_add(lists);
     check_order_bytes(order_bytes, groups, options)?;
     let order = Order::new(
         domains.len(),
@@ -317,6 +332,7 @@ fn order(
             pad_last_batch: arguments.pad_last_batch,
             batch_size: options.batch_size,
             shuffle,
+            choice,
         },
     )?;
     Ok(Ordered { order, order_bytes, reuse: sharing.reuse })

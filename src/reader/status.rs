@@ -174,7 +174,7 @@ fn shuffle_to_json(shuffle: &Shuffle) -> Value {
 mod tests {
     use super::*;
     use crate::decode::part::PartPlans;
-    use crate::sampler::{Order, OrderArguments};
+    use crate::sampler::{Choice, Order, OrderArguments};
 
     #[test]
     fn keys_that_were_renamed_have_both_names() {
@@ -185,6 +185,7 @@ mod tests {
             pad_last_batch: false,
             batch_size: 2,
             shuffle: None,
+            choice: Choice::default(),
         };
         let start = Cursor { order: Order::new(8, order).unwrap(), seed: 0, batch: 3 };
         let identity = Identity { fingerprint: Value::Null, batch_size: 2, dimensions: 1 };

@@ -98,6 +98,28 @@ impl Axis {
         self.start(window) as i64 + self.anchor
     }
 
+    /// The window that is named by an index.
+    pub fn window(&self, index: i64) -> Option<u64> {
+        let start = u64::try_from(index.checked_sub(self.anchor)?).ok()?;
+        match &self.starts {
+            Starts::Regular { first, step, count } => {
+                let ahead = start.checked_sub(*first)?;
+                (ahead % step == 0 && ahead / step < *count).then(|| ahead / step)
+            }
+            Starts::Listed(starts) => starts.binary_search(&start).ok().map(|window| window as u64),
+        }
+    }
+
+    /// Which indices name windows, in words.
+    pub fn describe(&self) -> String {
+        let (first, last) = (self.index(0), self.index(self.count() - 1));
+        match &self.starts {
+            Starts::Regular { step: 1, .. } => format!("{first} to {last}"),
+            Starts::Regular { step, .. } => format!("{first} to {last} in steps of {step}, the `stride`"),
+            Starts::Listed(_) => format!("{first} to {last} without those left out"),
+        }
+    }
+
     /// Windows with these runs in the region `from..to`, a step apart. `None` if there is no room for one.
     pub(super) fn new(runs: Vec<Run>, anchor: i64, (from, to): (u64, u64), step: u64) -> Option<Self> {
         let mut axis = Self { starts: Starts::Listed([].into()), runs, anchor };

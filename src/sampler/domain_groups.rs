@@ -96,6 +96,35 @@ impl DomainGroups {
         sample
     }
 
+    /// The position of a sample in that list.
+    pub(super) fn position(&self, sample: u64) -> u64 {
+        let (mut below, mut rest) = (self.samples(), sample);
+        let (mut position, mut outer, mut place) = (0, 1, 0);
+        for (d, cells) in self.axes.iter().enumerate() {
+            below /= cells.windows;
+            let window = rest / below;
+            rest %= below;
+            let cell = cells.borders.partition_point(|&first| first <= window) - 1;
+            let (first, end) = (cells.borders[cell], cells.borders[cell + 1]);
+            position += first * outer * self.inner(d);
+            outer *= end - first;
+            place = place * (end - first) + window - first;
+        }
+        position + place
+    }
+
+    /// The first and the last chunk, of those that cells are, that the sample at a position has along the dimension that cuts last.
+    pub(super) fn touched(&self, position: u64, depth: usize) -> (u64, u64) {
+        let window = self.sample(position) / self.inner(depth - 1) % self.axes[depth - 1].windows;
+        self.axes[depth - 1].touched(window)
+    }
+
+    /// Whether two groups are in the same row, along the dimension that cuts last.
+    pub(super) fn in_one_row(&self, one: u64, other: u64, depth: usize) -> bool {
+        let cells = self.axes[depth - 1].borders.len() as u64 - 1;
+        one / cells == other / cells
+    }
+
     /// The group that a position is in, of groups that the first `depth` dimensions cut, the place that it has in the group, and
     /// the windows of the group along those dimensions.
     fn boxed(&self, position: u64, depth: usize) -> (u64, u64, Vec<Range<u64>>) {
@@ -277,6 +306,7 @@ pub(super) mod tests {
             let groups = patches();
             let all = groups.samples();
             let samples: Vec<u64> = (0..all).map(|position| groups.sample(position)).collect();
+            prop_assert!((0..all).all(|position| groups.position(samples[position as usize]) == position));
             prop_assert_eq!(samples.iter().collect::<HashSet<_>>().len() as u64, all);
             let across = groups.axes[1].windows;
             let cell = |sample: u64| {

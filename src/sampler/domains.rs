@@ -93,6 +93,32 @@ impl Domains {
         let store = self.separate.then_some(*store as i64);
         store.into_iter().chain(windows.index(sample - first)).collect()
     }
+
+    /// The sample that these numbers name.
+    ///
+    /// # Errors
+    /// Why there is none: which of the numbers does not fit, and which would.
+    pub fn sample(&self, index: &[i64]) -> Result<u64, String> {
+        let (domain, index) = match (self.separate, index.split_first()) {
+            (true, Some((store, index))) => {
+                let place = usize::try_from(*store)
+                    .ok()
+                    .and_then(|store| self.domains.binary_search_by_key(&store, |domain| domain.store).ok());
+                let Some(place) = place else {
+                    let stores = self.domains.len();
+                    return Err(format!("store {store} is none of the {stores} that have samples"));
+                };
+                (&self.domains[place], index)
+            }
+            _ => (&self.domains[0], index),
+        };
+        let number = domain.windows.sample(index).map_err(|d| {
+            let known = domain.windows.axes()[d].describe();
+            let place = if self.separate { format!(" of store {}", domain.store) } else { String::new() };
+            format!("along dimension {d}{place} samples are at {known}")
+        })?;
+        Ok(domain.first + number)
+    }
 }
 
 impl<'a> IntoIterator for &'a Domains {
@@ -121,6 +147,12 @@ mod tests {
         let indices: Vec<_> = (0..6).map(|sample| domains.index(sample)).collect();
         assert_eq!(indices, [[0, 0], [0, 1], [2, 0], [5, 0], [5, 1], [5, 2]]);
         assert_eq!([1, 2, 4].map(|sample| domains.place(sample)), [(0, vec![1]), (1, vec![0]), (2, vec![1])]);
+        for (sample, index) in indices.iter().enumerate() {
+            assert_eq!(domains.sample(index), Ok(sample as u64));
+        }
+        let refused = |index: &[i64]| domains.sample(index).unwrap_err();
+        assert_eq!(refused(&[1, 0]), "store 1 is none of the 3 that have samples");
+        assert_eq!(refused(&[5, 3]), "along dimension 0 of store 5 samples are at 0 to 2");
         let joined = Domains::joined(windows(4));
         assert_eq!((joined.len(), joined.index_len(), joined.index(1)), (2, 1, vec![1]));
     }

@@ -127,8 +127,15 @@ impl Groups {
     }
 
     /// Chooses a buffer of at most `bytes`, if it can be had, and of `samples` samples. `group_bytes` says for each depth
-    /// how large the decoded chunks of a group are.
-    pub fn buffer(&self, group_bytes: &[u64], bytes: u64, samples: u64) -> Buffer {
+    /// how large the decoded chunks of a group are, `chosen` how many samples an epoch has and in how many groups, for each
+    /// depth, if these are not all.
+    pub fn buffer(
+        &self,
+        group_bytes: &[u64],
+        bytes: u64,
+        samples: u64,
+        chosen: Option<(u64, &[u64])>,
+    ) -> Buffer {
         let fitting = |depth: usize| bytes / group_bytes[depth - 1].max(1);
         let depth = (1..=self.dimensions())
             .find(|&depth| fitting(depth) >= Self::LEAST_STRANDS * self.span(depth))
@@ -136,7 +143,9 @@ impl Groups {
         let span = self.span(depth);
         let linked = span > 1 && fitting(depth) >= Self::LEAST_LINKED_STRANDS * span;
         let held = self.held(Buffer { depth, strands: 0, linked });
-        let asked = (u128::from(samples) * u128::from(self.count(depth))).div_ceil(self.samples().into());
+        let (all, count) = chosen
+            .map_or_else(|| (self.samples(), self.count(depth)), |(all, counts)| (all, counts[depth - 1]));
+        let asked = (u128::from(samples) * u128::from(count)).div_ceil(all.into());
         let groups = fitting(depth).min(u64::try_from(asked).unwrap_or(u64::MAX)).max(1);
         let strands = (groups / held).max(1);
         // The chain is a ring: its first and its last strand have to meet as the others do.
@@ -163,6 +172,42 @@ impl Groups {
     pub(super) fn sample(&self, position: u64) -> u64 {
         let domain = self.domain_at(position);
         self.firsts[domain] + self.domains[domain].sample(position - self.firsts[domain])
+    }
+
+    /// The position of a sample in that list.
+    pub(super) fn position(&self, sample: u64) -> u64 {
+        // Samples of a domain have the numbers of its positions.
+        let domain = self.domain_at(sample);
+        self.firsts[domain] + self.domains[domain].position(sample - self.firsts[domain])
+    }
+
+    /// The first and the last chunk that the sample at a position has, along the dimension that cuts last, counted in its domain.
+    pub(super) fn touched(&self, position: u64, depth: usize) -> (u64, u64) {
+        let domain = self.domain_at(position);
+        self.domains[domain].touched(position - self.firsts[domain], depth)
+    }
+
+    /// Whether two groups are in the same row, along the dimension that cuts last.
+    pub(super) fn in_one_row(&self, one: u64, other: u64, depth: usize) -> bool {
+        let ((domain, one), (elsewhere, other)) = (self.in_domain(one, depth), self.in_domain(other, depth));
+        domain == elsewhere && self.domains[domain].in_one_row(one, other, depth)
+    }
+
+    /// How many groups these samples are in, for each depth.
+    pub fn count_of(&self, samples: &[u64]) -> Vec<u64> {
+        let mut positions: Vec<u64> = samples.iter().map(|&sample| self.position(sample)).collect();
+        positions.sort_unstable();
+        let count = |depth| {
+            let (mut groups, mut end) = (0, 0);
+            for &position in &positions {
+                if position >= end {
+                    end = self.positions(self.group_at(position, depth), depth).end;
+                    groups += 1;
+                }
+            }
+            groups
+        };
+        (1..=self.dimensions()).map(count).collect()
     }
 
     /// The group of a position, of groups that the first `depth` dimensions cut. Groups are numbered in the order of positions.
@@ -252,26 +297,39 @@ pub(super) mod tests {
     #[test]
     fn the_buffer_is_as_large_as_memory_and_initial_fill_allow() {
         let single = alone(along_one(1000, 1, 10));
-        assert_eq!(single.buffer(&[1], 16, 1024), Buffer { depth: 1, strands: 16, linked: false });
-        assert_eq!(single.buffer(&[1], 1 << 40, 1024), Buffer { depth: 1, strands: 103, linked: false });
-        assert_eq!(single.buffer(&[1], 1 << 40, 25), Buffer { depth: 1, strands: 3, linked: false });
-        assert_eq!(single.buffer(&[100], 16, 1024), Buffer { depth: 1, strands: 1, linked: false });
+        assert_eq!(single.buffer(&[1], 16, 1024, None), Buffer { depth: 1, strands: 16, linked: false });
+        assert_eq!(
+            single.buffer(&[1], 1 << 40, 1024, None),
+            Buffer { depth: 1, strands: 103, linked: false }
+        );
+        assert_eq!(single.buffer(&[1], 1 << 40, 25, None), Buffer { depth: 1, strands: 3, linked: false });
+        assert_eq!(single.buffer(&[100], 16, 1024, None), Buffer { depth: 1, strands: 1, linked: false });
         let overlapping = alone(along_one(1000, 4, 10));
-        assert_eq!(overlapping.buffer(&[1], 16, 1024), Buffer { depth: 1, strands: 8, linked: true });
-        assert_eq!(overlapping.buffer(&[1], 7, 1024), Buffer { depth: 1, strands: 2, linked: true });
-        assert_eq!(overlapping.buffer(&[1], 3, 1024), Buffer { depth: 1, strands: 1, linked: false });
-        assert_eq!(overlapping.buffer(&[1], 16, 1), Buffer { depth: 1, strands: 1, linked: true });
+        assert_eq!(overlapping.buffer(&[1], 16, 1024, None), Buffer { depth: 1, strands: 8, linked: true });
+        assert_eq!(overlapping.buffer(&[1], 7, 1024, None), Buffer { depth: 1, strands: 2, linked: true });
+        assert_eq!(overlapping.buffer(&[1], 3, 1024, None), Buffer { depth: 1, strands: 1, linked: false });
+        assert_eq!(overlapping.buffer(&[1], 16, 1, None), Buffer { depth: 1, strands: 1, linked: true });
         // Each strand holds three groups; linked groups need two strands.
         let wide = alone(along_one(1000, 21, 10));
-        assert_eq!(wide.buffer(&[1], 6, 1024), Buffer { depth: 1, strands: 2, linked: true });
-        assert_eq!(wide.buffer(&[1], 5, 1024), Buffer { depth: 1, strands: 1, linked: false });
+        assert_eq!(wide.buffer(&[1], 6, 1024, None), Buffer { depth: 1, strands: 2, linked: true });
+        assert_eq!(wide.buffer(&[1], 5, 1024, None), Buffer { depth: 1, strands: 1, linked: false });
     }
 
     #[test]
     fn groups_are_cut_along_more_dimensions_where_memory_is_short() {
         let groups = alone(patches());
-        assert_eq!(groups.buffer(&[5, 1], 64, 1 << 20).depth, 1);
-        assert_eq!(groups.buffer(&[500, 100], 1000, 1 << 20).depth, 2);
+        assert_eq!(groups.buffer(&[5, 1], 64, 1 << 20, None).depth, 1);
+        assert_eq!(groups.buffer(&[500, 100], 1000, 1 << 20, None).depth, 2);
+    }
+
+    #[test]
+    fn the_buffer_of_chosen_samples_has_as_many_groups_as_they_need() {
+        let groups = alone(along_one(1000, 1, 10));
+        let chosen: Vec<u64> = (0..100).map(|group| group * 10 + 3).collect();
+        assert_eq!((groups.count_of(&chosen), groups.count_of(&[7, 5, 7])), (vec![100], vec![1]));
+        // One sample in each group: as many groups as samples.
+        let buffer = |samples| groups.buffer(&[1], 1 << 40, samples, Some((100, &[100])));
+        assert_eq!((buffer(25).strands, buffer(1024).strands), (25, 1024));
     }
 
     #[test]
@@ -282,6 +340,7 @@ pub(super) mod tests {
         assert_eq!((groups.samples(), groups.count(1)), (49, 14));
         let samples: Vec<u64> = (0..49).map(|position| groups.sample(position)).collect();
         assert_eq!(samples, (0..49).collect::<Vec<_>>());
+        assert!((0..49).all(|sample| groups.position(sample) == sample));
         let positions: Vec<Range<u64>> = (0..5).map(|group| groups.positions(group, 1)).collect();
         assert_eq!(positions, [0..4, 4..8, 8..10, 10..11, 11..15]);
         assert_eq!([3, 4, 9, 10, 11, 48].map(|position| groups.group_at(position, 1)), [0, 1, 2, 3, 4, 13]);

@@ -3,18 +3,24 @@
 #![forbid(unsafe_code)]
 
 mod axis;
+mod choice;
 mod domain_groups;
 mod domains;
+mod epoch_lists;
 mod grid;
 mod groups;
+mod listed;
 mod order;
 mod random;
 mod rest;
 mod strands;
 mod visit;
+mod walk;
+mod whole;
 mod windows;
 
 pub use axis::{Axis, Run};
+pub use choice::{Choice, Weights};
 pub use domains::{Domain, Domains};
 pub use grid::Grid;
 pub use groups::{Buffer, Groups};

@@ -7,12 +7,18 @@
 //! what DALI's `Loader` does; a batch number is therefore the whole state.
 //!
 //! The shuffle permutes the samples of one visit to a reader shard. It is a function of seed, epoch and reader shard
-//! alone, so it needs no state, and it never moves a sample to another reader shard. No list of samples is made: the sample
-//! at any place is computed, so that there may be as many as fit into the array.
+//! alone, so it needs no state, and it never moves a sample to another reader shard. Unless samples are chosen, no list of them
+//! is made: the sample at any place is computed, so that there may be as many as fit into the array.
+//!
+//! A [`Choice`] says which samples an epoch has. N is their number then, and positions are entries of their list, sorted by
+//! chunk if it is shuffled. If an epoch is a part of a pass, it is the pass that is shuffled, and epochs and reader shards are
+//! cut from what comes out.
 //!
 //! An epoch that was begun with another number of reader shards or another batch size can be finished: the samples that
 //! are left form one list, the same for every reader, and the list is cut into reader shards anew.
 
+use super::choice::{Choice, Weights};
+use super::epoch_lists::EpochLists;
 use super::groups::{Buffer, Groups};
 use super::random::permuted;
 use super::rest::{Played, Rest};
@@ -28,7 +34,11 @@ use rand_chacha::rand_core::Rng;
 /// The sequence of batches of one reader.
 #[derive(Clone, Debug)]
 pub struct Order {
+    /// Samples of an epoch.
     samples: u64,
+    choice: Choice,
+    /// How many samples there are to choose from.
+    choosable: u64,
     shards: u64,
     shard: u64,
     stick: bool,
@@ -38,6 +48,8 @@ pub struct Order {
     /// Where batch 0 is.
     origin: Origin,
     visits: Arc<Mutex<Visits>>,
+    /// The samples of each epoch sorted by chunk, if samples are chosen and shuffled in groups.
+    lists: Option<Arc<EpochLists>>,
 }
 
 /// The last visits to samples in groups that were asked for, the newest first; copies of an order share them.
@@ -91,6 +103,7 @@ pub struct OrderArguments {
     pub pad_last_batch: bool,
     pub batch_size: u64,
     pub shuffle: Option<Shuffle>,
+    pub choice: Choice,
 }
 
 impl Order {
@@ -98,7 +111,7 @@ impl Order {
     pub const MOST_SHUFFLED: u64 = 1 << 48;
     /// How many visits are kept besides the one that is asked for.
     const KEPT_VISITS: usize = 8;
-    /// The most groups in the kept visits; the newest visit is kept however many it has.
+    /// The most groups, or listed samples, in the kept visits; the newest visit is kept however many it has.
     const KEPT_GROUPS: usize = 1 << 18;
 
     /// Bytes that shuffling `groups` groups of samples takes at most: the lists of this visit and of the one before it.
@@ -106,12 +119,13 @@ impl Order {
         groups.saturating_mul(2 * Strands::BYTES_PER_GROUP)
     }
 
-    /// An order over `samples` samples.
+    /// An order over `all` samples, or those of them that are chosen.
     ///
     /// # Errors
     /// Reader shards that do not exist, or more of them than samples.
-    pub fn new(samples: u64, arguments: OrderArguments) -> Result<Self> {
-        let OrderArguments { shard_id, num_shards, .. } = arguments;
+    pub fn new(all: u64, arguments: OrderArguments) -> Result<Self> {
+        let OrderArguments { shard_id, num_shards, choice, shuffle, .. } = arguments;
+        let (samples, choosable) = (choice.per_epoch(all), choice.len(all));
         let shards = u64::try_from(num_shards)
             .ok()
             .filter(|&shards| shards > 0)
@@ -128,20 +142,25 @@ impl Order {
             );
             return Err(argument("num_shards", problem));
         }
+        let groups = shuffle.as_ref().and_then(|shuffle| shuffle.groups.as_ref());
+        let lists = groups.and_then(|(groups, _)| EpochLists::new(groups, &choice, all)).map(Arc::new);
         Ok(Self {
             samples,
+            choice,
+            choosable,
             shards,
             shard,
             stick: arguments.stick_to_shard,
             pad: arguments.pad_last_batch,
             batch_size: arguments.batch_size,
-            shuffle: arguments.shuffle,
+            shuffle,
             origin: Origin::default(),
             visits: Arc::default(),
+            lists,
         })
     }
 
-    /// How many samples all reader shards hold together.
+    /// How many samples of an epoch all reader shards hold together.
     pub fn samples(&self) -> u64 {
         self.samples
     }
@@ -185,6 +204,7 @@ impl Order {
             }
         }
         self.visits = Arc::default();
+        self.lists = self.lists.as_ref().map(|lists| Arc::new(lists.anew()));
     }
 
     /// Counts batches from the epoch of a position, less what was played of the epoch. Batch `position.batch` comes next.
@@ -271,11 +291,16 @@ impl Order {
 
     /// The sample at a place of a visit.
     fn sample(&mut self, visit: Visit, place: u64) -> u64 {
-        let start = cut(self.samples, visit.shards, visit.shard);
-        let Some(shuffle) = &self.shuffle else { return start + place };
-        let end = cut(self.samples, visit.shards, visit.shard + 1);
+        let (visit, place, samples) = self.in_pass(visit, place);
+        let start = cut(samples, visit.shards, visit.shard);
+        let Some(shuffle) = &self.shuffle else { return self.choice.sample(start + place) };
+        let end = cut(samples, visit.shards, visit.shard + 1);
         let Some((groups, buffer)) = &shuffle.groups else {
-            return start + permuted(place, end - start, visit.random(shuffle.seed).next_u64());
+            let entry = match &self.choice.weights {
+                Some(weights) => weights.draw(Weights::key(shuffle.seed, visit.epoch), start + place),
+                None => start + permuted(place, end - start, visit.random(shuffle.seed).next_u64()),
+            };
+            return self.choice.sample(entry);
         };
         let mut visits = self.visits.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((_, order)) = visits.iter_mut().find(|(known, _)| *known == visit) {
@@ -287,13 +312,32 @@ impl Order {
         let mut kept = 0;
         visits.retain(|(_, order)| {
             let is_last = kept == 0;
-            kept += order.groups();
+            kept += order.size();
             is_last || kept <= Self::KEPT_GROUPS
         });
-        let mut order = Strands::new(groups.clone(), start..end, *buffer, visit.random(shuffle.seed));
+        let (groups, random) = (groups.clone(), visit.random(shuffle.seed));
+        let mut order = match &self.lists {
+            Some(lists) => {
+                let list = lists.of(shuffle.seed, visit.epoch, samples);
+                Strands::listed(groups, list, start..end, *buffer, random)
+            }
+            None => Strands::new(groups, start..end, *buffer, random),
+        };
         let sample = order.sample(place);
         visits.insert(0, (visit, order));
         sample
+    }
+
+    /// What is visited: the visit, a place in it, and how many samples all such visits have together. If an epoch is a part of
+    /// a pass, that is the whole pass that the place is in.
+    fn in_pass(&self, visit: Visit, place: u64) -> (Visit, u64, u64) {
+        if !self.choice.cuts_passes() {
+            return (visit, place, self.samples);
+        }
+        let before = u128::from(visit.epoch) * u128::from(self.samples);
+        let at = before + u128::from(cut(self.samples, visit.shards, visit.shard) + place);
+        let all = u128::from(self.choosable);
+        (Visit { epoch: (at / all) as u64, shard: 0, shards: 1 }, (at % all) as u64, self.choosable)
     }
 
     /// First position of the reader shard that this reader starts with.
@@ -323,6 +367,7 @@ mod tests {
             pad_last_batch: pad,
             batch_size: batch,
             shuffle: seed.map(|seed| Shuffle { seed, groups: None }),
+            choice: Choice::default(),
         };
         Order::new(samples, arguments).unwrap()
     }
@@ -479,6 +524,7 @@ mod tests {
                 pad_last_batch: false,
                 batch_size: 1,
                 shuffle: None,
+                choice: Choice::default(),
             };
             Order::new(5, arguments).unwrap_err().to_string()
         };

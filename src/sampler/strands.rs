@@ -1,8 +1,11 @@
 //! The order of one visit to samples that share chunks. Of any place it tells the sample; it takes some bytes for each group
-//! and none for each sample. `groups.rs` has the picture.
+//! and, unless samples are listed, none for each sample. `groups.rs` has the picture.
 
 use super::groups::{Buffer, Groups};
+use super::listed::Listed;
 use super::random::{below, mixed, permuted, shuffle};
+use super::walk::Walk;
+use super::whole::Whole;
 
 use std::fmt;
 use std::ops::Range;
@@ -14,12 +17,10 @@ use rand_chacha::rand_core::Rng;
 /// The samples of some positions in the order of a visit.
 #[derive(Clone)]
 pub(super) struct Strands {
-    groups: Arc<Groups>,
-    depth: usize,
+    members: Members,
+    /// Positions of samples, or entries of a list.
     positions: Range<u64>,
-    /// The group of the first position; the chain counts from it.
-    first_group: u64,
-    /// Groups in the order of the chain.
+    /// Groups in the order of the chain, counted from the first of the visit.
     chain: Vec<u32>,
     /// How many samples of its strand have come when a stage ends, for the stages of each strand in their order.
     ends: Vec<u64>,
@@ -49,12 +50,29 @@ impl fmt::Debug for Strands {
     }
 }
 
-/// Samples that a stage takes of a group.
-enum Taken {
-    /// Those of windows in a range, along the dimension that cuts last.
-    Windows(Range<u64>),
-    /// Those of positions in a range.
-    Positions(Range<u64>),
+/// The groups of a visit.
+#[derive(Clone)]
+enum Members {
+    /// Those of all samples at the visit's positions.
+    Whole(Whole),
+    /// Those of listed samples.
+    Listed(Listed),
+}
+
+impl Members {
+    fn len(&self) -> usize {
+        match self {
+            Self::Whole(whole) => whole.len(),
+            Self::Listed(listed) => listed.len(),
+        }
+    }
+
+    fn is_linked(&self, number: usize) -> bool {
+        match self {
+            Self::Whole(whole) => whole.is_linked(number),
+            Self::Listed(listed) => listed.is_linked(number),
+        }
+    }
 }
 
 impl Strands {
@@ -64,20 +82,35 @@ impl Strands {
     const ROUND_SAMPLES: u64 = 4096;
     const ROUND_SAMPLES_OF_STRAND: u64 = 4;
 
-    pub fn new(groups: Arc<Groups>, positions: Range<u64>, buffer: Buffer, mut random: ChaCha8Rng) -> Self {
-        let first_group = groups.group_at(positions.start, buffer.depth);
-        let last_group = groups.group_at(positions.end - 1, buffer.depth);
-        let is_linked = |group| buffer.linked && groups.is_linked(group, buffer.depth);
+    /// The order of the samples at some positions.
+    pub fn new(groups: Arc<Groups>, positions: Range<u64>, buffer: Buffer, random: ChaCha8Rng) -> Self {
+        let whole = Whole::new(groups, positions.clone(), buffer.depth);
+        Self::of(Members::Whole(whole), positions, buffer, random)
+    }
+
+    /// The order of some entries of a sorted list of positions.
+    pub fn listed(
+        groups: Arc<Groups>,
+        list: Arc<[u64]>,
+        entries: Range<u64>,
+        buffer: Buffer,
+        random: ChaCha8Rng,
+    ) -> Self {
+        let listed = Listed::new(groups, list, entries.clone(), buffer.depth);
+        Self::of(Members::Listed(listed), entries, buffer, random)
+    }
+
+    fn of(members: Members, positions: Range<u64>, buffer: Buffer, mut random: ChaCha8Rng) -> Self {
         let mut runs: Vec<(u32, u32)> = vec![];
-        for group in first_group..=last_group {
-            let number = (group - first_group) as u32;
+        for group in 0..members.len() {
+            let number = group as u32;
             match runs.last_mut() {
-                Some(run) if is_linked(group) => run.1 += 1,
+                Some(run) if buffer.linked && members.is_linked(group) => run.1 += 1,
                 _ => runs.push((number, number + 1)),
             }
         }
         shuffle(&mut runs, &mut random);
-        let mut chain = Vec::with_capacity((last_group - first_group + 1) as usize);
+        let mut chain = Vec::with_capacity(members.len());
         chain.extend(runs.into_iter().flat_map(|(start, end)| start..end));
         let turn = below(chain.len() as u64, &mut random) as usize;
         chain.rotate_left(turn);
@@ -85,26 +118,25 @@ impl Strands {
         if buffer.linked && strands > 1 {
             strands -= strands % 2;
         }
-        let (key, depth) = (random.next_u64(), buffer.depth);
-        let mut order = Self {
-            groups,
-            depth,
-            positions,
-            first_group,
-            chain,
-            ends: vec![],
-            strands,
-            key,
-            random,
-            round: Round::default(),
-        };
-        order.ends = order.stage_ends();
+        let key = random.next_u64();
+        let (ends, round) = (Vec::with_capacity(chain.len()), Round::default());
+        let mut order = Self { members, positions, chain, ends, strands, key, random, round };
+        for strand in 0..strands {
+            let walk = Walk { chain: &order.chain, part: order.part(strand), is_forward: is_forward(strand) };
+            order.ends.extend(match &mut order.members {
+                Members::Whole(whole) => whole.stage_ends(&walk),
+                Members::Listed(listed) => listed.add_strand(&walk),
+            });
+        }
         order
     }
 
-    /// How many groups the order has.
-    pub fn groups(&self) -> usize {
-        self.chain.len()
+    /// How many groups the order has, or samples if these are listed.
+    pub fn size(&self) -> usize {
+        match &self.members {
+            Members::Whole(whole) => whole.len(),
+            Members::Listed(_) => (self.positions.end - self.positions.start) as usize,
+        }
     }
 
     /// The sample at a place.
@@ -128,94 +160,18 @@ impl Strands {
         place(strand)..place(strand + 1)
     }
 
-    /// The place in the chain that a stage of a strand is named by.
-    fn chain_place(&self, strand: usize, stage: usize) -> usize {
-        let part = self.part(strand);
-        if is_forward(strand) { part.start + stage } else { part.end - 1 - stage }
-    }
-
-    fn stage_ends(&self) -> Vec<u64> {
-        let mut ends = Vec::with_capacity(self.chain.len());
-        for strand in 0..self.strands {
-            let mut end = 0;
-            for stage in 0..self.part(strand).len() {
-                end += self.stage(strand, stage).map(|(group, taken)| self.count(group, &taken)).sum::<u64>();
-                ends.push(end);
-            }
-        }
-        ends
-    }
-
-    /// The samples of a stage: with those of the group itself, of groups before it that reach into it. A walk backward has
-    /// seen what its groups reach into.
-    fn stage(&self, strand: usize, stage: usize) -> impl Iterator<Item = (u64, Taken)> + '_ {
-        let part = self.part(strand);
-        let place = self.chain_place(strand, stage);
-        let next = (is_forward(strand) && place + 1 < part.end && self.follows(place + 1)).then(|| place + 1);
-        let before =
-            (part.start..place).rev().take_while(move |&at| is_forward(strand) && self.follows(at + 1));
-        let of_group = move |at: usize| {
-            let group = self.group(at);
-            // Windows reach further, the further they start.
-            let reaching = |into: Option<usize>| {
-                into.map(|into| self.groups.first_reaching(group, self.group(into), self.depth))
-            };
-            let all = self.groups.windows(group, self.depth);
-            let from = reaching((at < place).then_some(place)).unwrap_or(all.start);
-            let to = reaching(next).unwrap_or(all.end);
-            // Without a window that reaches so far, no group before this one has any.
-            (from < all.end).then_some((group, from..to, all))
-        };
-        let taken = std::iter::once(place).chain(before).map_while(of_group);
-        taken.filter(|(_, taken, _)| !taken.is_empty()).filter_map(|(group, taken, all)| {
-            match self.cut(group) {
-                None => Some((group, Taken::Windows(taken))),
-                // Of a group that reader shards cut, all samples come with the last of its windows.
-                Some(positions) => (taken.end == all.end).then_some((group, Taken::Positions(positions))),
-            }
-        })
-    }
-
-    fn group(&self, place: usize) -> u64 {
-        self.first_group + u64::from(self.chain[place])
-    }
-
-    /// Whether the group at a place of the chain lies behind the one before it, in the same row of groups.
-    fn follows(&self, place: usize) -> bool {
-        self.chain[place] == self.chain[place - 1].wrapping_add(1)
-            && !self.groups.begins_row(self.group(place), self.depth)
-    }
-
-    /// The positions of a group, if not all of them are in this order.
-    fn cut(&self, group: u64) -> Option<Range<u64>> {
-        let all = self.groups.positions(group, self.depth);
-        let inside = all.start.max(self.positions.start)..all.end.min(self.positions.end);
-        (inside != all).then_some(inside)
-    }
-
-    fn count(&self, group: u64, taken: &Taken) -> u64 {
-        match taken {
-            Taken::Windows(windows) => self.groups.samples_of(group, windows, self.depth),
-            Taken::Positions(positions) => positions.end - positions.start,
-        }
-    }
-
     /// The sample of a strand that comes after that many others of it.
     fn walked(&self, strand: usize, before: u64) -> u64 {
-        let ends = &self.ends[self.part(strand)];
+        let walk = Walk { chain: &self.chain, part: self.part(strand), is_forward: is_forward(strand) };
+        let ends = &self.ends[walk.part.clone()];
         let stage = ends.partition_point(|&end| end <= before);
         let start = stage.checked_sub(1).map_or(0, |last| ends[last]);
-        let key = mixed(self.key ^ self.chain_place(strand, stage) as u64);
-        let mut entry = permuted(before - start, ends[stage] - start, key);
-        for (group, taken) in self.stage(strand, stage) {
-            let count = self.count(group, &taken);
-            match taken {
-                _ if entry >= count => entry -= count,
-                Taken::Windows(windows) => return self.groups.sample_of(group, &windows, self.depth, entry),
-                Taken::Positions(positions) => return self.groups.sample(positions.start + entry),
-            }
+        let key = mixed(self.key ^ walk.place(stage) as u64);
+        let entry = permuted(before - start, ends[stage] - start, key);
+        match &self.members {
+            Members::Whole(whole) => whole.sample(&walk, stage, entry),
+            Members::Listed(listed) => listed.sample(strand, start + entry),
         }
-        unreachable!("a stage has as many samples as were counted")
     }
 
     /// The round that has a place.
@@ -295,6 +251,13 @@ mod tests {
         (0..order.positions.end - order.positions.start).map(|place| order.sample(place)).collect()
     }
 
+    fn whole_of(order: &Strands) -> &Whole {
+        match &order.members {
+            Members::Whole(whole) => whole,
+            Members::Listed(_) => panic!("samples are listed"),
+        }
+    }
+
     /// How many groups are held at most, if a group is held from its first use to its last.
     fn most_held(touched: impl Fn(u64) -> (u64, u64), order: &[u64]) -> usize {
         let mut uses: HashMap<u64, (usize, usize)> = HashMap::new();
@@ -311,7 +274,7 @@ mod tests {
         for (steps, seed) in [(2000, 1), (40_000, 2)] {
             for window in [1, 4, 11, 21] {
                 let groups = Arc::new(along_one(steps, window, 10));
-                let buffer = groups.buffer(&[1], 16, 10_000);
+                let buffer = groups.buffer(&[1], 16, 10_000, None);
                 let order = listed(&mut order(&groups, 0..groups.samples(), buffer, seed));
                 let last = |sample: u64| (sample + window as u64 - 1) / 10;
                 let held = most_held(|sample| (sample / 10, last(sample)), &order);
@@ -322,9 +285,27 @@ mod tests {
     }
 
     #[test]
+    fn listed_samples_hold_no_more_groups_than_the_buffer_has() {
+        for window in [1, 4, 11] {
+            let groups = Arc::new(along_one(20_000, window, 10));
+            // Two thirds of the samples, and some of them twice.
+            let list = (0..groups.samples()).flat_map(|position| {
+                let times = [0, 1, 1, 2, 0, 1][(mixed(position) % 6) as usize];
+                std::iter::repeat_n(position, times)
+            });
+            let list: Arc<[u64]> = list.collect();
+            let buffer = groups.buffer(&[1], 16, 10_000, Some((list.len() as u64, &groups.count_of(&list))));
+            let (count, random) = (list.len() as u64, ChaCha8Rng::from_seed([3; 32]));
+            let order = listed(&mut Strands::listed(groups.clone(), list, 0..count, buffer, random));
+            let held = most_held(|sample| (sample / 10, (sample + window as u64 - 1) / 10), &order);
+            assert!((10..=20).contains(&held), "window {window}: {held} groups, {buffer:?}");
+        }
+    }
+
+    #[test]
     fn strands_come_to_their_next_groups_one_after_another() {
         let groups = Arc::new(along_one(320_000, 1, 1000));
-        let buffer = groups.buffer(&[1], 32, 100_000);
+        let buffer = groups.buffer(&[1], 32, 100_000, None);
         let order = listed(&mut order(&groups, 0..groups.samples(), buffer, 1));
         let mut seen = HashSet::new();
         let fresh: Vec<usize> = order
@@ -348,7 +329,7 @@ mod tests {
         let grids = [1, 128, 128, 128].map(|chunk| Grid::new([(0, vec![chunk])]));
         let groups = Arc::new(together(vec![DomainGroups::new(&windows, &grids)], u64::MAX));
         assert!(groups.samples() > 900_000_000_000);
-        let buffer = groups.buffer(&[1 << 31, 1 << 28, 1 << 25, 1 << 22], 1 << 30, 1 << 20);
+        let buffer = groups.buffer(&[1 << 31, 1 << 28, 1 << 25, 1 << 22], 1 << 30, 1 << 20, None);
         let mut order = order(&groups, 0..groups.samples(), buffer, 1);
         let began = std::time::Instant::now();
         let mut samples: Vec<u64> = (0..10_000).map(|place| order.sample(place)).collect();
@@ -362,6 +343,7 @@ mod tests {
     /// The stages of all strands as they are described, with lists of everything.
     fn listed_stages(
         order: &Strands,
+        (groups, depth): (&Groups, usize),
         touched: impl Fn(u64) -> (u64, u64),
         row: impl Fn(u64) -> u64,
     ) -> Vec<Vec<HashSet<u64>>> {
@@ -373,20 +355,19 @@ mod tests {
             samples: Vec<(u64, u64)>,
         }
         let mut all: Vec<Group> = vec![];
-        let first = order.first_group;
-        for number in 0..order.chain.len() as u64 {
-            let positions = order.groups.positions(first + number, order.depth);
+        for number in 0..order.chain.len() {
+            let positions = groups.positions(whole_of(order).group(number), depth);
             let inside = positions.start.max(order.positions.start)..positions.end.min(order.positions.end);
             let is_cut = inside != positions;
             let samples = |range: Range<u64>| {
-                range.map(|position| order.groups.sample(position)).map(|sample| (sample, touched(sample).1))
+                range.map(|position| groups.sample(position)).map(|sample| (sample, touched(sample).1))
             };
             // Samples of a group that is cut come as late as any of the whole group does.
             let last = samples(positions.clone()).map(|(_, last)| last).max().unwrap();
             let samples = samples(inside)
                 .map(|(sample, own)| (sample, if is_cut { last } else { own }))
                 .collect::<Vec<_>>();
-            let start = order.groups.sample(positions.start);
+            let start = groups.sample(positions.start);
             all.push(Group { row: row(start), cell: touched(start).0, is_cut, samples });
         }
         (0..order.strands)
@@ -447,7 +428,7 @@ mod tests {
                 let (store, sample) = (sample / of_store, sample % of_store);
                 1000 * store + if two && depth == 2 { sample / 19 / 4 } else { 0 }
             };
-            let stages = listed_stages(&order, touched, row);
+            let stages = listed_stages(&order, (&groups, depth), touched, row);
             let samples = listed(&mut order);
             let mut of_strands: Vec<_> = stages.iter().map(|stages| (0, stages, HashSet::new())).collect();
             let strand_of: HashMap<u64, usize> = stages.iter().enumerate()
@@ -466,6 +447,39 @@ mod tests {
             let mut expected: Vec<u64> = part.map(|position| groups.sample(position)).collect();
             expected.sort_unstable();
             prop_assert_eq!(sorted, expected);
+        }
+
+        #[test]
+        fn listed_samples_come_as_often_as_they_are_listed(
+            steps in 12u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
+            two: bool, depth in 1usize..3, stores in 1u64..4, shards in 1u64..4,
+            chosen in prop::collection::vec(any::<prop::sample::Index>(), 3..90),
+        ) {
+            let (domain, depth) = match two {
+                true => (domains::patches(), depth),
+                false => (domains::along_one(steps, window, chunk), 1),
+            };
+            let groups = Arc::new(together(vec![domain; stores as usize], u64::MAX));
+            let (all, buffer) = (groups.samples(), Buffer { depth, strands, linked });
+            let mut list: Vec<u64> = chosen.iter().map(|index| index.index(all as usize) as u64).collect();
+            list.sort_unstable();
+            let (list, random): (Arc<[u64]>, _) = (list.into(), || ChaCha8Rng::from_seed([seed; 32]));
+            let count = list.len() as u64;
+            for shard in 0..shards {
+                let part = count * shard / shards..count * (shard + 1) / shards;
+                let mut order = Strands::listed(groups.clone(), list.clone(), part.clone(), buffer, random());
+                let mut found = listed(&mut order);
+                found.sort_unstable();
+                let of_entry = |entry: u64| groups.sample(list[entry as usize]);
+                let mut expected: Vec<u64> = part.map(of_entry).collect();
+                expected.sort_unstable();
+                prop_assert_eq!(found, expected);
+            }
+            // With all samples in the list a walk has the stages that it has without.
+            let every: Arc<[u64]> = (0..all).collect();
+            let whole = Strands::new(groups.clone(), 0..all, buffer, random());
+            let listed = Strands::listed(groups.clone(), every, 0..all, buffer, random());
+            prop_assert_eq!((&whole.chain, &whole.ends), (&listed.chain, &listed.ends));
         }
 
         #[test]

@@ -167,6 +167,24 @@ impl Windows {
     }
 }
 
+impl Windows {
+    /// The sample with these indices, of which there is one for each dimension of the user's window.
+    ///
+    /// # Errors
+    /// The first dimension along which no window has the index.
+    pub fn sample(&self, index: &[i64]) -> std::result::Result<u64, usize> {
+        let mut sample = 0;
+        for (d, axis) in self.axes.iter().enumerate() {
+            let window = match index.get(d) {
+                Some(&index) => axis.window(index).ok_or(d)?,
+                None => 0,
+            };
+            sample = sample * axis.count() + window;
+        }
+        Ok(sample)
+    }
+}
+
 /// Extents of a sample along the dimensions that the user's window covers.
 fn extents(given: &WindowArguments<'_>) -> Result<Vec<u64>> {
     let window = match given.window {
@@ -474,6 +492,10 @@ mod tests {
                 Ok(windows) => {
                     let names: Vec<i64> = (0..windows.len()).map(|s| windows.index(s)[0]).collect();
                     prop_assert_eq!(&names, &expected);
+                    for index in -50..80 {
+                        let number = expected.iter().position(|&name| name == index);
+                        prop_assert_eq!(windows.sample(&[index]).ok(), number.map(|number| number as u64));
+                    }
                     for (sample, t) in expected.iter().enumerate() {
                         let touched: Vec<i64> =
                             indices(&windows.axes[0], sample as u64).iter().map(|&i| i as i64).collect();
