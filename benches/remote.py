@@ -29,7 +29,6 @@ loopback interface.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys

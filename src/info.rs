@@ -4,7 +4,7 @@
 //! refused does not hide the others; what is said of it comes from the code that would read it.
 
 use crate::codec::{self, DecodePath};
-use crate::dataset::{ArrayInfo, Dataset};
+use crate::dataset::{ArrayInfo, Dataset, Sharding};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::json;
@@ -18,6 +18,8 @@ use serde_json::{Value, from_str, from_value, json};
 const MAX_SIZED_CHUNKS: u64 = 4096;
 /// The same of a store in which each costs a request.
 const MAX_SIZED_REMOTE_CHUNKS: u64 = 16;
+/// Batches of a reader that stand for all.
+const MAX_COUNTED_BATCHES: u64 = 4;
 /// Samples of a reader that stand for all.
 const MAX_COUNTED_SAMPLES: u64 = 64;
 
@@ -149,7 +151,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
         arrays.push(description);
     }
     // All arrays of a group are seldom meant to be read together.
-    let together = (named && names.len() > 1).then(|| describer.reading(arguments));
+    let together = (named && names.len() > 1).then(|| describer.reading(arguments, None));
     Ok(json!({"arrays": arrays, "together": together}))
 }
 
@@ -223,7 +225,10 @@ impl Describer {
         description["sampled"] = stored.sampled.into();
         description["decode_path"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
         description["reason"] = on_cpu.unwrap_or(&decode_paths[0]).to_string().into();
-        let reading = self.reading(asked);
+        let reading = self.reading(asked, Some(&stored));
+        if array.parts.iter().any(|part| part.objects.costs_requests()) {
+            description["consolidated"] = array.parts.iter().all(|part| part.is_consolidated()).into();
+        }
         description["output_type"] =
             reading.pointer("/outputs/0/type").cloned().unwrap_or_else(|| first.element.name().into());
         description["reading"] = reading;
@@ -231,19 +236,22 @@ impl Describer {
     }
 
     /// What a reader with these arguments would do, or why there can be none.
-    fn reading(&self, asked: &Arguments) -> Value {
+    fn reading(&self, asked: &Arguments, stored: Option<&Stored>) -> Value {
         Setup::new(asked)
-            .and_then(|setup| self.describe_setup(&setup))
+            .and_then(|setup| self.describe_setup(&setup, stored))
             .unwrap_or_else(|error| json!({"problem": error.to_string()}))
     }
 
-    fn describe_setup(&self, setup: &Setup) -> Result<Value> {
+    fn describe_setup(&self, setup: &Setup, stored: Option<&Stored>) -> Result<Value> {
         setup.check_batch()?;
         let batch = setup.start.samples(setup.start.batch);
         let batch_chunks = setup.chunks_of(&batch);
         let mut reading = describe_batches(setup, &batch, &batch_chunks);
         if self.budget.is_some() {
             reading["gpu_memory"] = gpu_memory(setup, &batch_chunks)?;
+        }
+        if let Some(stored) = stored {
+            reading["remote"] = epoch_of_requests(setup, stored);
         }
         match self.chosen(setup) {
             Ok(chosen) => reading["chosen"] = chosen,
@@ -325,6 +333,45 @@ fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> 
         "batch_amplification":
             decoded(batch_chunks) as f64 / (sample_stored * batch.len() as u64) as f64,
     })
+}
+
+/// Requests and bytes of an epoch of one array in stores that are not folders of this machine, estimated from its first batches and the sizes
+/// of some chunks. Null for arrays in folders only, and where batches have more chunks than are counted.
+fn epoch_of_requests(setup: &Setup, stored: &Stored) -> Value {
+    let array = &setup.dataset.arrays[0];
+    if array.parts.iter().all(|part| part.objects.folder().is_some()) {
+        return Value::Null;
+    }
+    let mut samples = setup.start.samples(setup.start.batch);
+    let batch_size = samples.len();
+    let batches = setup.domains.len().div_ceil(batch_size.max(1) as u64);
+    let looked_at = batches.min(MAX_COUNTED_BATCHES);
+    samples.extend((1..looked_at).flat_map(|ahead| setup.start.samples(setup.start.batch + ahead)));
+    let first = &samples[..batch_size];
+    let total = |counts: &[Vec<u64>]| flat(counts).map(|(.., chunks)| chunks).sum::<u64>() as f64;
+    // What each batch adds to those before it. Neighbouring batches share chunks.
+    let of_epoch = |first: f64, all: f64| match looked_at {
+        0 | 1 => first,
+        _ => first + (all - first) / (looked_at - 1) as f64 * (batches - 1) as f64,
+    };
+    let (Some(first_objects), Some(all_objects)) = (setup.objects_of(first), setup.objects_of(&samples))
+    else {
+        return Value::Null;
+    };
+    let objects = of_epoch(total(&first_objects), total(&all_objects));
+    let chunks = of_epoch(total(&setup.chunks_of(first)), total(&setup.chunks_of(&samples)));
+    let sharding = array.first().sharding.as_ref();
+    let inner = sharding.map_or(1, Sharding::inner_chunks) as f64;
+    let bytes = chunks * stored.bytes as f64 / (stored.chunks.max(1) as f64 * inner);
+    let object_bytes = bytes / objects.max(1.0);
+    let split = Options::SPLIT_ABOVE_BYTES as f64;
+    let requests = match sharding {
+        // The index, and what is asked for together of the inner chunks, of which none is known to be far from the next.
+        Some(_) => objects * (1.0 + (object_bytes / split).ceil().max(1.0)),
+        None if object_bytes > split => objects * (object_bytes / (0.75 * split)).ceil(),
+        None => objects,
+    };
+    json!({"requests": requests.round() as u64, "bytes": bytes.round() as u64})
 }
 
 /// The most GPU memory that a batch needs if all its chunks are decoded at once.

@@ -217,6 +217,7 @@ fn whole(store: &Arc<dyn Store>, key: &str, bytes: u64) -> Request {
         extent: Extent::Whole,
         version: None,
         expected_bytes: bytes,
+        likely_bytes: None,
         most_bytes: bytes,
         was_present: false,
         batch: 0,
