@@ -41,7 +41,7 @@ class Reader:
         """Puts the files out of the page cache, takes what the queue holds and an epoch.
 
         Returns:
-            GB/s, the epoch's bytes over the time of all that, and the share of the files' bytes that came from the disk.
+            GB/s, the epoch's bytes over the time of all that, and the share of bytes that came from the disk.
         """
         read_ahead = math.ceil(common.at_rest(self.pipe)["bytes_read"] / stored * self.batches)
         ready = max(0, read_ahead - self.taken)
@@ -62,7 +62,7 @@ def from_disk(task: Mapping[str, Any], url: str, path: Path, batch_size: int) ->
     shutil.rmtree(folder, ignore_errors=True)
     files, stored = common.chunk_files(path), common.stored_bytes(path)
     reader = Reader(task, url, batch_size, cache_dir=str(folder), cache_dir_bytes=8 * stored + (1 << 30))
-    end = time.perf_counter() + 60
+    end = time.perf_counter() + 30
     # What comes faster than the disk takes it is kept in a later epoch.
     while common.counters(reader.pipe)["disk_cache_bytes_written"] < stored and time.perf_counter() < end:
         reader.take(reader.batches)
@@ -72,7 +72,7 @@ def from_disk(task: Mapping[str, Any], url: str, path: Path, batch_size: int) ->
     local.take(local.batches)
     rates: dict[str, list[float]] = {"cached": [], "local": []}
     shares = []
-    for _ in range(1 if task["quick"] else 3):
+    for _ in range(1 if task["quick"] else 2):
         for name, one, its in (("local", local, files), ("cached", reader, kept)):
             rate, share = one.epoch(its, stored)
             rates[name].append(rate)

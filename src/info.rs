@@ -342,34 +342,30 @@ fn epoch_of_requests(setup: &Setup, stored: &Stored) -> Value {
     if array.parts.iter().all(|part| part.objects.folder().is_some()) {
         return Value::Null;
     }
-    let mut samples = setup.start.samples(setup.start.batch);
-    let batch_size = samples.len();
-    let batches = setup.domains.len().div_ceil(batch_size.max(1) as u64);
-    let looked_at = batches.min(MAX_COUNTED_BATCHES);
-    samples.extend((1..looked_at).flat_map(|ahead| setup.start.samples(setup.start.batch + ahead)));
-    let first = &samples[..batch_size];
+    let batch = |ahead: u64| setup.start.samples(setup.start.batch + ahead);
+    let first = batch(0);
+    let batches = setup.domains.len().div_ceil(first.len().max(1) as u64);
+    let looked_at = batches.clamp(1, MAX_COUNTED_BATCHES);
+    let samples: Vec<u64> = (0..looked_at).flat_map(batch).collect();
     let total = |counts: &[Vec<u64>]| flat(counts).map(|(.., chunks)| chunks).sum::<u64>() as f64;
-    // What each batch adds to those before it. Neighbouring batches share chunks.
-    let of_epoch = |first: f64, all: f64| match looked_at {
-        0 | 1 => first,
-        _ => first + (all - first) / (looked_at - 1) as f64 * (batches - 1) as f64,
-    };
-    let (Some(first_objects), Some(all_objects)) = (setup.objects_of(first), setup.objects_of(&samples))
-    else {
-        return Value::Null;
-    };
-    let objects = of_epoch(total(&first_objects), total(&all_objects));
-    let chunks = of_epoch(total(&setup.chunks_of(first)), total(&setup.chunks_of(&samples)));
-    let sharding = array.first().sharding.as_ref();
-    let inner = sharding.map_or(1, Sharding::inner_chunks) as f64;
-    let bytes = chunks * stored.bytes as f64 / (stored.chunks.max(1) as f64 * inner);
-    let object_bytes = bytes / objects.max(1.0);
+    // What each batch adds to those before it: neighbouring batches share chunks.
+    let (of_first, of_all) = (total(&setup.chunks_of(&first)), total(&setup.chunks_of(&samples)));
+    let added = (of_all - of_first) / (looked_at - 1).max(1) as f64;
+    let chunks = of_first + added * (batches - 1) as f64;
+    let inner = array.first().sharding.as_ref().map(Sharding::inner_chunks);
+    let bytes =
+        chunks * stored.bytes as f64 / (stored.chunks.max(1) as f64 * inner.unwrap_or(1).max(1) as f64);
     let split = Options::SPLIT_ABOVE_BYTES as f64;
-    let requests = match sharding {
-        // The index, and what is asked for together of the inner chunks, of which none is known to be far from the next.
-        Some(_) => objects * (1.0 + (object_bytes / split).ceil().max(1.0)),
-        None if object_bytes > split => objects * (object_bytes / (0.75 * split)).ceil(),
-        None => objects,
+    let requests = match inner {
+        Some(inner) => {
+            // Each batch asks for what it needs of a sharded chunk together; its index is asked for once.
+            let objects = (0..looked_at).map(|ahead| setup.objects_of(&batch(ahead)));
+            let Some(objects) = objects.collect::<Option<Vec<_>>>() else { return Value::Null };
+            let of_batch = objects.iter().map(|counts| total(counts)).sum::<f64>() / looked_at as f64;
+            (chunks / inner as f64) + (of_batch * batches as f64).max(bytes / split)
+        }
+        None if bytes > chunks * split => chunks * (bytes / chunks / (0.75 * split)).ceil(),
+        None => chunks,
     };
     json!({"requests": requests.round() as u64, "bytes": bytes.round() as u64})
 }

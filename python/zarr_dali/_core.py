@@ -234,8 +234,8 @@ class Objects:
             seconds: The time that counts; half as long goes by before.
 
         Returns:
-            `gb_per_s`, `requests_per_s`, `ms_to_first_byte`, the number of `threads`, and `busy`, the share of
-            the time that they had work.
+            `gb_per_s`, `requests_per_s`, `ms_to_first_byte`, the number of `threads`, and `busy`, the share
+            of the time that they had work.
         """
         asked = {"keys": list(keys), "requests": requests, "seconds": seconds}
         return self._ask(asked, "zarr_dali_read_bare")[0]
