@@ -11,6 +11,7 @@ for the same objects and drop the bytes.
 | `raw/http/12.5GB` | the same where all connections together give 12.5 GB/s, as 100 Gbit/s do |
 | `latency/30`, `latency/100` | the rate with so many milliseconds to the first byte, beside none |
 | `memory-bound` | the rate at 100 ms with a small budget, beside what that allows; memory that was taken |
+| `concurrency` | bare readers with 16 to 512 connections, and ours: 2.5 GB/s in all, 90 MB/s each, 50 ms |
 | `late` | 1 % of requests are 2 s late, beside none |
 | `busy` | 5 % of requests are answered 503, beside none, and how long it takes until the rate is back |
 | `sharded` | the main sharded store, shuffled, windows of 2: useful bytes and requests |
@@ -53,6 +54,7 @@ POINTS = (
     "latency/30",
     "latency/100",
     "memory-bound",
+    "concurrency",
     "late",
     "busy",
     "sharded",
@@ -91,7 +93,8 @@ class Points:
         if kind == "stores":
             return self.store(rest)
         ways: dict[str, Callable[[], dict[str, Any]]] = {
-            "memory-bound": self.memory_bound, "late": self.late, "busy": self.busy, "sharded": self.sharded,
+            "memory-bound": self.memory_bound,
+            "concurrency": self.concurrency, "late": self.late, "busy": self.busy, "sharded": self.sharded,
             "disk-cache": self.disk_cache, "unet": self.unet,
         }  # fmt: skip
         return ways[kind]()
@@ -111,12 +114,13 @@ class Points:
         requests = Path(self.task["scratch"]) / f"{store}.requests"
         requests.write_text("\n".join(keys) + "\n")
         authority = self.task["authority"] if scheme == "https" else None
+        counts = how.pop("connections", CONNECTIONS)
         tried = [
             serving.read_bare(
                 self.programs, self.url(store, scheme), requests, connections, self.seconds / 2,
                 authority=authority, **how,
             )
-            for connections in how.pop("connections", CONNECTIONS)
+            for connections in counts
         ]  # fmt: skip
         return max(tried, key=lambda one: one["gb_per_s"])
 
@@ -173,6 +177,22 @@ class Points:
             "bound_gb_per_s": bound,
             "budget_bytes": budget,
             "rss_share_of_budget": ours["rss_bytes"] / budget,
+            **ours,
+        }
+
+    def concurrency(self) -> dict[str, Any]:
+        """Whether more requests at once than are enough cost anything, or fewer would."""
+        with serving.answering(self.task["http"], ms=50, mb_per_s=2500, connection_mb_per_s=90):
+            bare = {
+                connections: self.bare("raw", connections=(connections,), hyper=4)["gb_per_s"]
+                for connections in (16, 64, 256, 512)
+            }
+            ours = Reading(self.task, self.url("raw"), host_memory_budget=self.budget).rate(self.seconds)
+        best = max(bare, key=bare.__getitem__)
+        return {
+            "share_of_best": ours["wire_gb_per_s"] / bare[best],
+            "best_connections": best,
+            "bare_gb_per_s": bare,
             **ours,
         }
 

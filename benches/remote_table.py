@@ -47,6 +47,14 @@ LINES: dict[str, tuple[str, str, Callable[[Mapping[str, Any]], str]]] = {
             f"{percent(row['rss_share_of_budget'])} of the budget resident"
         ),
     ),
+    "concurrency": (
+        "2.5 GB/s in all, 90 MB/s a connection, +50 ms",
+        "as much as the best number of connections",
+        lambda row: (
+            f"{percent(row['share_of_best'])} of bare readers with {row['best_connections']} connections: "
+            + ", ".join(f"{count}: {rate:.2f}" for count, rate in row["bare_gb_per_s"].items())
+        ),
+    ),
     "late": (
         "1 % of requests 2 s late",
         "90 % of the rate without, at most 2 % more requests",

@@ -19,7 +19,7 @@ const MAX_SIZED_CHUNKS: u64 = 4096;
 /// The same of a store in which each costs a request.
 const MAX_SIZED_REMOTE_CHUNKS: u64 = 16;
 /// Batches of a reader that stand for all.
-const MAX_COUNTED_BATCHES: u64 = 4;
+const MAX_COUNTED_BATCHES: u64 = 64;
 /// Samples of a reader that stand for all.
 const MAX_COUNTED_SAMPLES: u64 = 64;
 
@@ -343,15 +343,12 @@ fn epoch_of_requests(setup: &Setup, stored: &Stored) -> Value {
         return Value::Null;
     }
     let batch = |ahead: u64| setup.start.samples(setup.start.batch + ahead);
-    let first = batch(0);
-    let batches = setup.domains.len().div_ceil(first.len().max(1) as u64);
+    let batches = setup.domains.len().div_ceil(batch(0).len().max(1) as u64);
     let looked_at = batches.clamp(1, MAX_COUNTED_BATCHES);
     let samples: Vec<u64> = (0..looked_at).flat_map(batch).collect();
     let total = |counts: &[Vec<u64>]| flat(counts).map(|(.., chunks)| chunks).sum::<u64>() as f64;
-    // What each batch adds to those before it: neighbouring batches share chunks.
-    let (of_first, of_all) = (total(&setup.chunks_of(&first)), total(&setup.chunks_of(&samples)));
-    let added = (of_all - of_first) / (looked_at - 1).max(1) as f64;
-    let chunks = of_first + added * (batches - 1) as f64;
+    // Batches share chunks.
+    let chunks = total(&setup.chunks_of(&samples)) / looked_at as f64 * batches as f64;
     let inner = array.first().sharding.as_ref().map(Sharding::inner_chunks);
     let bytes =
         chunks * stored.bytes as f64 / (stored.chunks.max(1) as f64 * inner.unwrap_or(1).max(1) as f64);

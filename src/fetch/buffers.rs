@@ -150,6 +150,10 @@ mod tests {
     fn memory_is_used_again_for_what_fits_and_makes_room_for_what_does_not() {
         let buffers = Buffers::new(10 * MIB);
         let address = |buffer: &Buffer| buffer.bytes.as_ptr();
+        let free_and_used = || {
+            let state = buffers.lock();
+            (state.free_bytes, state.used_bytes)
+        };
         let mut first = buffers.take(3 * MIB).unwrap();
         first.bytes_mut().extend_from_slice(b"abc");
         assert_eq!((&first[..], first.bytes.capacity() as u64 >= 3 * MIB), (&b"abc"[..], true));
@@ -161,15 +165,15 @@ mod tests {
         drop(second);
         let small = buffers.take(MIB).unwrap();
         assert_ne!(address(&small), place);
-        assert_eq!(buffers.lock().free_bytes, 3 * MIB);
+        assert_eq!(free_and_used(), (3 * MIB, MIB));
         let large = buffers.take(8 * MIB).unwrap();
-        assert_eq!((buffers.lock().free_bytes, buffers.lock().used_bytes), (0, 9 * MIB));
+        assert_eq!(free_and_used(), (0, 9 * MIB));
         // More than all of it is had, and not kept.
         let larger = buffers.take(12 * MIB).unwrap();
         drop((larger, large.into_vec()));
-        assert_eq!((buffers.lock().free_bytes, buffers.lock().used_bytes), (0, MIB));
+        assert_eq!(free_and_used(), (0, MIB));
         drop((small, buffers.take(10).unwrap()));
-        assert_eq!((buffers.lock().free_bytes, buffers.lock().used_bytes), (MIB, 0));
+        assert_eq!(free_and_used(), (MIB, 0));
         assert!(buffers.take(u64::MAX).is_err());
     }
 
