@@ -416,7 +416,7 @@ def a_store(**seen):
         (8.0, {}, {"rates": {64: 2.0, 256: 4.0}}, "its latency does, for 256 requests at once still gave"),
         (8.0, {}, {"busy": 0.9}, "decrypting TLS and receiving keeps the 4 threads that do it busy"),
         (8.0, {}, {"busy": 0.9, "over_tls": False}, "GB/s): receiving keeps the 4 threads"),
-        (1.0, {"requests_in_flight_peak": 256}, {}, "the number of requests limits: 256 at once for 10 kB each"),
+        (1.0, {"requests_in_flight_peak": 256}, {}, "number of requests limits: 256 at once for 10 kB each"),
         (1.0, {"requests_in_flight_peak": 12}, {}, "latency limits: memory allows 12 requests at once"),
         (1.0, {"ms_waiting_cpu": 9000.0}, {}, "decoding on the CPU limits"),
     ],

@@ -646,7 +646,7 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
     assert ceiling["key"] == "store" and ceiling["gb_per_s"] > 0, ceiling
     seen = ceiling["store"]
     assert set(seen["rates"]) == {"16", "64", "256"} and max(seen["rates"].values()) == ceiling["gb_per_s"]
-    assert 0 < seen["busy"] and 1 <= seen["threads"] <= 4 and seen["ms_to_first_byte"] > 0
+    assert seen["busy"] > 0 and 1 <= seen["threads"] <= 4 and seen["ms_to_first_byte"] > 0
     assert "Warm" not in result["verdict"] and result["work"]["stored_bytes"] > 0
 
 

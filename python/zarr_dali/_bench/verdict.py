@@ -124,7 +124,7 @@ def why_store(seen: StoreCeiling) -> str:
 
 
 def of_requests(rate: float, stats: dict[str, float], seen: StoreCeiling) -> str:
-    """What keeps requests below what the store gives, by the reader's counters; empty if that is not known."""
+    """What keeps requests below what the store gives, by the reader's counters; empty if not known."""
     requests, peak = stats.get("requests", 0), stats.get("requests_in_flight_peak", 0)
     if not requests or not peak:
         return ""
