@@ -115,7 +115,7 @@ impl Transfer<'_> {
     async fn received(
         &self,
         mut memory: OwnedSemaphorePermit,
-        slot: Slot,
+        mut slot: Slot,
     ) -> Result<Option<Received>, Stopped> {
         let Request { extent, version, expected_bytes, .. } = self.request;
         let (version, above) = (version.as_ref(), self.common.split_above_bytes);
@@ -130,12 +130,14 @@ impl Transfer<'_> {
             // The first part tells how long the object is.
             Extent::Whole if *expected_bytes > above && self.client.splits.load(Ordering::Relaxed) => {
                 if let Some(likely) = self.request.likely_bytes.filter(|likely| *likely > above) {
-                    match self.at_once(likely, part_bytes).await {
+                    match self.at_once(likely, part_bytes, slot).await {
                         Ok(parts) => return self.whole(parts, memory),
                         Err(Unlike::Absent) => return Ok(None),
                         Err(Unlike::Failed(error)) => return Err(error.into()),
                         Err(Unlike::Other) => {}
                     }
+                    let again = self.common.slots.take().await;
+                    slot = again.ok_or_else(|| io::Error::other("there are no slots any more"))?;
                 }
                 let Some(first) = self.open(&Extent::Prefix(part_bytes), version).await? else {
                     return Ok(None);
@@ -179,10 +181,12 @@ impl Transfer<'_> {
         Ok(Some(Received { range: start..end, head, parts, _memory: memory }))
     }
 
-    /// All parts of an object that has `likely` bytes in all probability, each asked for without waiting for the first.
-    async fn at_once(&self, likely: u64, part_bytes: u64) -> Result<Vec<Part>, Unlike> {
+    /// All parts of an object that has `likely` bytes in all probability, each asked for without waiting for the first. That one has `slot` until
+    /// it is read, so that objects whose other parts wait for slots do not wait for each other.
+    async fn at_once(&self, likely: u64, part_bytes: u64, slot: Slot) -> Result<Vec<Part>, Unlike> {
         let version = self.request.version.as_ref();
-        let first = async {
+        let first = async move {
+            let _slot = slot;
             let body = self.open(&Extent::Prefix(part_bytes), version).await.map_err(Unlike::Failed)?;
             let body = body.ok_or(Unlike::Absent)?;
             if body.head.object_bytes != likely || !body.head.version.tells_bytes() {
