@@ -36,7 +36,7 @@ STEPS, GRID = 64, (640, 1280)
 QUICK_STEPS, QUICK_GRID = 16, (80, 160)
 
 # Options whose values are places on one machine, which results do not tell.
-PLACES = ("--folder", "--out", "--zarrs-direct", "--data-dir")
+PLACES = ("--folder", "--out", "--programs", "--zarrs-direct", "--data-dir")
 
 ROW = "@row "
 """Starts a line in which a child process hands over a result."""

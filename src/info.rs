@@ -4,7 +4,7 @@
 //! refused does not hide the others; what is said of it comes from the code that would read it.
 
 use crate::codec::{self, DecodePath};
-use crate::dataset::{ArrayInfo, Dataset};
+use crate::dataset::{ArrayInfo, Dataset, Sharding};
 use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::json;
@@ -18,6 +18,8 @@ use serde_json::{Value, from_str, from_value, json};
 const MAX_SIZED_CHUNKS: u64 = 4096;
 /// The same of a store in which each costs a request.
 const MAX_SIZED_REMOTE_CHUNKS: u64 = 16;
+/// Batches of a reader that stand for all.
+const MAX_COUNTED_BATCHES: u64 = 64;
 /// Samples of a reader that stand for all.
 const MAX_COUNTED_SAMPLES: u64 = 64;
 
@@ -155,7 +157,7 @@ pub fn describe(arguments: &Arguments) -> Result<Value> {
         arrays.push(description);
     }
     // All arrays of a group are seldom meant to be read together.
-    let together = (named && names.len() > 1).then(|| describer.reading(arguments));
+    let together = (named && names.len() > 1).then(|| describer.reading(arguments, None));
     Ok(json!({"arrays": arrays, "together": together}))
 }
 
@@ -229,7 +231,10 @@ impl Describer {
         description["sampled"] = stored.sampled.into();
         description["decode_path"] = if on_cpu.is_some() { "CPU" } else { "GPU" }.into();
         description["reason"] = on_cpu.unwrap_or(&decode_paths[0]).to_string().into();
-        let reading = self.reading(asked);
+        let reading = self.reading(asked, Some(&stored));
+        if array.parts.iter().any(|part| part.objects.costs_requests()) {
+            description["consolidated"] = array.parts.iter().all(|part| part.is_consolidated()).into();
+        }
         description["output_type"] =
             reading.pointer("/outputs/0/type").cloned().unwrap_or_else(|| first.element.name().into());
         description["reading"] = reading;
@@ -237,19 +242,22 @@ impl Describer {
     }
 
     /// What a reader with these arguments would do, or why there can be none.
-    fn reading(&self, asked: &Arguments) -> Value {
+    fn reading(&self, asked: &Arguments, stored: Option<&Stored>) -> Value {
         Setup::new(asked)
-            .and_then(|setup| self.describe_setup(&setup))
+            .and_then(|setup| self.describe_setup(&setup, stored))
             .unwrap_or_else(|error| json!({"problem": error.to_string()}))
     }
 
-    fn describe_setup(&self, setup: &Setup) -> Result<Value> {
+    fn describe_setup(&self, setup: &Setup, stored: Option<&Stored>) -> Result<Value> {
         setup.check_batch()?;
         let batch = setup.start.samples(setup.start.batch);
         let batch_chunks = setup.chunks_of(&batch);
         let mut reading = describe_batches(setup, &batch, &batch_chunks);
         if self.budget.is_some() {
             reading["gpu_memory"] = gpu_memory(setup, &batch_chunks)?;
+        }
+        if let Some(stored) = stored {
+            reading["remote"] = epoch_of_requests(setup, stored);
         }
         match self.chosen(setup) {
             Ok(chosen) => reading["chosen"] = chosen,
@@ -331,6 +339,38 @@ fn describe_batches(setup: &Setup, batch: &[u64], batch_chunks: &[Vec<u64>]) -> 
         "batch_amplification":
             decoded(batch_chunks) as f64 / (sample_stored * batch.len() as u64) as f64,
     })
+}
+
+/// Requests and bytes of an epoch of one array in stores that are not folders of this machine, estimated from its first batches and the sizes
+/// of some chunks. Null for arrays in folders only, and where batches have more chunks than are counted.
+fn epoch_of_requests(setup: &Setup, stored: &Stored) -> Value {
+    let array = &setup.dataset.arrays[0];
+    if array.parts.iter().all(|part| part.objects.folder().is_some()) {
+        return Value::Null;
+    }
+    let batch = |ahead: u64| setup.start.samples(setup.start.batch + ahead);
+    let batches = setup.domains.len().div_ceil(batch(0).len().max(1) as u64);
+    let looked_at = batches.clamp(1, MAX_COUNTED_BATCHES);
+    let samples: Vec<u64> = (0..looked_at).flat_map(batch).collect();
+    let total = |counts: &[Vec<u64>]| flat(counts).map(|(.., chunks)| chunks).sum::<u64>() as f64;
+    // Batches share chunks.
+    let chunks = total(&setup.chunks_of(&samples)) / looked_at as f64 * batches as f64;
+    let inner = array.first().sharding.as_ref().map(Sharding::inner_chunks);
+    let bytes =
+        chunks * stored.bytes as f64 / (stored.chunks.max(1) as f64 * inner.unwrap_or(1).max(1) as f64);
+    let split = Options::SPLIT_ABOVE_BYTES as f64;
+    let requests = match inner {
+        Some(inner) => {
+            // Each batch asks for what it needs of a sharded chunk together; its index is asked for once.
+            let objects = (0..looked_at).map(|ahead| setup.objects_of(&batch(ahead)));
+            let Some(objects) = objects.collect::<Option<Vec<_>>>() else { return Value::Null };
+            let of_batch = objects.iter().map(|counts| total(counts)).sum::<f64>() / looked_at as f64;
+            (chunks / inner as f64) + (of_batch * batches as f64).max(bytes / split)
+        }
+        None if bytes > chunks * split => chunks * (bytes / chunks / (0.75 * split)).ceil(),
+        None => chunks,
+    };
+    json!({"requests": requests.round() as u64, "bytes": bytes.round() as u64})
 }
 
 /// The most GPU memory that a batch needs if all its chunks are decoded at once.

@@ -313,8 +313,8 @@ impl Options {
     pub const UNCOUNTED_HOST_BYTES: u64 = 64 << 20;
     /// Pinned memory for 16 batches of 256 MiB.
     pub const MAX_AUTO_HOST_BYTES: u64 = 4 << 30;
-    /// Threads that poll requests to stores which are not folders of this machine. One polls hundreds.
-    pub const NETWORK_THREADS: usize = 2;
+    /// The most threads that poll requests to stores which are not folders of this machine: one for two cores. Each receives some 2 GB/s.
+    pub const MAX_NETWORK_THREADS: usize = 4;
     /// Requests in flight at once to such stores. Each has a connection of its own.
     pub const REQUESTS_IN_FLIGHT: usize = 256;
     /// Chunks of more bytes are fetched in parts, because one connection gives some 90 MB/s only; no more bytes of a shard are fetched at once.
@@ -501,6 +501,11 @@ fn at_least(name: &'static str, value: i64, least: u64) -> Result<u64> {
 /// The cores this process may run on (cgroup limits and affinity included).
 fn automatic_threads() -> usize {
     std::thread::available_parallelism().map_or(4, std::num::NonZero::get).min(Options::MAX_AUTO_THREADS)
+}
+
+/// Threads that poll requests to stores which are not folders of this machine.
+pub fn network_threads() -> usize {
+    (automatic_threads() / 2).clamp(1, Options::MAX_NETWORK_THREADS)
 }
 
 /// The machine's memory, or 8 GiB where the system does not tell.

@@ -10,13 +10,14 @@
 
 use crate::dataset::Dataset;
 use crate::error::{Error, Kind, Obstacle, Result};
-use crate::options::argument;
-use crate::store::{self, Access, Extent, Head, Session, Sessions, StorageOptions, Version};
+use crate::options::{argument, network_threads};
+use crate::store::{self, Access, Extent, Head, Session, Sessions, StorageOptions, Store, Version};
 
 use std::ffi::{CStr, CString, c_char};
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
@@ -24,6 +25,8 @@ use serde_json::{Value, json};
 pub struct OpenStore {
     /// As the user names it, without secrets.
     path: String,
+    /// Without connections.
+    opened: Arc<dyn Store>,
     session: Session,
     sessions: Arc<Sessions>,
 }
@@ -170,7 +173,7 @@ pub unsafe extern "C" fn zarr_dali_open_store(
         let session =
             sessions.with(&opened).map_err(|source| Error::Unreadable { path: path.clone(), source })?;
         let about = json!({"folder": opened.folder().is_some(), "lists": opened.lists()});
-        let store = Box::into_raw(Box::new(OpenStore { path, session, sessions }));
+        let store = Box::into_raw(Box::new(OpenStore { path, opened, session, sessions }));
         Ok(Answer { store, ..Answer::found(&about) })
     })
 }
@@ -244,6 +247,39 @@ impl OpenStore {
 
 fn is_refused_method(error: &io::Error) -> bool {
     error.to_string().contains("405 Method Not Allowed")
+}
+
+/// Reads whole objects of a store and drops their bytes, over connections of its own: `{"keys": [...], "requests": 64, "seconds": 0.5}`. The
+/// answer is `{"gb_per_s": ..., "requests_per_s": ..., "busy": ..., "threads": ..., "ms_to_first_byte": ...}`, as of [`store::Bare`].
+///
+/// # Safety
+/// `store` is open. `request` is null or points to a text that ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn zarr_dali_read_bare(store: *const OpenStore, request: *const c_char) -> *mut Answer {
+    answered("zarr_dali_read_bare", || {
+        // SAFETY: the caller's duty.
+        let (store, request) = unsafe { (&*store, asked(request)?) };
+        let keys = request["keys"].as_array().into_iter().flatten();
+        let keys: Vec<String> = keys.filter_map(|key| key.as_str().map(str::to_string)).collect();
+        let how = store::How {
+            requests: request["requests"].as_u64().unwrap_or(1).clamp(1, 4096) as usize,
+            threads: network_threads(),
+            time: Duration::from_secs_f64(request["seconds"].as_f64().unwrap_or(0.5).clamp(0.01, 60.0)),
+        };
+        let read = store::read_bare(&store.opened, &keys, how);
+        Ok(read.map_or_else(
+            |error| store.failed("", error),
+            |found| {
+                Answer::found(&json!({
+                    "gb_per_s": found.bytes as f64 / 1e9 / found.seconds,
+                    "requests_per_s": found.requests as f64 / found.seconds,
+                    "busy": found.busy,
+                    "threads": how.threads.min(how.requests),
+                    "ms_to_first_byte": found.ms_to_first_byte,
+                }))
+            },
+        ))
+    })
 }
 
 /// Closes a store. Its connections are closed with the last store that shares them.

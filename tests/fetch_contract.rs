@@ -217,6 +217,7 @@ fn whole(store: &Arc<dyn Store>, key: &str, bytes: u64) -> Request {
         extent: Extent::Whole,
         version: None,
         expected_bytes: bytes,
+        likely_bytes: None,
         most_bytes: bytes,
         was_present: false,
         batch: 0,
@@ -455,6 +456,37 @@ fn a_large_object_is_fetched_in_parts_of_one_version() {
 }
 
 #[test]
+fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let object: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
+    let limits = Limits { split_above_bytes: 16_000, ..limits(2, 16, 1 << 20) };
+    let fake = Arc::new(FakeStore { latency: Duration::from_millis(500), ..FakeStore::default() });
+    fake.objects.put("c/0", object.clone());
+    let store: Arc<dyn Store> = fake.clone();
+    let (scheduler, answers, finished, counters) = started(limits);
+    let likely = |bytes: u64| Request { likely_bytes: Some(bytes), ..large(&store, 200_000) };
+    scheduler.request(likely(100_000), 0);
+    // A first part and 8 more, before any is answered.
+    let asked_at_once = || fake.requests() == 9;
+    let ended =
+        std::iter::from_fn(|| (!asked_at_once()).then(|| finished.recv_timeout(Duration::from_millis(1))));
+    assert!(ended.into_iter().all(|answer| answer.is_err()) && asked_at_once());
+    finished.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert_eq!((fake.requests(), counters.bytes_fetched.get()), (9, 100_000));
+    // Of other lengths than was thought, and absent.
+    scheduler.request(likely(70_000), 1);
+    scheduler.request(likely(130_000), 2);
+    scheduler.request(Request { key: "c/1".into(), ..likely(100_000) }, 3);
+    (0..3).for_each(|_| _ = finished.recv_timeout(Duration::from_secs(30)).unwrap());
+    let mut answers = answers.0.lock().unwrap();
+    for ticket in 0..3 {
+        let received = answers.remove(&ticket).unwrap().unwrap().unwrap();
+        assert_eq!(received.into_bytes().unwrap(), object, "{ticket}");
+    }
+    assert!(answers.remove(&3).unwrap().unwrap().is_none());
+}
+
+#[test]
 fn parts_of_an_object_that_is_replaced_are_an_error_and_not_a_mixture() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     for every in 2..10 {
@@ -531,16 +563,21 @@ fn random_faults_end_in_the_right_bytes_or_in_an_error() {
         1_000u64..40_000,
         1usize..6,
         1u64..30,
+        prop::option::of(0u64..3),
     );
     let (right, failed) = (AtomicUsize::new(0), AtomicUsize::new(0));
-    proptest!(cases(30), |((lengths, (every, fault), untagged, split, requests, units) in case)| {
+    proptest!(cases(30), |((lengths, (every, fault), untagged, split, requests, units, likely) in case)| {
         let fake = FakeStore { fault: Some((every, faults[fault])), untagged, ..FakeStore::default() };
         let object = |i: usize| (0..lengths[i]).map(|byte| (byte * 7 + i) as u8).collect::<Vec<u8>>();
         (0..lengths.len()).for_each(|i| fake.objects.put(&format!("c/{i}"), object(i)));
         let store: Arc<dyn Store> = Arc::new(fake);
         let limits = Limits { split_above_bytes: split, ..limits(2, requests, units * 4096) };
         let (scheduler, answers, finished, _) = started(limits);
-        (0..lengths.len()).for_each(|i| scheduler.request(whole(&store, &format!("c/{i}"), 60_000), i));
+        for i in 0..lengths.len() {
+            // None, the right length, or another.
+            let likely_bytes = likely.map(|likely| lengths[i] as u64 + 500 * likely);
+            scheduler.request(Request { likely_bytes, ..whole(&store, &format!("c/{i}"), 60_000) }, i);
+        }
         for _ in &lengths {
             let ticket = finished.recv_timeout(Duration::from_secs(60)).unwrap();
             match answers.0.lock().unwrap().remove(&ticket).unwrap() {

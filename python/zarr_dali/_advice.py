@@ -45,6 +45,22 @@ def of(
                 found.setdefault((code, text), []).append(array.name)
     for (code, text), names in found.items():
         yield code, tuple(names), text
+    yield from _metadata(arrays)
+
+
+def _metadata(arrays: Sequence[ArrayReport]) -> Iterator[tuple[str, tuple[str, ...], str]]:
+    """On stores at URLs in which each array's metadata are asked for."""
+    apart = [array for array in arrays if array.name and array.consolidated is False]
+    if apart:
+        # `zarr.json`, or `.zarray` and `.zattrs`.
+        requests = sum(1 if array.zarr_format == 3 else 2 for array in apart)
+        yield (
+            "not-consolidated",
+            tuple(array.name for array in apart),
+            f"consolidated metadata do not have {'it' if len(apart) == 1 else 'them'}: to open all asks for "
+            f"{requests} files and lists the store, in place of one request; "
+            "`zarr.consolidate_metadata(STORE)` writes them",
+        )
 
 
 def size(count: float) -> str:

@@ -64,6 +64,7 @@ def _library() -> ctypes.CDLL:
         ("expand", [ctypes.c_char_p]),
         ("open_store", [ctypes.c_char_p, ctypes.c_void_p]),
         ("ask_store", [ctypes.c_void_p, ctypes.c_char_p]),
+        ("read_bare", [ctypes.c_void_p, ctypes.c_char_p]),
     ):
         function = getattr(library, f"zarr_dali_{name}")
         function.argtypes, function.restype = arguments, ctypes.POINTER(_Answer)
@@ -224,15 +225,30 @@ class Objects:
         """Names of the folders below a key."""
         return self._ask({"list": key})[0]["names"]
 
+    def read_bare(self, keys: Sequence[str], requests: int, seconds: float) -> dict[str, float]:
+        """Requests whole objects, over and over, with connections of its own, and drops their bytes.
+
+        Args:
+            keys: Of the objects.
+            requests: How many are made at once.
+            seconds: The time that counts; half as long goes by before.
+
+        Returns:
+            `gb_per_s`, `requests_per_s`, `ms_to_first_byte`, the number of `threads`, and `busy`, the share
+            of the time that they had work.
+        """
+        asked = {"keys": list(keys), "requests": requests, "seconds": seconds}
+        return self._ask(asked, "zarr_dali_read_bare")[0]
+
     def at(self, path: str) -> Objects:
         """The store at another path or URL, with the same options and connections."""
         asked = json.loads(self._arguments)
         options = {"follow_links": asked["follow_links"], "soon": asked["soon"]}
         return Objects(path, asked["storage_options"], **options, beside=self)
 
-    def _ask(self, request: dict[str, Any]) -> Any:
+    def _ask(self, request: dict[str, Any], function: str = "zarr_dali_ask_store") -> Any:
         opened = self._here()  # not closed as long as this refers to it
-        return _call(opened.library.zarr_dali_ask_store, opened.pointer, json.dumps(request).encode())
+        return _call(getattr(opened.library, function), opened.pointer, json.dumps(request).encode())
 
     def _here(self) -> _Opened:
         opened = self._opened

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from zarr_dali._codecs import chain_in_words
 from zarr_dali._ome import Axis
 
-NOT_OF_THE_STORE = ("beside-training",)
-"""Codes of advice on how to read a store that may well stay as it is."""
+NOT_OF_THE_STORE = ("beside-training", "not-consolidated")
+"""Codes of advice after which chunks and codecs may well stay as they are."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,16 @@ class Chosen:
 
 
 @dataclass(frozen=True)
+class Requested:
+    """What an epoch asks of stores that are not folders of this machine, estimated from its first batches."""
+
+    requests: int
+    """Those for indexes of sharded chunks included, and inner chunks taken to be asked for together."""
+    bytes: int
+    """Encoded bytes, by the sizes of some chunks."""
+
+
+@dataclass(frozen=True)
 class Reading:
     """What reading costs with the given arguments."""
 
@@ -94,6 +104,8 @@ class Reading:
     chosen: Chosen | None = None
     not_chosen: str | None = None
     """Why `chosen` is not known, or why a reader would be refused."""
+    remote: Requested | None = None
+    """Of an array alone that is in a store at a URL, or in a zip file or the like."""
 
     @classmethod
     def of(cls, answer: dict[str, Any] | None) -> tuple[Reading | None, str | None]:
@@ -104,8 +116,8 @@ class Reading:
         parsed["outputs"] = tuple(
             Output(output["type"], tuple(output["shape"]), output["layout"]) for output in answer["outputs"]
         )
-        for name, kind in (("gpu_memory", GpuMemory), ("chosen", Chosen)):
-            if name in answer:
+        for name, kind in (("gpu_memory", GpuMemory), ("chosen", Chosen), ("remote", Requested)):
+            if answer.get(name) is not None:
                 parsed[name] = kind(**answer[name])
         return cls(**parsed), None
 
@@ -173,6 +185,8 @@ class ArrayReport:
     static: Output | None = None
     """What comes of it beside an array with more dimensions, where it lacks the first of these: all of it, or
     what is under the window, in every sample."""
+    consolidated: bool | None = None
+    """Whether consolidated metadata said what it is; None where metadata cost no requests."""
     reading: Reading | None = None
     """A reader of this array alone; None for static arrays."""
     problem: str | None = None

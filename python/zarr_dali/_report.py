@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from zarr_dali._advice import number, size
-from zarr_dali._description import Advice, ArrayReport, Output, Reading
+from zarr_dali._description import Advice, ArrayReport, Output, Reading, Requested
 
 WIDTH = 160
 """Columns of the text where no terminal says how many there are."""
@@ -99,6 +99,8 @@ class Report:
                 yield from _grouped((what, name) for _, name in static)
             same = len({text for text, _ in choices}) == 1
             yield from [_paragraph(choices[0][0])] if same else _grouped(choices)
+            asked = [(reading.remote, name) for reading, name in readers if reading.remote]
+            yield from _grouped((_requested(remote), name) for remote, name in asked)
         if problems:
             yield from ("", _title("Not with these arguments"), *_grouped(problems))
 
@@ -288,6 +290,12 @@ def _choice(reading: Reading) -> str:
         f"{chosen.depth} batches in flight; {chosen.lanes} lanes of {_size(chosen.arena_bytes)} decode, "
         f"within {_size(chosen.budget_bytes)} of GPU memory"
     )
+
+
+def _requested(remote: Requested) -> str:
+    """What an epoch asks of a store at a URL."""
+    few = "request" if remote.requests == 1 else "requests"
+    return f"an epoch takes about {remote.requests:,} {few} for {_size(remote.bytes)}"
 
 
 def _add_row(table: Table, *cells: str | Text) -> None:

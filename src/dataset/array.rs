@@ -98,6 +98,11 @@ impl ArrayInfo {
         &self.metadata_file.source
     }
 
+    /// Whether consolidated metadata said what the array is, so that no request for its own was needed.
+    pub fn is_consolidated(&self) -> bool {
+        self.metadata_file.digest.is_none()
+    }
+
     /// Checks that the array is still the one that was opened, so that a chunk that is not there may be believed to be missing.
     ///
     /// # Errors

@@ -43,8 +43,8 @@ pub struct Remote<C> {
     /// The most bytes that inner chunks are asked for together.
     most_joined_bytes: u64,
     indexes: Mutex<Indexes<C>>,
-    /// Bytes of the longest chunk that came, of arrays and parts whose chunks are objects.
-    longest: Mutex<HashMap<(usize, usize), u64>>,
+    /// Of the chunks that came, of arrays and parts whose chunks are objects.
+    lengths: Mutex<HashMap<(usize, usize), Lengths>>,
     disk_cache: Option<DiskCache>,
     arrive: Arc<dyn Arrive<C>>,
     counters: Arc<Counters>,
@@ -91,16 +91,24 @@ impl<C> Ticket<C> {
     }
 }
 
-/// Memory that is reserved for an answer, and the most bytes that it can have.
+/// Memory that is reserved for an answer, the length that it has in all probability, and the most bytes that it can have.
 struct Size {
     expected_bytes: u64,
+    likely_bytes: Option<u64>,
     most_bytes: u64,
 }
 
 impl Size {
     fn known(bytes: u64) -> Self {
-        Self { expected_bytes: bytes, most_bytes: bytes }
+        Self { expected_bytes: bytes, likely_bytes: None, most_bytes: bytes }
     }
+}
+
+/// Bytes of the shortest and the longest chunk that came.
+#[derive(Clone, Copy)]
+struct Lengths {
+    shortest: u64,
+    longest: u64,
 }
 
 impl<C: Send + 'static> Remote<C> {
@@ -128,7 +136,7 @@ impl<C: Send + 'static> Remote<C> {
             // Joined bytes are kept until the last chunk of them is decoded.
             most_joined_bytes: limits.split_above_bytes.min(limits.bytes / 16),
             indexes: Mutex::new(indexes),
-            longest: Mutex::default(),
+            lengths: Mutex::default(),
             disk_cache,
             arrive,
             counters: counters.clone(),
@@ -201,8 +209,7 @@ impl<C: Send + 'static> Remote<C> {
                         self.found(chunk, address, found);
                         continue;
                     }
-                    let most_bytes = self.most_encoded_bytes(array);
-                    let size = Size { expected_bytes: self.expected_bytes(part, array), most_bytes };
+                    let size = self.expected_size(part, array);
                     let ticket = Ticket::Chunk(chunk, part, address);
                     self.request(batch, array, Extent::Whole, None, size, ticket);
                 }
@@ -279,12 +286,17 @@ impl<C: Send + 'static> Remote<C> {
         array.codec.encoded_bound.map_or(self.most_bytes, codec::lenient_bound)
     }
 
-    /// Memory that is reserved for a chunk whose length is not known before it arrives: a quarter more than the longest one had.
-    fn expected_bytes(&self, part: (usize, usize), array: &ArrayInfo) -> u64 {
-        let longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner).get(&part).copied();
-        let first = || array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes());
-        let expected = longest.map_or_else(first, |longest| longest + longest / 4);
-        expected.min(self.most_encoded_bytes(array))
+    /// The size of a chunk that is not known before it arrives. As much memory is reserved as the longest one had, and a sixteenth more if they
+    /// are not all alike: a new longest one is rare, and the more is reserved, the fewer requests are in flight where memory is short.
+    fn expected_size(&self, part: (usize, usize), array: &ArrayInfo) -> Size {
+        let most_bytes = self.most_encoded_bytes(array);
+        let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner).get(&part).copied();
+        let (expected, likely_bytes) = match lengths {
+            None => (array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes()), None),
+            Some(Lengths { shortest, longest }) if shortest == longest => (longest, Some(longest)),
+            Some(Lengths { longest, .. }) => (longest + longest / 16, None),
+        };
+        Size { expected_bytes: expected.min(most_bytes), likely_bytes, most_bytes }
     }
 
     fn request(
@@ -296,10 +308,18 @@ impl<C: Send + 'static> Remote<C> {
         size: Size,
         ticket: Ticket<C>,
     ) {
-        let Size { expected_bytes, most_bytes } = size;
-        let (store, key) = (array.objects.clone(), ticket.key().to_string());
-        let request =
-            Request { store, key, extent, version, expected_bytes, most_bytes, was_present: false, batch };
+        let Size { expected_bytes, likely_bytes, most_bytes } = size;
+        let request = Request {
+            store: array.objects.clone(),
+            key: ticket.key().to_string(),
+            extent,
+            version,
+            expected_bytes,
+            likely_bytes,
+            most_bytes,
+            was_present: false,
+            batch,
+        };
         if let Some(scheduler) = self.scheduler.get() {
             scheduler.request(request, ticket);
         }
@@ -341,10 +361,12 @@ impl<C: Send + 'static> Remote<C> {
                     let whole = [(Extent::Whole, range.clone())];
                     cache.keep(part, address.key(), None, &received, whole.into_iter());
                 }
-                let mut longest = self.longest.lock().unwrap_or_else(PoisonError::into_inner);
-                let of_part = longest.entry(part).or_default();
-                *of_part = range.end.max(*of_part);
-                drop(longest);
+                let mut lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
+                let of_part =
+                    lengths.entry(part).or_insert(Lengths { shortest: range.end, longest: range.end });
+                of_part.shortest = range.end.min(of_part.shortest);
+                of_part.longest = range.end.max(of_part.longest);
+                drop(lengths);
                 let blob = Arc::new(FetchedBytes(Arc::new(received)));
                 Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
             }

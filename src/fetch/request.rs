@@ -1,5 +1,6 @@
 //! What is asked for, and what comes.
 
+use super::buffers::Buffer;
 use crate::memory;
 use crate::store::{Extent, Head, Store, Version};
 
@@ -22,6 +23,8 @@ pub struct Request {
     pub version: Option<Version>,
     /// Bytes that the answer will probably have. Memory is reserved for them before the request is sent.
     pub expected_bytes: u64,
+    /// The length that the object has in all probability. Parts of a large one are asked for at once then.
+    pub likely_bytes: Option<u64>,
     /// The most bytes that the answer can have.
     pub most_bytes: u64,
     /// Whether an answer for the object has begun before: it is there.
@@ -45,7 +48,7 @@ pub struct Received {
 
 /// Bytes as they were asked for: one part behind the other.
 #[derive(Debug)]
-pub struct Parts(pub Vec<Vec<u8>>);
+pub struct Parts(pub Vec<Buffer>);
 
 impl Parts {
     /// How many bytes there are.
@@ -86,7 +89,7 @@ impl Received {
     /// Memory that cannot be had.
     pub fn into_bytes(self) -> io::Result<Vec<u8>> {
         let parts = match Arc::try_unwrap(self.parts) {
-            Ok(Parts(mut parts)) if parts.len() == 1 => return Ok(parts.swap_remove(0)),
+            Ok(Parts(mut parts)) if parts.len() == 1 => return Ok(parts.swap_remove(0).into_vec()),
             Ok(parts) => Arc::new(parts),
             Err(shared) => shared,
         };
@@ -110,7 +113,8 @@ mod tests {
         ) {
             let all: Vec<u8> = (0..lengths.iter().sum::<usize>()).map(|i| i as u8).collect();
             let mut rest = all.as_slice();
-            let parts = lengths.iter().map(|&length| rest.split_off(..length).unwrap().to_vec()).collect();
+            let buffer = |length: &usize| Buffer::from(rest.split_off(..*length).unwrap().to_vec());
+            let parts = lengths.iter().map(buffer).collect();
             let range = start..start + all.len() as u64;
             let head = Head { object_bytes: 1000, version: Version::Immutable };
             let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();

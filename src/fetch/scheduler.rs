@@ -7,6 +7,7 @@
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. The most urgent request is that of
 //! the earliest batch, and of one batch that which was made first. Memory is reserved for no other, so that the earliest batch always goes on.
 
+use super::buffers::Buffers;
 use super::request::{Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
@@ -170,6 +171,7 @@ impl<T: Send + 'static> Scheduler<T> {
             traffic: Arc::default(),
             counters,
             tail: Tail::new(),
+            buffers: Buffers::new(limits.bytes),
             all_units: units(limits.bytes).max(1),
             split_above_bytes: limits.split_above_bytes,
         });

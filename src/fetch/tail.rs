@@ -39,7 +39,7 @@ impl Tail {
         if state.next.is_multiple_of(Self::EVERY) {
             let mut sorted = state.times.clone();
             sorted.sort_unstable();
-            let (median, late) = (sorted[sorted.len() / 2], sorted[sorted.len() * 99 / 100]);
+            let (median, late) = (sorted[sorted.len() / 2], sorted[sorted.len() * 97 / 100]);
             state.delay = Some(late.max(3 * median).max(Self::LEAST));
         }
     }

@@ -1,11 +1,11 @@
 //! One request from its first byte to its last: in parts if it is large, again if the connection breaks, twice if no answer comes.
 
+use super::buffers::{Buffer, Buffers};
 use super::coalesce::split;
 use super::request::{Parts, Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
 use crate::error::Obstacle;
-use crate::memory;
 use crate::stats::Counters;
 use crate::store::{Body, Extent, Head, Session, Store, Traffic, Version};
 
@@ -34,6 +34,8 @@ pub(super) struct Common {
     pub traffic: Arc<Traffic>,
     pub counters: Arc<Counters>,
     pub tail: Tail,
+    /// Memory for answers.
+    pub buffers: Arc<Buffers>,
     /// All units of memory.
     pub all_units: u32,
     /// More bytes than that are fetched in parts, of at most three quarters of it.
@@ -52,7 +54,7 @@ pub(super) struct Client {
 struct Part {
     head: Head,
     range: Range<u64>,
-    bytes: Vec<u8>,
+    bytes: Buffer,
 }
 
 /// Why a transfer ends without an answer to hand over.
@@ -74,6 +76,16 @@ impl From<Obstacle> for Stopped {
     fn from(obstacle: Obstacle) -> Self {
         Self::Failed(obstacle.into())
     }
+}
+
+/// Why the parts of an object cannot be put together that were asked for at once.
+enum Unlike {
+    /// It is absent.
+    Absent,
+    /// Its first part cannot be had.
+    Failed(io::Error),
+    /// It is not as it was thought to be.
+    Other,
 }
 
 /// How often a part is asked for again whose connection broke, of objects whose versions do not tell their bytes. Answers that a store refuses
@@ -103,12 +115,12 @@ impl Transfer<'_> {
     async fn received(
         &self,
         mut memory: OwnedSemaphorePermit,
-        slot: Slot,
+        mut slot: Slot,
     ) -> Result<Option<Received>, Stopped> {
         let Request { extent, version, expected_bytes, .. } = self.request;
         let (version, above) = (version.as_ref(), self.common.split_above_bytes);
         let part_bytes = above / 4 * 3;
-        let mut parts = match extent {
+        let parts = match extent {
             Extent::Range(range)
                 if range.end - range.start > above && version.is_some_and(Version::tells_bytes) =>
             {
@@ -117,6 +129,16 @@ impl Transfer<'_> {
             }
             // The first part tells how long the object is.
             Extent::Whole if *expected_bytes > above && self.client.splits.load(Ordering::Relaxed) => {
+                if let Some(likely) = self.request.likely_bytes.filter(|likely| *likely > above) {
+                    match self.at_once(likely, part_bytes, slot).await {
+                        Ok(parts) => return self.whole(parts, memory),
+                        Err(Unlike::Absent) => return Ok(None),
+                        Err(Unlike::Failed(error)) => return Err(error.into()),
+                        Err(Unlike::Other) => {}
+                    }
+                    let again = self.common.slots.take().await;
+                    slot = again.ok_or_else(|| io::Error::other("there are no slots any more"))?;
+                }
                 let Some(first) = self.open(&Extent::Prefix(part_bytes), version).await? else {
                     return Ok(None);
                 };
@@ -137,8 +159,18 @@ impl Transfer<'_> {
                 vec![whole]
             }
         };
+        self.whole(parts, memory)
+    }
+
+    /// Puts parts together, all of which have to be of one object.
+    fn whole(
+        &self,
+        mut parts: Vec<Part>,
+        mut memory: OwnedSemaphorePermit,
+    ) -> Result<Option<Received>, Stopped> {
         let start = parts.first().map_or(0, |first| first.range.start);
         let end = parts.last().map_or(0, |last| last.range.end);
+        self.check_length(end - start, &mut memory)?;
         let Some(head) = parts.first().map(|first| first.head.clone()) else {
             return Err(Obstacle::Changed.into());
         };
@@ -147,6 +179,35 @@ impl Transfer<'_> {
         }
         let parts = Arc::new(Parts(parts.drain(..).map(|part| part.bytes).collect()));
         Ok(Some(Received { range: start..end, head, parts, _memory: memory }))
+    }
+
+    /// All parts of an object that has `likely` bytes in all probability, each asked for without waiting for the first. That one has `slot` until
+    /// it is read, so that objects whose other parts wait for slots do not wait for each other.
+    async fn at_once(&self, likely: u64, part_bytes: u64, slot: Slot) -> Result<Vec<Part>, Unlike> {
+        let version = self.request.version.as_ref();
+        let first = async move {
+            let _slot = slot;
+            let body = self.open(&Extent::Prefix(part_bytes), version).await.map_err(Unlike::Failed)?;
+            let body = body.ok_or(Unlike::Absent)?;
+            if body.head.object_bytes != likely || !body.head.version.tells_bytes() {
+                return Err(Unlike::Other);
+            }
+            self.read(&Extent::Range(body.range.clone()), body).await.map_err(Unlike::Failed)
+        };
+        let rest = split(part_bytes.min(likely)..likely, part_bytes).map(|range| async {
+            let _slot = self.common.slots.take().await;
+            let extent = Extent::Range(range);
+            let body = self.open(&extent, version).await?.ok_or(Obstacle::Changed)?;
+            self.read(&extent, body).await
+        });
+        // What is wrong with the rest is an error if the first part says that there is a rest.
+        let rest = async { Ok(try_join_all(rest).await) };
+        let (first, rest) = try_join(first, rest).await?;
+        let rest = rest.map_err(Unlike::Failed)?;
+        match rest.iter().all(|part| part.head == first.head) {
+            true => Ok(std::iter::once(first).chain(rest).collect()),
+            false => Err(Unlike::Other),
+        }
     }
 
     /// The answer in one part.
@@ -242,14 +303,13 @@ impl Transfer<'_> {
     /// to what has come.
     async fn read(&self, extent: &Extent, mut body: Body) -> io::Result<Part> {
         let (head, range) = (body.head.clone(), body.range.clone());
-        let mut bytes = vec![];
-        memory::reserve(&mut bytes, range.end - range.start).map_err(io::Error::other)?;
+        let mut buffer = self.common.buffers.take(range.end - range.start).map_err(io::Error::other)?;
         let most_repeats = if head.version.tells_bytes() { 1 } else { MOST_REPEATS };
         let began = Instant::now();
         for repeats in 0.. {
-            let had = bytes.len();
-            let read = body.read_to(&mut bytes).await;
-            self.common.counters.bytes_fetched.add((bytes.len() - had) as u64);
+            let had = buffer.len();
+            let read = body.read_to(buffer.bytes_mut()).await;
+            self.common.counters.bytes_fetched.add((buffer.len() - had) as u64);
             match read {
                 Ok(_) => break,
                 Err(error)
@@ -264,9 +324,9 @@ impl Transfer<'_> {
             self.common.counters.requests_repeated.add(1);
             tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
             if !head.version.tells_bytes() {
-                bytes.clear();
+                buffer.bytes_mut().clear();
             }
-            let left = range.start + bytes.len() as u64..range.end;
+            let left = range.start + buffer.len() as u64..range.end;
             let is_whole = left == range && *extent == Extent::Whole;
             let again = if is_whole { Extent::Whole } else { Extent::Range(left.clone()) };
             let answer = self.ask(&again, Some(&head.version)).await.map_err(Obstacle::of_present)?;
@@ -275,7 +335,7 @@ impl Transfer<'_> {
                 return Err(Obstacle::Changed.into());
             }
         }
-        Ok(Part { head, range, bytes })
+        Ok(Part { head, range, bytes: buffer })
     }
 }
 

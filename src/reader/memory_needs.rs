@@ -94,6 +94,27 @@ impl Setup {
         counts
     }
 
+    /// How many chunks in their stores, sharded ones counted once each, the samples touch of each part of each array. Those that several samples
+    /// share count once if there are no more than [`MAX_COUNTED_CHUNKS`]; `None` if there are.
+    pub fn objects_of(&self, samples: &[u64]) -> Option<ChunkCounts> {
+        let mut counts: ChunkCounts = self.parts.arrays().iter().map(|parts| vec![0; parts.len()]).collect();
+        let (mut seen, mut touched) = (HashSet::new(), 0);
+        for &sample in samples {
+            let of_sample = count_chunks(&self.domains, &self.geometry, sample);
+            touched += of_sample.into_iter().fold(0u64, |all, (.., chunks)| all.saturating_add(chunks));
+            if touched > MAX_COUNTED_CHUNKS {
+                return None;
+            }
+            touched_chunks(&self.domains, &self.geometry, sample, |chunk| {
+                let array = self.dataset.part(chunk.array, chunk.part);
+                let object = object_of(array, chunk.number);
+                let of_part = (chunk.array, chunk.part);
+                counts[chunk.array][chunk.part] += u64::from(seen.insert((of_part, object)));
+            });
+        }
+        Some(counts)
+    }
+
     fn needs(&self) -> Needs<'_> {
         let arrays = self.planned_parts().map(|(array, _)| array);
         let largest = arrays.max_by_key(|array| array.read_chunk_bytes()).map(|array| LargestChunk {
@@ -208,6 +229,18 @@ fn log_threads(needs: &Needs, host: &HostShare) {
             host.decode_threads, needs.decode_threads, host.all_threads_bytes
         ));
     }
+}
+
+/// The chunk in its store that read chunk `number` of an array is, or is in: its coordinates.
+fn object_of(array: &ArrayInfo, mut number: u128) -> Vec<u64> {
+    let mut cell: Vec<u64> = vec![0; array.shape.len()];
+    let grid =
+        array.shape.iter().zip(array.read_chunk_shape()).map(|(extent, chunk)| extent.div_ceil(*chunk));
+    for (place, count) in cell.iter_mut().zip(grid).rev() {
+        let count = u128::from(count.max(1));
+        (*place, number) = ((number % count) as u64, number / count);
+    }
+    array.sharding.as_ref().map_or(cell.clone(), |sharding| sharding.chunk_of(&cell))
 }
 
 #[cfg(test)]

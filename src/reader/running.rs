@@ -26,7 +26,7 @@ use crate::fetch::cufile::Memory;
 use crate::fetch::scheduler::Limits;
 use crate::fetch::{self, DiskCache, Fetch, Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, GreenContext, Kernels, PinnedPool};
-use crate::options::{Io, MissingChunks, Options, argument};
+use crate::options::{self, Io, MissingChunks, Options, argument};
 
 use std::collections::HashSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -361,7 +361,7 @@ impl Start<'_> {
         // What waits to be written to the disk takes its part.
         let queued_bytes = if disk_cache.is_some() { self.plan.disk_queue_bytes() } else { 0 };
         let limits = Limits {
-            threads: Options::NETWORK_THREADS,
+            threads: options::network_threads(),
             requests: Options::REQUESTS_IN_FLIGHT,
             bytes: self.plan.fetched_bytes() - queued_bytes,
             split_above_bytes: Options::SPLIT_ABOVE_BYTES,

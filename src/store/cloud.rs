@@ -313,6 +313,10 @@ impl Store for CloudStore {
         Some(format!("{} {}", self.url, self.builder.place()))
     }
 
+    fn costs_requests(&self) -> bool {
+        true
+    }
+
     fn get<'a>(
         &'a self,
         key: &'a str,

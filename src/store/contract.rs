@@ -164,6 +164,11 @@ pub trait Store: fmt::Debug + Send + Sync {
         None
     }
 
+    /// Whether each object is a request, metadata files as well.
+    fn costs_requests(&self) -> bool {
+        false
+    }
+
     /// Asks for the bytes of an object. `None` if it is absent.
     ///
     /// # Errors

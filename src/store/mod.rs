@@ -4,6 +4,7 @@
 
 mod access;
 mod aws_profile;
+mod bare;
 mod client;
 mod cloud;
 mod connections;
@@ -22,6 +23,7 @@ mod uri;
 mod zip;
 
 pub use access::{Access, StorageOptions, without_secrets};
+pub use bare::{Bare, How, read_bare};
 pub use cloud::CloudStore;
 pub use connections::Connections;
 pub use contract::{Body, Extent, Head, Listing, Store, Version, read_part, read_whole};

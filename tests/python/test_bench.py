@@ -403,6 +403,29 @@ def test_sentence_between_two_ceilings_asks_what_was_waited_for():
     assert decoding.startswith("nvCOMP")
 
 
+def a_store(**seen):
+    seen = {"requests": 64, "rates": {16: 1.0, 64: 4.0, 256: 3.9}, "busy": 0.3, "threads": 4} | seen
+    seen = {"ms_to_first_byte": 50.0, "over_tls": True} | seen
+    return [Ceiling("store", "the store", max(seen["rates"].values()), "", ceilings.StoreCeiling(**seen))]
+
+
+@pytest.mark.parametrize(
+    "rate, stats, seen, said",
+    [
+        (8.0, {}, {}, "its bandwidth or the network's does, for more than 64 requests at once gave no more"),
+        (8.0, {}, {"rates": {64: 2.0, 256: 4.0}}, "its latency does, for 256 requests at once still gave"),
+        (8.0, {}, {"busy": 0.9}, "decrypting TLS and receiving keeps the 4 threads that do it busy"),
+        (8.0, {}, {"busy": 0.9, "over_tls": False}, "GB/s): receiving keeps the 4 threads"),
+        (1.0, {"requests_in_flight_peak": 256}, {}, "number of requests limits: 256 at once for 10 kB each"),
+        (1.0, {"requests_in_flight_peak": 12}, {}, "latency limits: memory allows 12 requests at once"),
+        (1.0, {"ms_waiting_cpu": 9000.0}, {}, "decoding on the CPU limits"),
+    ],
+)  # fmt: skip
+def test_sentence_about_a_store(rate, stats, seen, said):
+    asked = {"requests": 100, "bytes_fetched": 1_000_000, "ms_waiting_fetch": 5000.0}
+    assert said in verdict.warm(rate, row(**(asked | stats)), a_store(**seen), GAINS, 16)
+
+
 def test_sentence_when_all_cores_are_busy():
     busy = Row(gb_per_s=[1.0], cpu_cores=[15.5], seconds=10.0)
     assert verdict.warm(1.0, busy, CEILINGS, GAINS, 16) == "the CPU limits (15.5 of 16 cores busy, 1 GB/s)"

@@ -45,6 +45,7 @@ SCRIPTS = (
     "rechunk",
     "rechunk_cluster",
     "cpu_backend",
+    "remote",
     "report",
 )
 

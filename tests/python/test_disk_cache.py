@@ -76,6 +76,11 @@ def read(backend, path, epochs=1, batch_size=1, **arguments):
         del pipe
 
 
+def made_twice(stats):
+    """Requests that a server sees besides those that `requests` counts: a machine under load answers late."""
+    return stats["requests_doubled"] + stats["requests_repeated"]
+
+
 def read_once(path, **arguments):
     (found,), stats = read(CPU, path, **arguments)
     return found, stats
@@ -106,14 +111,14 @@ def test_later_epochs_and_runs_request_no_chunk_that_is_there(root, rng, backend
         # Each of them once, those too that are absent; a shard of several inner chunks for its index as well.
         assert len(set(asked)) == (5 if kind == "sharded" else 40)
         if kind != "sharded":
-            assert len(asked) == len(set(asked))
+            assert len(asked) - len(set(asked)) <= made_twice(stats)
         assert stats["disk_cache_bytes_written"] > 0 and stats["disk_cache_dropped"] == 0
         before = len(server.requests())
         found, stats = read(backend, url, epochs=2, **cache_of(root))
         for epoch in found:
             assert_same_bits(epoch, data)
         asked = chunk_paths(server, before)
-        assert len(asked) == len(set(asked)) == absent
+        assert len(set(asked)) == absent and len(asked) - absent <= made_twice(stats)
         assert stats["disk_cache_misses"] == absent and stats["requests"] == absent
         assert stats["disk_cache_bytes_read"] > 0 and stats["disk_cache_bytes_written"] == 0
         assert stats["bytes_fetched"] == 0 and stats["disk_cache_discarded"] == 0

@@ -619,7 +619,7 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
 
     from zarr_dali._bench import ceilings
 
-    monkeypatch.setattr(ceilings, "SECONDS", 0.01)
+    monkeypatch.setattr(ceilings, "SECONDS", 0.2)
     zarr.consolidate_metadata(fields)
     zipped(fields, bucket / "data.zip")
     with serving(bucket) as server:
@@ -644,6 +644,9 @@ def test_a_store_is_measured_without_files(bucket, fields, monkeypatch, kind):
     assert all(row["median_gb_per_s"] > 0 for row in loaders.values()), loaders
     (ceiling,) = result["ceilings"]
     assert ceiling["key"] == "store" and ceiling["gb_per_s"] > 0, ceiling
+    seen = ceiling["store"]
+    assert set(seen["rates"]) == {"16", "64", "256"} and max(seen["rates"].values()) == ceiling["gb_per_s"]
+    assert seen["busy"] > 0 and 1 <= seen["threads"] <= 4 and seen["ms_to_first_byte"] > 0
     assert "Warm" not in result["verdict"] and result["work"]["stored_bytes"] > 0
 
 

@@ -30,12 +30,29 @@ SECONDS = 0.5
 MOST_FILES = 20_000
 READ_BYTES = 4 << 20
 """Of one read call at most."""
-REQUESTS = 32
-"""To a store at once."""
-STORE_BYTES = 256 << 20
-"""Of chunks that are requested of a store."""
+REQUESTS = (16, 64, 256)
+"""To a store at once, tried in turn. The last is as many as a reader makes."""
+STORE_KEYS = 4096
+"""Chunks that are requested of a store, over and over."""
 THREAD_BYTES = 32 << 20
 """Memory that a thread reads into, in turn, so that it does not stay in the caches of the CPU."""
+
+
+@dataclass(frozen=True)
+class StoreCeiling:
+    """What bare requests to a store gave."""
+
+    requests: int
+    """At once, of those that were tried the number that gave the most."""
+    rates: dict[int, float]
+    """GB/s by the number of requests at once."""
+    ms_to_first_byte: float
+    """The median, with the fewest requests at once: of a store and a network that have time."""
+    busy: float
+    """The share of their time that the threads that receive had work."""
+    threads: int
+    """How many of them there were."""
+    over_tls: bool
 
 
 @dataclass(frozen=True)
@@ -47,6 +64,8 @@ class Ceiling:
     gb_per_s: float | None
     note: str = ""
     """What qualifies the rate, or why it was not measured."""
+    store: StoreCeiling | None = None
+    """What else was seen of a store."""
 
     def as_json(self) -> dict[str, Any]:
         """What is kept in the results."""
@@ -62,6 +81,14 @@ def attempt(key: str, name: str, measure: Callable[[], tuple[float, str]]) -> Ce
     except Exception as error:
         return Ceiling(key, name, None, f"not measured: {gist(error)}")
     return Ceiling(key, name, rate, note)
+
+
+def attempt_store(work: Work) -> Ceiling:
+    """As `attempt`, of the store."""
+    try:
+        return store(work)
+    except Exception as error:
+        return Ceiling("store", "the store, bare requests", None, f"not measured: {gist(error)}")
 
 
 class Files:
@@ -143,25 +170,35 @@ def disk(files: Files, rounds: int) -> tuple[float, str]:
     return rates[best], best + (f" ({others})" if others else "")
 
 
-def store(work: Work) -> tuple[float, str]:
-    """Chunks of a store, whole, with bare requests.
+def store(work: Work) -> Ceiling:
+    """Chunks of a store, whole, with bare requests of the core whose bytes are dropped as they come.
 
     Raises:
         ValueError: There are none.
+        RuntimeError: What the store says.
     """
-    chunks = sum(report.chunks_present or 0 for report in work.reports)
-    mean = max(1, sum(report.stored_bytes or 0 for report in work.reports) // max(1, chunks))
-    most = min(MOST_FILES, max(REQUESTS, STORE_BYTES // mean))
-    keys = [key for _, key in itertools.islice(work.chunk_keys(), most)]
-    with ThreadPoolExecutor(REQUESTS) as pool:
-
-        def fetch() -> int:
-            return sum(pool.map(lambda key: len(work.content(key) or b""), keys))
-
-        if not (count := fetch()):
-            raise ValueError("the store has no chunks in the steps that are read")
-        rate = _best_rate(fetch, count)
-    return rate, f"{REQUESTS} requests at once for whole chunks, by Python threads: at least that much"
+    keys = [key for _, key in itertools.islice(work.chunk_keys(), STORE_KEYS)]
+    if not keys:
+        raise ValueError("the store has no chunks in the steps that are read")
+    found = {requests: work.objects.read_bare(keys, requests, SECONDS) for requests in REQUESTS}
+    if not any(one["gb_per_s"] for one in found.values()):
+        raise ValueError("the store has no chunks in the steps that are read")
+    rates = {requests: one["gb_per_s"] for requests, one in found.items()}
+    requests = max(rates, key=rates.__getitem__)
+    best = found[requests]
+    seen = StoreCeiling(
+        requests=requests,
+        rates=rates,
+        ms_to_first_byte=found[REQUESTS[0]]["ms_to_first_byte"],
+        busy=best["busy"],
+        threads=best["threads"],
+        over_tls=not work.shown.startswith("http://"),
+    )
+    note = (
+        f"{requests} requests at once for whole chunks on {seen.threads} threads, busy {seen.busy:.0%}; "
+        f"{seen.ms_to_first_byte:.3g} ms to the first byte"
+    )
+    return Ceiling("store", "the store, bare requests", best["gb_per_s"], note, seen)
 
 
 def measurements(
@@ -173,7 +210,7 @@ def measurements(
         yield "the copy", lambda: attempt("copy", "copy to the GPU, pinned", copy_to_gpu)
         yield "nvCOMP", lambda: attempt("nvcomp", "nvCOMP, zstd", lambda: _nvcomp(work))
     if not work.is_folder:
-        yield "the store", lambda: attempt("store", "the store, bare requests", lambda: store(work))
+        yield "the store", lambda: attempt_store(work)
         return
     yield "page cache", lambda: attempt("page_cache", "page cache", lambda: page_cache(Files(work), on_gpu))
     if cold:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zarr_dali._bench.ceilings import Ceiling
+from zarr_dali._advice import size
+from zarr_dali._bench.ceilings import Ceiling, StoreCeiling
 from zarr_dali._bench.timing import Row
 
 NEAR = 0.15
 """A rate within this share of a ceiling has reached it."""
 MOSTLY = 0.5
 """A cause that takes more than this share of the time is what limits."""
+MOST_REQUESTS = 256
+"""As many as a reader has in flight at most (src/options.rs)."""
 BUSY = 0.85
 """Cores of which this share is busy are all in use."""
 
@@ -82,12 +85,16 @@ def warm(rate: float, row: Row, ceilings: Sequence[Ceiling], gains: Gains, cores
         reached = [pair for pair in reached if CAUSE_OF[pair[0].key] == waited[0]] or reached
     if reached:
         ceiling, limit = reached[0]
-        return f"{LIMITS[ceiling.key]} limits ({rate:.3g} of {limit:.3g} GB/s)"
+        why = f": {why_store(ceiling.store)}" if ceiling.store else ""
+        return f"{LIMITS[ceiling.key]} limits ({rate:.3g} of {limit:.3g} GB/s){why}"
     idle = row.stats.get("ms_waiting_consumer", 0.0) / 1000
     if row.seconds and idle > MOSTLY * row.seconds:
         return (
             f"the consumer limits: for {idle / row.seconds:.0%} of the time the reader had all batches ready"
         )
+    seen = next((ceiling.store for ceiling in ceilings if ceiling.store), None)
+    if waited and waited[0] == "fetch" and seen and (sentence := of_requests(rate, row.stats, seen)):
+        return sentence
     busy = sum(row.cpu_cores) / len(row.cpu_cores) if row.cpu_cores else 0.0
     all_busy = f"{busy:.3g} of {cores} cores busy"
     if waited and row.seconds:
@@ -100,6 +107,39 @@ def warm(rate: float, row: Row, ceilings: Sequence[Ceiling], gains: Gains, cores
     if busy >= BUSY * cores:
         return f"the CPU limits ({all_busy}, {rate:.3g} GB/s)"
     return f"no ceiling that was measured is reached ({rate:.3g} GB/s, {all_busy})"
+
+
+def why_store(seen: StoreCeiling) -> str:
+    """Why bare requests to a store give no more."""
+    if seen.busy >= BUSY:
+        what = "decrypting TLS and receiving" if seen.over_tls else "receiving"
+        return f"{what} keeps the {seen.threads} threads that do it busy"
+    counts = sorted(seen.rates)
+    if len(counts) > 1 and seen.rates[counts[-1]] > (1 + NEAR) * seen.rates[counts[-2]]:
+        return (
+            f"its latency does, for {counts[-1]} requests at once still gave more than {counts[-2]} "
+            f"({seen.ms_to_first_byte:.3g} ms to the first byte)"
+        )
+    return f"its bandwidth or the network's does, for more than {seen.requests} requests at once gave no more"
+
+
+def of_requests(rate: float, stats: dict[str, float], seen: StoreCeiling) -> str:
+    """What keeps requests below what the store gives, by the reader's counters; empty if not known."""
+    requests, peak = stats.get("requests", 0), stats.get("requests_in_flight_peak", 0)
+    if not requests or not peak:
+        return ""
+    each = stats.get("bytes_fetched", 0) / requests
+    latency = stats.get("ms_time_to_first_byte_p50") or seen.ms_to_first_byte
+    begun = f"{latency:.3g} ms to the first byte, {rate:.3g} GB/s, below what the store gives"
+    if peak >= BUSY * MOST_REQUESTS:
+        return (
+            f"the number of requests limits: {peak:.0f} at once for {size(each)} each; larger chunks, or "
+            f"shards whose inner chunks are read together, need fewer ({begun})"
+        )
+    return (
+        f"latency limits: memory allows {peak:.0f} requests at once for {size(each)} each; a larger "
+        f"host_memory_budget or prefetch_queue_depth allows more ({begun})"
+    )
 
 
 def cold(rate: float, warm_rate: float, ceilings: Sequence[Ceiling], gains: Gains, with_opening: bool) -> str:

@@ -14,6 +14,8 @@ use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use once_cell::sync::OnceCell;
+
 /// An entry in place of the object that it is a part of. It is opened when it is read, and its bytes are compared with their checksum as they are
 /// read from the first to the last.
 pub struct CachedEntry {
@@ -34,7 +36,8 @@ struct State {
 
 struct Opened {
     file: File,
-    header: Header,
+    /// Read when the bytes are, and not when they are prefetched: it waits for the disk.
+    header: OnceCell<Header>,
     _counted: Counted,
 }
 
@@ -49,7 +52,8 @@ impl CachedEntry {
         let mut bytes = vec![];
         crate::memory::grow(&mut bytes, self.range.end - self.range.start).ok()?;
         self.read_at(self.range.start, &mut bytes).ok()?;
-        let Header { object_bytes, version, .. } = self.opened().ok()?.header.clone();
+        let opened = self.opened().ok()?;
+        let Header { object_bytes, version, .. } = self.header_of(&opened).ok()?.clone();
         Some((bytes, Head { object_bytes, version }))
     }
 
@@ -58,24 +62,32 @@ impl CachedEntry {
         if let Some(opened) = &state.opened {
             return Ok(opened.clone());
         }
-        let failed = |error: io::Error| match error.kind() {
-            ErrorKind::NotFound => unusable("it was evicted"),
-            ErrorKind::UnexpectedEof => unusable("it is cut short"),
-            _ => {
-                self.folder.turn_off(&error);
-                unusable(error.to_string())
-            }
-        };
-        let file = self.folder.open_entry(&self.key).map_err(failed)?;
-        let mut header = [0; Header::BYTES];
-        file.read_exact_at(&mut header, 0).map_err(failed)?;
-        let header = Header::decode(&header, &self.key, self.range.end - self.range.start);
-        let header = header.ok_or_else(|| unusable("its header is damaged, or that of another entry"))?;
-        let opened = Arc::new(Opened { file, header, _counted: Counted::new() });
+        let file = self.folder.open_entry(&self.key).map_err(|error| self.failed(&error))?;
+        let opened = Arc::new(Opened { file, header: OnceCell::new(), _counted: Counted::new() });
         if may_stay_open() {
             state.opened = Some(opened.clone());
         }
         Ok(opened)
+    }
+
+    fn header_of<'a>(&self, opened: &'a Opened) -> io::Result<&'a Header> {
+        opened.header.get_or_try_init(|| {
+            let mut header = [0; Header::BYTES];
+            opened.file.read_exact_at(&mut header, 0).map_err(|error| self.failed(&error))?;
+            let header = Header::decode(&header, &self.key, self.range.end - self.range.start);
+            header.ok_or_else(|| unusable("its header is damaged, or that of another entry"))
+        })
+    }
+
+    fn failed(&self, error: &io::Error) -> io::Error {
+        match error.kind() {
+            ErrorKind::NotFound => unusable("it was evicted"),
+            ErrorKind::UnexpectedEof => unusable("it is cut short"),
+            _ => {
+                self.folder.turn_off(error);
+                unusable(error.to_string())
+            }
+        }
     }
 
     fn in_file(&self, range: &Range<u64>) -> Range<u64> {
@@ -109,10 +121,11 @@ impl Blob for CachedEntry {
 
     fn version(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        match self.opened() {
-            Ok(opened) => opened.header.version.hash(&mut hasher),
+        let opened = self.opened();
+        match opened.as_deref().ok().and_then(|opened| self.header_of(opened).ok()) {
+            Some(header) => header.version.hash(&mut hasher),
             // Nothing was read that has to be told from anything.
-            Err(_) => std::ptr::from_ref(self).hash(&mut hasher),
+            None => std::ptr::from_ref(self).hash(&mut hasher),
         }
         hasher.finish()
     }
@@ -121,6 +134,7 @@ impl Blob for CachedEntry {
         /// The processor's cache still holds that many bytes when their checksum is made.
         const PIECE: usize = 256 << 10;
         let opened = self.opened()?;
+        let checksum = self.header_of(&opened)?.checksum;
         let bytes = into.len() as u64;
         let mut at = offset;
         // An empty piece at the end makes that no bytes are compared, too.
@@ -132,7 +146,7 @@ impl Blob for CachedEntry {
                 }
                 unusable(error.to_string())
             })?;
-            self.check(at, piece, opened.header.checksum)?;
+            self.check(at, piece, checksum)?;
             at += piece.len() as u64;
         }
         self.counters.disk_cache_bytes_read.add(bytes);
@@ -150,7 +164,8 @@ impl Blob for CachedEntry {
 
     fn will_need(&self, range: Range<u64>) {
         if let Ok(opened) = self.opened() {
-            will_need(&opened.file, &self.in_file(&range));
+            // With the header.
+            will_need(&opened.file, &(0..self.in_file(&range).end));
         }
     }
 

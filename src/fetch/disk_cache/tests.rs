@@ -333,7 +333,7 @@ fn the_writer_writes_parts_of_answers_drops_what_has_no_room_and_ends_with_its_f
     let (folder, array) = (open(), array("one"));
     let queue = Arc::new(WriteQueue::new(10_000));
     let item = |numbers: std::ops::Range<u64>| {
-        let parts = Parts(vec![bytes(0, 700), bytes(1, 800)]);
+        let parts = Parts(vec![bytes(0, 700).into(), bytes(1, 800).into()]);
         let entries = numbers.map(|n| (key(&array, n), 10 * n..10 * n + 1000)).collect();
         let head = Head { object_bytes: 1500, version: Version::ETag("\"v\"".into()) };
         Item { head, parts: Arc::new(parts), entries }

@@ -1,0 +1,445 @@
+"""Stores behind a web server: fn.readers.zarr beside bare readers of the same bytes and beside other clients.
+
+A server of ours (`range_server.rs`) sends files from the page cache. It runs on the second half of this
+machine's cores, all that reads on the first half, so that neither takes time from the other; `--client-cores`
+and `--server-cores` say otherwise. It also delays and refuses answers. Bare readers (`range_readers.rs`) ask
+for the same objects and drop the bytes.
+
+| point | what is measured |
+|---|---|
+| `raw/http`, `raw/https` | bytes a second beside bare readers, blocking and of hyper; CPU time of a GB |
+| `raw/http/12.5GB` | the same where all connections together give 12.5 GB/s, as 100 Gbit/s do |
+| `latency/30`, `latency/100` | the rate with so many milliseconds to the first byte, beside none |
+| `memory-bound` | the rate at 100 ms with a small budget, beside what that allows; memory that was taken |
+| `concurrency` | bare readers with 16 to 512 connections, and ours: 2.5 GB/s in all, 90 MB/s each, 50 ms |
+| `late` | 1 % of requests are 2 s late, beside none |
+| `busy` | 5 % of requests are answered 503, beside none, and how long it takes until the rate is back |
+| `sharded` | the main sharded store, shuffled, windows of 2: useful bytes and requests |
+| `stores/NAME` | GB/s of decoded values beside other clients of the same URL, and what bare readers get |
+| `unet` | the U-Net of pipelines/train_unet.py at 50 ms beside the same from the local folder |
+| `disk-cache` | an epoch from `cache_dir` beside one from the local folder, both not in the page cache |
+
+Rates are those of the steady state: what was read ahead is used up before the clock starts. "The wire" is the
+loopback interface.
+
+    cargo build --release --example range_server --example range_readers
+    python benches/remote.py
+    python benches/remote.py --quick --device cpu
+    python benches/remote.py --points 'raw/*' --programs DIR
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import common
+import remote_table
+import serving
+from remote_reading import BATCH, Reading, joined_ranges
+
+CONNECTIONS = (8, 32)
+"""Of bare readers, tried in turn; the best counts."""
+COMPRESSED = tuple(name for name in common.STORES if name != "raw")
+POINTS = (
+    "raw/http",
+    "raw/https",
+    f"raw/http/{remote_table.NETWORK_MB / 1000}GB",
+    "latency/30",
+    "latency/100",
+    "memory-bound",
+    "concurrency",
+    "late",
+    "busy",
+    "sharded",
+    *(f"stores/{name}" for name in COMPRESSED),
+    "disk-cache",
+    "unet",
+)
+WINDOWS = {"late": 8.0, "busy": 6.0}
+"""Seconds that faults last, at least; in a quick run a quarter."""
+
+
+# --- in a child -----------------------------------------------------------------------------------
+
+
+class Points:
+    """Measures points; what several of them need is measured once.
+
+    Args:
+        task: what the parent asked for.
+    """
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        self.task = task
+        self.seconds: float = task["seconds"]
+        self.quick: bool = task["quick"]
+        self.programs = Path(task["programs"])
+        self.budget: int = task["budget"]
+
+    def measured(self, point: str) -> dict[str, Any]:
+        """The row of a point."""
+        kind, _, rest = point.partition("/")
+        if kind == "raw":
+            return self.raw(rest)
+        if kind == "latency":
+            return self.latency(int(rest))
+        if kind == "stores":
+            return self.store(rest)
+        ways: dict[str, Callable[[], dict[str, Any]]] = {
+            "memory-bound": self.memory_bound,
+            "concurrency": self.concurrency, "late": self.late, "busy": self.busy, "sharded": self.sharded,
+            "disk-cache": self.disk_cache, "unet": self.unet,
+        }  # fmt: skip
+        return ways[kind]()
+
+    def url(self, store: str, scheme: str = "http") -> str:
+        """Where a store is."""
+        return f"{self.task[scheme]}/{store}.zarr"
+
+    def path(self, store: str) -> Path:
+        """Its folder."""
+        return Path(self.task["stores"][store])
+
+    def bare(self, store: str, scheme: str = "http", **how: Any) -> dict[str, Any]:
+        """Bare readers of all chunks of a store, with the best number of connections."""
+        folder = self.path(store)
+        keys = [str(file.relative_to(folder)) for file in common.chunk_files(folder)]
+        requests = Path(self.task["scratch"]) / f"{store}.requests"
+        requests.write_text("\n".join(keys) + "\n")
+        authority = self.task["authority"] if scheme == "https" else None
+        counts = how.pop("connections", CONNECTIONS)
+        tried = [
+            serving.read_bare(
+                self.programs, self.url(store, scheme), requests, connections, self.seconds / 2,
+                authority=authority, **how,
+            )
+            for connections in counts
+        ]  # fmt: skip
+        return max(tried, key=lambda one: one["gb_per_s"])
+
+    @cached_property
+    def undisturbed(self) -> dict[str, Any]:
+        """The rate of the raw store without latency, with memory for what is in flight."""
+        return Reading(self.task, self.url("raw"), host_memory_budget=self.budget).rate(self.seconds)
+
+    def raw(self, how: str) -> dict[str, Any]:
+        """Beside bare readers."""
+        scheme, _, network = how.partition("/")
+        limit = {"mb_per_s": remote_table.NETWORK_MB} if network else {}
+        with serving.answering(self.task[scheme], self.task["authority"], **limit):
+            bare = self.bare("raw", scheme)
+            reading = Reading(self.task, self.url("raw", scheme), host_memory_budget=self.budget)
+            ours = reading.rate(self.seconds)
+            threads = sum(
+                (task / "comm").read_text().startswith("zarr net")
+                for task in Path("/proc/self/task").iterdir()
+            )
+            del reading
+            hyper = self.bare("raw", scheme, hyper=threads)
+        return {
+            "share_of_bare": ours["wire_gb_per_s"] / bare["gb_per_s"],
+            "share_of_hyper": ours["wire_gb_per_s"] / hyper["gb_per_s"],
+            "cpu_of_hyper": ours["net_cpu_s_per_gb"] / hyper["cpu_s_per_gb"],
+            **ours,
+            "network_threads": threads,
+            "bare": bare,
+            "hyper": hyper,
+        }
+
+    def latency(self, ms: int) -> dict[str, Any]:
+        """With a time to the first byte, beside without."""
+        without = self.undisturbed
+        with serving.answering(self.task["http"], ms=ms):
+            ours = Reading(self.task, self.url("raw"), host_memory_budget=self.budget).rate(self.seconds)
+        return {
+            "share_of_rate_without": ours["wire_gb_per_s"] / without["wire_gb_per_s"],
+            "wire_gb_per_s_without": without["wire_gb_per_s"],
+            **ours,
+        }
+
+    def memory_bound(self) -> dict[str, Any]:
+        """With less memory than latency wants. A quarter of the budget is for what is in flight or waits."""
+        ms = 100
+        budget = self.task["small_budget"]
+        without = self.undisturbed
+        with serving.answering(self.task["http"], ms=ms):
+            ours = Reading(self.task, self.url("raw"), host_memory_budget=budget).rate(self.seconds)
+        bound = budget / 4 / (ms / 1000) / 1e9
+        return {
+            "share_of_bound": ours["wire_gb_per_s"] / min(bound, without["wire_gb_per_s"]),
+            "bound_gb_per_s": bound,
+            "budget_bytes": budget,
+            "rss_share_of_budget": ours["rss_bytes"] / budget,
+            **ours,
+        }
+
+    def concurrency(self) -> dict[str, Any]:
+        """Whether more requests at once than are enough cost anything, or fewer would."""
+        with serving.answering(self.task["http"], ms=50, mb_per_s=2500, connection_mb_per_s=90):
+            bare = {
+                connections: self.bare("raw", connections=(connections,), hyper=4)["gb_per_s"]
+                for connections in (16, 64, 256, 512)
+            }
+            ours = Reading(self.task, self.url("raw"), host_memory_budget=self.budget).rate(self.seconds)
+        best = max(bare, key=bare.__getitem__)
+        return {
+            "share_of_best": ours["wire_gb_per_s"] / bare[best],
+            "best_connections": best,
+            "bare_gb_per_s": bare,
+            **ours,
+        }
+
+    def late(self) -> dict[str, Any]:
+        """1 % of the answers begin after 2 s."""
+        url = self.task["http"]
+        with serving.answering(url, ms=30):
+            reading = Reading(self.task, self.url("raw"), host_memory_budget=self.budget)
+            without = reading.rate(self.seconds)
+            serving.tell(url, None, late=0.01)
+            reading.run(self.seconds / 4)
+            ours = reading.rate(self.task["windows"]["late"], warm_up=0.0)
+        return {
+            "share_of_rate_without": ours["wire_gb_per_s"] / without["wire_gb_per_s"],
+            "more_requests": (ours["requests_doubled"] + ours["requests_repeated"]) / ours["requests"],
+            "wire_gb_per_s_without": without["wire_gb_per_s"],
+            **ours,
+        }
+
+    def busy(self) -> dict[str, Any]:
+        """5 % of the answers are 503; then none."""
+        url = self.task["http"]
+        with serving.answering(url, ms=30):
+            reading = Reading(self.task, self.url("raw"), host_memory_budget=self.budget)
+            without = reading.rate(self.seconds)
+            serving.tell(url, None, busy=0.05)
+            reading.run(self.seconds / 4)
+            ours = reading.rate(self.task["windows"]["busy"], warm_up=0.0)
+            serving.tell(url, None, busy=0)
+            back, began = None, time.perf_counter()
+            after = []
+            while back is None and time.perf_counter() - began < 8:
+                second = reading.rate(self.seconds / 4, warm_up=0.0)
+                after.append(second["wire_gb_per_s"])
+                if second["wire_gb_per_s"] >= 0.95 * without["wire_gb_per_s"]:
+                    back = time.perf_counter() - began
+        return {
+            "share_of_rate_without": ours["wire_gb_per_s"] / without["wire_gb_per_s"],
+            "back_after_s": back,
+            "gb_per_s_after": after,
+            "wire_gb_per_s_without": without["wire_gb_per_s"],
+            **ours,
+        }
+
+    def sharded(self) -> dict[str, Any]:
+        """Useful bytes and requests of shuffled windows."""
+        reading = Reading(
+            self.task, self.url("sharded"), host_memory_budget=self.budget, window=[2], random_shuffle=True
+        )
+        ours = reading.rate(self.seconds)
+        joined, shard_bytes = joined_ranges(self.path("sharded"), self.budget // 4 // 16)
+        by_rule = ours["bytes_fetched_useful"] / shard_bytes * joined
+        return {
+            "useful_of_wire": ours["bytes_fetched_useful"] / ours["bytes_fetched"],
+            "requests_of_rule": ours["requests"] / by_rule,
+            "joined_ranges_a_shard": joined,
+            **ours,
+        }
+
+    def store(self, name: str) -> dict[str, Any]:
+        """Decoded GB/s beside other clients, all on the same cores."""
+        import remote_peers
+
+        bare = self.bare(name)
+        ours = Reading(self.task, self.url(name), host_memory_budget=self.budget).rate(self.seconds)
+        rows = remote_peers.timed(
+            self.task["device"], self.url(name), self.path(name), BATCH, self.seconds, self.task["peers"]
+        )
+        rates = {name: row["gb_per_s"] for name, row in rows.items() if "gb_per_s" in row}
+        best = max(rates, key=rates.__getitem__) if rates else None
+        return {
+            "times_best_peer": ours["delivered_gb_per_s"] / rates[best] if best else None,
+            "best_peer": best,
+            "server_of_taken": bare["gb_per_s"] / ours["wire_gb_per_s"],
+            **ours,
+            "bare": bare,
+            "peers": rows,
+        }
+
+    def disk_cache(self) -> dict[str, Any]:
+        """An epoch from the cache on the disk beside one of the local folder, in turns."""
+        from remote_cache import from_disk
+
+        return from_disk(self.task, self.url("zstd"), self.path("zstd"), BATCH)
+
+    def unet(self) -> dict[str, Any]:
+        """A short training, from the folder and at 50 ms."""
+        sys.path.insert(0, str(common.ROOT / "pipelines"))
+        import program
+        import train_unet
+        from fields import inspect
+
+        ranks = program.Ranks(0, 1, program.chosen_device("cuda" if self.task["device"] == "gpu" else "cpu"))
+        batch = 4 if self.quick else 16
+        rows = {}
+        # The first one chooses kernels, so that it is made twice.
+        with serving.answering(self.task["http"], ms=50):
+            for name, store in (
+                ("first", str(self.path("zstd"))),
+                ("local", str(self.path("zstd"))),
+                ("remote", self.url("zstd")),
+            ):
+                steps = 64 // batch
+                line = [
+                    "--store",
+                    store,
+                    "--batch-size",
+                    batch,
+                    "--quiet",
+                    "--seconds",
+                    self.task["training_s"],
+                ]
+                line += ["--warmup", 2 if name == "first" else 2 * steps]
+                if name == "first":
+                    line[-3] = 0.5
+                args = train_unet.parser().parse_args([str(part) for part in line])
+                args.amp = ranks.device.type == "cuda"
+                summary = train_unet.train(args, inspect(store), ranks)
+                rows[name] = {"samples_per_s": summary.samples_per_s, "wait_share": summary.wait_share}
+        return {
+            "wait_share": rows["remote"]["wait_share"],
+            "share_of_local": rows["remote"]["samples_per_s"] / rows["local"]["samples_per_s"],
+            "samples_per_s": rows["remote"]["samples_per_s"],
+            "local": rows["local"],
+        }
+
+
+def child() -> None:
+    """Goes through points on the client's cores."""
+    task = common.child_task()
+    os.sched_setaffinity(0, task["client_cores"])
+    points = Points(task)
+    for point in task["points"]:
+        try:
+            row = points.measured(point["point"])
+        except Exception as error:
+            row = {"problem": f"{type(error).__name__}: {common.gist(error)}"}
+        common.hand_over(row)
+
+
+# --- the parent -----------------------------------------------------------------------------------
+
+
+def halves() -> tuple[list[int], list[int]]:
+    """This machine's cores: those of the client, those of the server. The same one, if there is only one."""
+    cores = sorted(os.sched_getaffinity(0))
+    half = (len(cores) + 1) // 2
+    return cores[:half], cores[half:] or cores
+
+
+def default_programs() -> Path:
+    """Where cargo puts examples."""
+    target = os.environ.get("CARGO_TARGET_DIR")
+    return (Path(target) if target else common.ROOT / "target") / "release" / "examples"
+
+
+def cores_of(text: str) -> list[int]:
+    """Cores as taskset writes them, such as `0-3,8`."""
+    found: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        found += range(int(first), int(last or first) + 1)
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Command line entry point; returns the exit status."""
+    line = common.parser("Time readers of stores behind a web server.", 2.0, quick_seconds=0.6)
+    client, server = halves()
+    line.add_argument(
+        "--client-cores", type=cores_of, default=client, help="such as 0-7 (default: the first half)"
+    )
+    line.add_argument(
+        "--server-cores", type=cores_of, default=server, help="such as 8-15 (default: the others)"
+    )
+    line.add_argument(
+        "--programs", type=Path, default=default_programs(), help="folder of range_server and range_readers"
+    )
+    line.add_argument("--peers", type=common.list_of(str), default=None, help="only these peers")
+    args = common.parse(line, argv)
+    points = common.chosen(line, args, [{"point": name} for name in POINTS])
+    stores = common.ensure_stores(args, common.STORES)
+    scratch = store_scratch(args)
+    results = common.Results(
+        "remote",
+        "stores behind a web server of this machine, read by fn.readers.zarr, bare readers and other clients",
+        args,
+        seconds=args.seconds,
+        batch_size=BATCH,
+        client_cores=args.client_cores,
+        server_cores=args.server_cores,
+        siblings=siblings(args.client_cores),
+    )
+    root = next(iter(stores.values())).parent.resolve()
+    both, trusted = serving.certificate(scratch)
+    servers = {
+        scheme: serving.Server(args.programs, root, args.server_cores, pem)
+        for scheme, pem in (("http", None), ("https", both))
+    }
+    on_gpu = args.device == "gpu"
+    task = {
+        "device": args.device,
+        "seconds": args.seconds,
+        "quick": args.quick,
+        "programs": str(args.programs.resolve()),
+        "client_cores": args.client_cores,
+        "authority": str(trusted.resolve()),
+        "stores": {name: str(path.resolve()) for name, path in stores.items()},
+        "scratch": str(scratch.resolve()),
+        "budget": 16 << 30 if on_gpu else 2 << 30,
+        "small_budget": 1 << 30 if on_gpu else 256 << 20,
+        "windows": {name: seconds / 4 if args.quick else seconds for name, seconds in WINDOWS.items()},
+        "training_s": 1 if args.quick else 5,
+        "peers": args.peers,
+        **{scheme: one.url for scheme, one in servers.items()},
+    }
+    progress = common.Progress(len(points))
+    try:
+        # A process of its own for the training, whose library takes memory and threads.
+        for chosen in (
+            [p for p in points if p["point"] != "unet"],
+            [p for p in points if p["point"] == "unet"],
+        ):
+            for point, row in common.in_child(__file__, task, chosen, limit_s=120) if chosen else ():
+                results.add({**point, **row})
+                progress.show(point, row)
+    finally:
+        for one in servers.values():
+            one.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+    print("\n" + remote_table.markdown(results.content))
+    return results.finish()
+
+
+def store_scratch(args: Any) -> Path:
+    """A folder on the disk of the stores for what is thrown away; empty."""
+    folder = common.store_folder(args).parent / "remote-scratch"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def siblings(cores: Sequence[int]) -> list[str]:
+    """Which cores share a physical one with the client's, as the kernel says."""
+    places = [Path(f"/sys/devices/system/cpu/cpu{core}/topology/thread_siblings_list") for core in cores]
+    return [place.read_text().strip() for place in places if place.exists()]
+
+
+if __name__ == "__main__":
+    sys.exit(child() if "--child" in sys.argv else main())
