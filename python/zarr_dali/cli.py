@@ -153,9 +153,9 @@ def bench(peer: tuple[str, ...], no_peers: bool, as_json: bool, **options: Any) 
     """Measures how fast a STORE is read, and says what limits.
 
     zarr-dali, with a warm and a cold page cache, beside the other loaders that are installed and beside what
-    the machine allows: the copy to the GPU, nvCOMP on the store's own chunks, page cache and disk. Of a STORE
-    at a URL or in a zip file, what bare requests get from it in place of page cache and disk. The first batch
-    of each loader is compared with what zarr-python reads.
+    the machine allows: the copy to the GPU, page cache and disk. Of a STORE at a URL or in a zip file, what
+    bare requests get from it in place of page cache and disk. The first batch of each loader is compared with
+    what zarr-python reads.
     """
     from zarr_dali._bench import command, loaders, report  # heavy, and `--help` need not wait for it
 

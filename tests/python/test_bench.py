@@ -7,7 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numcodecs
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -16,7 +15,7 @@ import reference
 from reading import gpu_problem, run_python
 from stores import FORMATS, chunk_files, read_array, write_array, write_group
 from zarr_dali import cli
-from zarr_dali._bench import cache, ceilings, loaders, nvcomp, timing, verdict
+from zarr_dali._bench import cache, ceilings, loaders, timing, verdict
 from zarr_dali._bench.ceilings import Ceiling
 from zarr_dali._bench.timing import Expected, Row, WrongValues
 from zarr_dali._bench.verdict import Gains
@@ -197,7 +196,6 @@ def test_on_a_gpu(tmp_path, rng):
     result = json.loads(kept.read_text())
     found = {one["key"]: one for one in result["ceilings"]}
     assert found["copy"]["gb_per_s"] > 0, found
-    assert found["nvcomp"]["gb_per_s"] > 0, found
     assert result["loaders"]["zarr-python .cuda()"]["median_gb_per_s"] > 0
 
 
@@ -305,28 +303,6 @@ def test_chunk_files(tmp_path, rng, zarr_format, separator):
 # --- ceilings -------------------------------------------------------------------------------------
 
 
-@V3
-@pytest.mark.parametrize("codec", ["zstd", "sharded-end-zstd", "sharded-start-zstd"])
-def test_chunks_for_nvcomp(tmp_path, rng, codec):
-    values = np.round(rng.normal(size=(4, 6, 8)), 1).astype("float32")
-    values[1, :3] = 0  # an inner chunk that is missing
-    path = write_array(tmp_path / "a.zarr", None, values, chunks=(1, 3, 8), codec=codec)
-    work = Work.of(path, batch_size=1)
-    assert nvcomp.is_zstd(work.reports[0])
-    chunks = list(nvcomp.encoded_chunks(work, [0]))
-    assert len(chunks) == 7
-    decoded = [numcodecs.Zstd().decode(chunk) for chunk, _ in chunks]
-    assert [len(part) for part in decoded] == [size for _, size in chunks]
-    wanted = [values[t, h : h + 3].tobytes() for t in range(4) for h in (0, 3) if values[t, h : h + 3].any()]
-    assert sorted(map(bytes, decoded)) == sorted(wanted)
-
-
-@pytest.mark.parametrize("codec", ["raw", "blosc-zstd", "gzip", "zstd-crc32c", "sharded-nested-zstd"])
-def test_chunks_that_nvcomp_alone_does_not_take(tmp_path, rng, codec):
-    path = write_array(tmp_path / "a.zarr", None, rng.normal(size=(4, 4)), chunks=(1, 2), codec=codec)
-    assert not nvcomp.is_zstd(Work.of(path, batch_size=1).reports[0])
-
-
 def test_ceiling_that_cannot_be_measured():
     def fails():
         raise RuntimeError("no such thing\nsecond line")
@@ -366,11 +342,10 @@ def test_evicted_files_are_cold(store):
 
 CEILINGS = [
     Ceiling("copy", "copy", 50.0),
-    Ceiling("nvcomp", "nvCOMP", 26.0),
     Ceiling("page_cache", "page cache", 20.0),
     Ceiling("disk", "disk", 2.0),
 ]
-GAINS = Gains(read=2.0, copied=2.0, decoded_gpu=1.0)
+GAINS = Gains(read=2.0, copied=2.0)
 
 
 def row(**stats):
@@ -380,7 +355,6 @@ def row(**stats):
 @pytest.mark.parametrize(
     "rate, stats, sentence",
     [
-        (25.0, {}, "nvCOMP limits (25 of 26 GB/s)"),
         (39.0, {}, "the copy from the page cache limits (39 of 40 GB/s)"),
         (101.0, {}, "the copy to the GPU limits (101 of 100 GB/s)"),
         (10.0, {"ms_waiting_cpu": 8000.0, "ms_waiting_gpu": 1000.0},
@@ -396,11 +370,11 @@ def test_sentence_when_warm(rate, stats, sentence):
 
 
 def test_sentence_between_two_ceilings_asks_what_was_waited_for():
-    close = [Ceiling("nvcomp", "nvCOMP", 42.0), Ceiling("page_cache", "page cache", 20.0)]
+    close = [Ceiling("copy", "copy", 21.0), Ceiling("page_cache", "page cache", 20.0)]
     fetching = verdict.warm(40.0, row(ms_waiting_fetch=5.0), close, GAINS, 16)
     decoding = verdict.warm(40.0, row(ms_waiting_gpu=5.0), close, GAINS, 16)
     assert fetching.startswith("the copy from the page cache")
-    assert decoding.startswith("nvCOMP")
+    assert decoding.startswith("the copy to the GPU")
 
 
 def a_store(**seen):
@@ -451,9 +425,7 @@ def test_gains_follow_what_was_counted():
     gains = Gains.of(counted, ratio=2.0, on_gpu=True)
     assert gains.read == 8.0
     assert gains.copied == 800 / (0.75 * 100 + 0.25 * 200)
-    assert gains.decoded_gpu == 800 / 150
-    assert Gains.of(Row(), ratio=2.0, on_gpu=True) == Gains(2.0, 2.0, 1.0)
-    assert Gains.of(Row(), ratio=2.0, on_gpu=False).decoded_gpu is None
+    assert Gains.of(Row(), ratio=2.0, on_gpu=True) == Gains(2.0, 2.0)
 
 
 # --- benches/read_table.py ------------------------------------------------------------------------

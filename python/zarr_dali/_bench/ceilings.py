@@ -1,8 +1,8 @@
-"""What the machine allows: the copy to the GPU, the page cache, the disk, nvCOMP on the store's own chunks;
-of a store that is no folder what it gives to bare requests.
+"""What the machine allows: the copy to the GPU, the page cache, the disk; of a store that is no folder, what
+bare requests get from it.
 
-Rates are in 10^9 bytes per second of what moves, which is encoded bytes except for nvCOMP; `verdict` turns
-them into delivered values. Each is the best of what was tried, because a ceiling is meant.
+Rates are in 10^9 bytes per second of what moves, which is encoded bytes; `verdict` turns them into delivered
+values. Each is the best of what was tried, because a ceiling is meant.
 """
 
 from __future__ import annotations
@@ -208,19 +208,12 @@ def measurements(
     on_gpu = device == "gpu"
     if on_gpu:
         yield "the copy", lambda: attempt("copy", "copy to the GPU, pinned", copy_to_gpu)
-        yield "nvCOMP", lambda: attempt("nvcomp", "nvCOMP, zstd", lambda: _nvcomp(work))
     if not work.is_folder:
         yield "the store", lambda: attempt_store(work)
         return
     yield "page cache", lambda: attempt("page_cache", "page cache", lambda: page_cache(Files(work), on_gpu))
     if cold:
         yield "disk", lambda: attempt("disk", "disk", lambda: disk(Files(work), rounds))
-
-
-def _nvcomp(work: Work) -> tuple[float, str]:
-    from zarr_dali._bench import nvcomp
-
-    return nvcomp.zstd_rate(work)
 
 
 def _best_rate(run: Callable[[], Any], count_bytes: int) -> float:

@@ -25,12 +25,11 @@ WAITING = {
     "gather": "putting the samples together",
 }
 """What a batch waited for last, by the reader's own count."""
-CAUSE_OF = {"page_cache": "fetch", "disk": "fetch", "store": "fetch", "copy": "gpu", "nvcomp": "gpu"}
+CAUSE_OF = {"page_cache": "fetch", "disk": "fetch", "store": "fetch", "copy": "gpu"}
 """What is waited for where a ceiling is reached."""
 LIMITS = {
     "copy": "the copy to the GPU",
     "page_cache": "the copy from the page cache",
-    "nvcomp": "nvCOMP",
     "disk": "the disk",
     "store": "the store",
 }
@@ -44,8 +43,6 @@ class Gains:
     """For each encoded byte that is read."""
     copied: float
     """For each byte that crosses to the GPU: encoded where the GPU decodes, else decoded."""
-    decoded_gpu: float | None
-    """For each byte that the GPU decodes; None if it decodes nothing."""
 
     @classmethod
     def of(cls, row: Row, ratio: float, on_gpu: bool) -> Gains:
@@ -53,21 +50,20 @@ class Gains:
         delivered, stats = row.delivered_bytes, row.stats
         read, decoded = stats.get("bytes_read", 0), stats.get("bytes_decoded", 0)
         if not delivered or not read:
-            return cls(ratio, ratio if on_gpu else 1.0, 1.0 if on_gpu else None)
+            return cls(ratio, ratio if on_gpu else 1.0)
         decoded = max(decoded, 1)
         share = stats.get("bytes_decoded_gpu", decoded if on_gpu else 0) / decoded
         copied = share * read + (1 - share) * decoded
-        return cls(delivered / read, delivered / copied, delivered / (share * decoded) if share else None)
+        return cls(delivered / read, delivered / copied)
 
-    def ceiling(self, key: str) -> float | None:
+    def ceiling(self, key: str) -> float:
         """By ceiling."""
-        return {"copy": self.copied, "nvcomp": self.decoded_gpu}.get(key, self.read)
+        return self.copied if key == "copy" else self.read
 
 
 def delivered(ceiling: Ceiling, gains: Gains) -> float | None:
     """A ceiling as GB/s of delivered values; None where it was not measured or does not apply."""
-    gain = gains.ceiling(ceiling.key)
-    return None if ceiling.gb_per_s is None or gain is None else ceiling.gb_per_s * gain
+    return None if ceiling.gb_per_s is None else ceiling.gb_per_s * gains.ceiling(ceiling.key)
 
 
 def waiting_for(stats: dict[str, float]) -> tuple[str, float] | None:
