@@ -21,7 +21,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 EXTRAS := build train test dev
-SOURCES := $(shell find Cargo.toml Cargo.lock build.rs pyproject.toml LICENSE README.md cpp_shim nvcomp-sys python src \
+SOURCES := $(shell find Cargo.toml Cargo.lock build build.rs pyproject.toml LICENSE README.md core cpp_shim nvcomp-sys plugin \
+	python src \
 	-type f -not -path '*/__pycache__/*')
 # Many thousand zstd frames each.
 LONG_RUST_TESTS := damaged_frames_do_not_pass valid_frames_pass
@@ -95,6 +96,23 @@ check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warni
 wheel: dist/.built ## build the Python wheel into dist/
 	@ls dist/*.whl
 
+.PHONY: wheels
+wheels: dist/wheels/.built ## build the wheel of a release into dist/wheels/: a library for each DALI release since 2.0
+	@ls -l dist/wheels/*.whl
+
+# Interpreters, DALI releases and releases of CUDA: make wheels-test PYTHONS="python3.10 python3.13" DALI=2.4.0 CUDA=13
+PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done)
+WHEELS_REPORT ?= benches/results/wheels-$(shell date +%F).md
+
+.PHONY: wheels-test
+wheels-test: wheels ## try the wheel of a release with releases of DALI and Python in fresh environments; long, needs the index
+	@$(BIN)/python tests/wheels.py dist/wheels/*.whl --python $(PYTHONS) --report $(WHEELS_REPORT) \
+		$(if $(DALI),--dali $(DALI)) $(if $(CUDA),--cuda $(CUDA))
+
+.PHONY: release
+release: ## set VERSION=x.y.z, head the changelog with it, build and try the wheel, commit and tag; nothing is pushed
+	@$(PYTHON) python/release.py $(VERSION)
+
 .PHONY: clean
 clean: ## remove .venv, dist and everything that was compiled
 	@echo '==> removing .venv, dist, target and caches'
@@ -112,10 +130,18 @@ $(STAMPS)/requirements: pyproject.toml python/requirements.py | prerequisites
 
 dist/.built: $(SOURCES) $(STAMPS)/requirements
 	@echo '==> building the plugin (minutes the first time)'
-	@cargo build --release --lib
+	@cargo build --release --package zarr-dali-core
 	@echo '==> packing the wheel'
 	@mkdir -p dist && rm -f dist/zarr_dali-*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
+	@touch $@
+
+dist/wheels/.built: $(SOURCES) $(STAMPS)/requirements
+	@echo '==> DALI releases (downloaded the first time)'
+	@$(BIN)/python python/wheels.py target/dali > target/dali.txt
+	@echo '==> building the core and the shims'
+	@mkdir -p dist/wheels && rm -f dist/wheels/zarr_dali-*.whl
+	@ZARR_DALI_SHIMS=$$(cat target/dali.txt) $(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist/wheels
 	@touch $@
 
 $(STAMPS)/installed: dist/.built
