@@ -1,8 +1,8 @@
 """Builds the core with cargo and a shim for each DALI release, and puts them into the wheel.
 
-The version of the package is that of the workspace in Cargo.toml. Shims are compiled against the DALI of the
-build's environment, or against those in the folders that `ZARR_DALI_SHIMS` lists (`python/wheels.py` fills it);
-the wheel has their sources too. Release and version go into zarr_dali/_build_info.py.
+The version of the package is that of the workspace in Cargo.toml. Shims are compiled against the DALI of
+the build's environment, or against those in the folders that `ZARR_DALI_SHIMS` lists (`python/wheels.py`
+fills it); the wheel has their sources too. Release and version go into zarr_dali/_build_info.py.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def gather_sources(root: Path, built: Built, folder: Path) -> Path:
 
 
 def compile_shims(shim: ModuleType, sources: Path, core: Path, folder: Path) -> dict[str, Path]:
-    """The shims by DALI release; those that are there already from the same sources are not compiled again."""
+    """The shims by DALI release; those that are there from the same sources are not compiled again."""
     path = [Path(entry) for entry in sys.path]
     listed = [Path(entry) for entry in os.environ.get(SHIMS, "").split(os.pathsep) if entry]
     if not listed:
@@ -145,11 +145,8 @@ def dali_release(library: Path) -> str:
 
 def platform_tag(libraries: list[Path]) -> str:
     """The tag of the oldest systems that have the symbols which the libraries ask for (PEP 600)."""
-    newest = max(
-        int(minor)
-        for file in libraries
-        for minor in re.findall(rb"\0GLIBC_2\.(\d+)(?=\0)", file.read_bytes())
-    )
+    version = re.compile(rb"\0GLIBC_2\.(\d+)(?=\0)")
+    newest = max(int(minor) for file in libraries for minor in version.findall(file.read_bytes()))
     return f"manylinux_2_{newest}_{os.uname().machine}"
 
 

@@ -1,8 +1,8 @@
 """Makes a release: `make release VERSION=x.y.z`.
 
-Writes the version into Cargo.toml and Cargo.lock and heads the changelog's entries with it, builds the wheel
-(`make wheels`), tries it alone in a fresh environment (`make wheels-test`), commits and tags. Nothing is pushed.
-Files are as they were if a step fails.
+Writes the version into Cargo.toml and Cargo.lock and heads the changelog's entries with it, builds the
+wheel (`make wheels`), tries it alone in a fresh environment (`make wheels-test`), commits and tags. Nothing
+is pushed. Files are as they were if a step fails.
 """
 
 from __future__ import annotations

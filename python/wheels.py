@@ -21,7 +21,7 @@ LIBRARIES = ("nvidia/dali/libdali.so", "nvidia/dali/libdali_core.so")
 
 
 def get(release: str, folder: Path) -> Path:
-    """The folder of DALI's package, reduced to what a shim is compiled against; downloaded if it is not there.
+    """The folder of DALI's package, reduced to what a shim is compiled against; downloaded if needed.
 
     Raises:
         RuntimeError: pip cannot download it.
@@ -32,9 +32,7 @@ def get(release: str, folder: Path) -> Path:
         with tempfile.TemporaryDirectory(dir=folder) as temporary:
             command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--no-cache-dir"]
             command += ["--only-binary=:all:", "--dest", temporary, f"{DISTRIBUTION}=={release}"]
-            done = subprocess.run(
-                command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False
-            )
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
             (wheel,) = Path(temporary).glob("*.whl")

@@ -3,9 +3,9 @@
     make wheels-test                                       # all of them; the result goes to benches/results
     python tests/wheels.py dist/zarr_dali-*.whl --dali 2.4.0 --cuda 13
 
-Each environment gets the wheel, a DALI from the package index and what both depend on. In it a program reads a
-store on the CPU and compares values with what NumPy makes of the files. One environment is there at a time: a
-DALI takes more than a GB.
+Each environment gets the wheel, a DALI from the package index and what both depend on. In it a program reads
+a store on the CPU and compares values with what NumPy makes of the files. One environment is there at a time:
+a DALI takes more than a GB.
 """
 
 from __future__ import annotations
@@ -134,10 +134,11 @@ def report(wheel: Path, tried: list[Tried]) -> str:
     lines = [
         f"# The wheel with releases of DALI and Python, {date.today()}",
         "",
-        f"`make wheels-test`: `{wheel.name}`, {wheel.stat().st_size / 1e6:.1f} MB, on "
-        f"{platform.freedesktop_os_release().get('PRETTY_NAME', 'Linux')} without a GPU. Each cell is a fresh virtual",
-        "environment in which the wheel and that DALI were installed from the package index; `import zarr_dali`, then 56 windows of",
-        "two arrays, shuffled, read on the CPU and compared with what gzip and NumPy make of the files. A cell has the shim that was loaded.",
+        f"`make wheels-test`: `{wheel.name}`, {wheel.stat().st_size / 1e6:.1f} MB,",
+        f"on {platform.freedesktop_os_release()['PRETTY_NAME']}. Each cell is a fresh virtual environment",
+        "in which the wheel and that DALI were installed from the package index: `import zarr_dali`, then 56",
+        "windows of two arrays, shuffled, read on the CPU and compared with what gzip and NumPy make of the",
+        "files. A cell names the shim that was loaded.",
         "",
         f"| DALI | {' | '.join(f'Python {python}' for python in pythons)} |",
         f"|---|{'---|' * len(pythons)}",

@@ -170,8 +170,8 @@ def _dali_problem(version: str, release: str) -> Problem | None:
 
 
 def _install(release: str, names: list[str]) -> str:
-    """How to get to a release where these distributions are or were installed. pip does not know that those for
-    different releases of CUDA have the same files, so they go first where there are several."""
+    """How to get to a release where these distributions are or were installed. pip does not know that those
+    for different releases of CUDA have the same files, so they go first where there are several."""
     name = names[0] if len(names) == 1 else DALI
     install = f"`pip install {name}=={release}`" if release else f"`pip install {name}`"
     return install if len(names) < 2 else f"{_uninstall(names)}, then {install}"

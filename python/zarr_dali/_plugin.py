@@ -42,8 +42,7 @@ def core_path() -> Path:
 
 
 def load() -> None:
-    """Finds or compiles the shim for the installed DALI, then loads it and makes the operator known to dynamic
-    mode.
+    """Finds or compiles the shim for the installed DALI, loads it and adds the operator to dynamic mode.
 
     Raises:
         ImportError: DALI or the core is missing, there is no shim for the installed release and none can be

@@ -1,8 +1,8 @@
-"""Shims: the part of the plugin that is compiled against DALI's headers, one small library for each DALI release.
+"""Shims: the part of the plugin that is compiled against DALI's headers, a library for each DALI release.
 
 The wheel has shims for the releases that were there when it was built. For another one `compiled` makes the
-shim from the sources that the wheel has, once, and keeps it in the user's cache. Headers of DALI for CUDA 12 and
-for CUDA 13 are the same, so that one shim serves both.
+shim from the sources that the wheel has, once, and keeps it in the user's cache. Headers of DALI for CUDA 12
+and for CUDA 13 are the same, so that one shim serves both.
 
 This file imports nothing of its package, because the build hook runs it too.
 """
@@ -75,10 +75,14 @@ def compiled(sources: Path, core: Path, dali: Path, release: str, cuda: str) -> 
         cuda: Major release of CUDA that this DALI is for, to name packages of headers.
 
     Raises:
-        Impossible: Sources, compiler or headers are missing, the compiler fails, or the cache cannot be written.
+        Impossible: Sources, compiler or headers are missing, the compiler fails, or the cache cannot be
+            written.
     """
     if not sources.is_dir():
         raise Impossible(f"{sources} is missing", "install zarr-dali again")
+    if not (dali / "include").is_dir():
+        raise Impossible(f"{dali} has no C++ headers", "install DALI from its wheel")
+    compiler = _compiler()
     cache = _cache()
     shim = cache / f"{key(sources, core, dali, release)}-{name_for(release)}"
     if shim.is_file():
@@ -88,7 +92,8 @@ def compiled(sources: Path, core: Path, dali: Path, release: str, cuda: str) -> 
         if not shim.is_file():  # another process may have compiled it meanwhile
             print(f"zarr_dali: compiling for DALI {release}, once ({shim})", file=sys.stderr, flush=True)
             include = cuda_include([Path(path) for path in sys.path], cuda)
-            compile_shim(sources, core, dali, include, shim, runpath=[str(core.parent), str(dali)])
+            runpath = [str(core.parent), str(dali)]
+            compile_shim(sources, core, dali, include, shim, runpath, compiler)
     return shim
 
 
@@ -117,7 +122,13 @@ def cuda_include(site: list[Path], cuda: str) -> list[Path]:
 
 
 def compile_shim(
-    sources: Path, core: Path, dali: Path, cuda: list[Path], shim: Path, runpath: list[str]
+    sources: Path,
+    core: Path,
+    dali: Path,
+    cuda: list[Path],
+    shim: Path,
+    runpath: list[str],
+    compiler: str | None = None,
 ) -> None:
     """Compiles and links a shim.
 
@@ -126,13 +137,12 @@ def compile_shim(
         cuda: Folders of CUDA's headers.
         shim: The file to write, which is there only when it is complete.
         runpath: Where the shim looks for the core and for DALI's libraries if they are not loaded yet.
+        compiler: For C++; not given: CXX, or the first that is found.
 
     Raises:
         Impossible: There is no compiler, or it fails.
     """
-    compiler = _compiler()
-    if not (dali / "include").is_dir():
-        raise Impossible(f"{dali} has no C++ headers (folder include)", "install DALI from its wheel")
+    compiler = compiler or _compiler()
     include = [f"-I{sources}"] + [f"-isystem{folder}" for folder in [dali / "include", *cuda]]
     with tempfile.TemporaryDirectory(dir=shim.parent) as folder:
         there = Path(folder)
