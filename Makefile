@@ -71,6 +71,7 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 
 .PHONY: test-all
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
+	@$(MAKE) --no-print-directory wheels || echo '==> no wheel of a release could be built: its tests are skipped'
 	@echo '==> Rust tests'
 	@PROPTEST_CASES=400 cargo test --release --workspace
 	$(call python_tests,full or not full)
@@ -96,9 +97,20 @@ check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warni
 wheel: dist/.built ## build the Python wheel into dist/
 	@ls dist/*.whl
 
+# Another machine than this one: `make wheels MACHINE=aarch64`, with Debian's g++-aarch64-linux-gnu and
+# `rustup target add aarch64-unknown-linux-gnu`.
+MACHINE ?= $(shell uname -m)
+TARGET := $(MACHINE)-unknown-linux-gnu
+TARGET_NAME := $(subst -,_,$(TARGET))
+CROSS := $(if $(filter-out $(shell uname -m),$(MACHINE)),ZARR_DALI_TARGET=$(TARGET) \
+	CARGO_TARGET_$(shell echo $(TARGET_NAME) | tr a-z A-Z)_LINKER=$(MACHINE)-linux-gnu-gcc CC_$(TARGET_NAME)=$(MACHINE)-linux-gnu-gcc \
+	CXX_$(TARGET_NAME)=$(MACHINE)-linux-gnu-g++ AR_$(TARGET_NAME)=$(MACHINE)-linux-gnu-ar \
+	BINDGEN_EXTRA_CLANG_ARGS_$(TARGET_NAME)="--sysroot=/usr/$(MACHINE)-linux-gnu -I/usr/$(MACHINE)-linux-gnu/include")
+WHEELS := dist/wheels$(if $(CROSS),-$(MACHINE))
+
 .PHONY: wheels
-wheels: dist/wheels/.built ## build the wheel of a release into dist/wheels/: a library for each DALI release since 2.0
-	@ls -l dist/wheels/*.whl
+wheels: $(WHEELS)/.built ## build the wheel of a release into dist/wheels/: a library for each DALI release since 2.0
+	@ls -l $(WHEELS)/*.whl
 
 # Interpreters, DALI releases and releases of CUDA: make wheels-test PYTHONS="python3.10 python3.13" DALI=2.4.0 CUDA=13
 PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done)
@@ -136,12 +148,13 @@ dist/.built: $(SOURCES) $(STAMPS)/requirements
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
 	@touch $@
 
-dist/wheels/.built: $(SOURCES) $(STAMPS)/requirements
+$(WHEELS)/.built: $(SOURCES) $(STAMPS)/requirements
 	@echo '==> DALI releases (downloaded the first time)'
-	@$(BIN)/python python/wheels.py target/dali > target/dali.txt
-	@echo '==> building the core and the shims'
-	@mkdir -p dist/wheels && rm -f dist/wheels/zarr_dali-*.whl
-	@ZARR_DALI_SHIMS=$$(cat target/dali.txt) $(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist/wheels
+	@mkdir -p target $(WHEELS) && rm -f $(WHEELS)/zarr_dali-*.whl
+	@$(BIN)/python python/wheels.py target/dali $(MACHINE) > target/dali.txt
+	@echo '==> building the core and the shims for $(MACHINE)'
+	@$(CROSS) ZARR_DALI_SHIMS=$$(cat target/dali.txt) $(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation \
+		--wheel-dir $(WHEELS)
 	@touch $@
 
 $(STAMPS)/installed: dist/.built

@@ -21,6 +21,8 @@ from typing import Any, NamedTuple
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
 SHIMS = "ZARR_DALI_SHIMS"
+TARGET = "ZARR_DALI_TARGET"
+"""Rust's name of another machine to build for; the crate cc says how compilers for it are named (CXX_...)."""
 RUNPATH = ["$ORIGIN/..", "$ORIGIN/../../nvidia/dali"]
 
 
@@ -73,6 +75,8 @@ def build_core(root: Path, library: str) -> Built:
         raise RuntimeError("cargo not found: zarr-dali is built from Rust; install it from https://rustup.rs")
     command = ["cargo", "build", "--release", "--package", "zarr-dali-core"]
     command.append("--message-format=json-render-diagnostics")
+    if target := os.environ.get(TARGET):
+        command += ["--target", target]
     # The interpreter whose environment has the wheels to build against; see nvcomp-sys/build/wheels.rs.
     environment = {"ZARR_DALI_PYTHON": sys.executable} | os.environ
     cargo = subprocess.run(command, cwd=root, env=environment, stdout=subprocess.PIPE, text=True, check=False)
@@ -123,6 +127,8 @@ def compile_shims(shim: ModuleType, sources: Path, core: Path, folder: Path) -> 
         listed = [entry / "nvidia/dali" for entry in path if (entry / "nvidia/dali/libdali.so").is_file()][:1]
     if not listed:
         raise RuntimeError('DALI is not found in the environment of the build: pip install ".[build]"')
+    # For another machine its own; else what _shim.py finds.
+    compiler = os.environ.get(f"CXX_{os.environ[TARGET].replace('-', '_')}") if TARGET in os.environ else None
     found = {}
     for dali in listed:
         release = dali_release(dali / "libdali.so")
@@ -130,7 +136,8 @@ def compile_shims(shim: ModuleType, sources: Path, core: Path, folder: Path) -> 
         target = folder / "shims" / f"{shim.key(sources, core, dali, release)}.so"
         if not target.is_file():
             target.parent.mkdir(parents=True, exist_ok=True)
-            shim.compile_shim(sources, core, dali, shim.cuda_include(path, "13"), target, RUNPATH)
+            include = shim.cuda_include(path, "13")
+            shim.compile_shim(sources, core, dali, include, target, RUNPATH, compiler)
         found[release] = target
     return found
 
@@ -147,7 +154,8 @@ def platform_tag(libraries: list[Path]) -> str:
     """The tag of the oldest systems that have the symbols which the libraries ask for (PEP 600)."""
     version = re.compile(rb"\0GLIBC_2\.(\d+)(?=\0)")
     newest = max(int(minor) for file in libraries for minor in version.findall(file.read_bytes()))
-    return f"manylinux_2_{newest}_{os.uname().machine}"
+    machine = os.environ.get(TARGET, "").partition("-")[0] or os.uname().machine
+    return f"manylinux_2_{newest}_{machine}"
 
 
 def load(file: Path) -> ModuleType:

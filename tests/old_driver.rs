@@ -14,6 +14,11 @@ const LATER: [&str; 2] = ["cuGreenCtx", "DevResource"];
 
 /// Runs [`uses_the_driver`] with a stub for a release and a compute capability: what it printed, and what the stub was asked.
 fn with_stub(release: u32, capability: u32) -> Option<(String, Vec<String>)> {
+    with_stub_and(release, capability, "")
+}
+
+/// As [`with_stub`], with a value of `ZARR_DALI_KERNELS`.
+fn with_stub_and(release: u32, capability: u32, kernels: &str) -> Option<(String, Vec<String>)> {
     let folder = tempfile::tempdir().expect("a temporary folder");
     let stub = folder.path().join("libcuda.so.1");
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/libcuda.c");
@@ -32,6 +37,7 @@ fn with_stub(release: u32, capability: u32) -> Option<(String, Vec<String>)> {
         .args(["--exact", "uses_the_driver", "--ignored", "--nocapture"])
         .env("LD_LIBRARY_PATH", folder.path())
         .env("STUB_LOG", &log)
+        .env("ZARR_DALI_KERNELS", kernels)
         .output()
         .expect("a process");
     let printed = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
@@ -95,6 +101,8 @@ fn a_driver_of_cuda_13_gets_the_kernels_of_cuda_13() {
     let Some((printed, asked)) = with_stub(13_000, 90) else { return };
     assert!(printed.contains("worked"), "{printed}");
     assert!(asked.contains(&"image fatbin".into()), "{asked:?}");
+    let Some((_, asked)) = with_stub_and(13_000, 90, "12") else { return };
+    assert!(asked.contains(&"image sm_90".into()), "{asked:?}");
 }
 
 #[test]

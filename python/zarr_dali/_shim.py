@@ -82,16 +82,15 @@ def compiled(sources: Path, core: Path, dali: Path, release: str, cuda: str) -> 
         raise Impossible(f"{sources} is missing", "install zarr-dali again")
     if not (dali / "include").is_dir():
         raise Impossible(f"{dali} has no C++ headers", "install DALI from its wheel")
-    compiler = _compiler()
-    cache = _cache()
+    compiler, cache = _compiler(), _cache()
     shim = cache / f"{key(sources, core, dali, release)}-{name_for(release)}"
     if shim.is_file():
         return shim
     with (cache / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not shim.is_file():  # another process may have compiled it meanwhile
-            print(f"zarr_dali: compiling for DALI {release}, once ({shim})", file=sys.stderr, flush=True)
             include = cuda_include([Path(path) for path in sys.path], cuda)
+            print(f"zarr_dali: compiling for DALI {release}, once ({shim})", file=sys.stderr, flush=True)
             runpath = [str(core.parent), str(dali)]
             compile_shim(sources, core, dali, include, shim, runpath, compiler)
     return shim

@@ -3,6 +3,12 @@
 use super::driver::CudaRelease;
 use crate::error::{Error, Result};
 
+use std::env;
+
+/// The environment variable that, set to 12, has the kernels for drivers of CUDA 12 loaded by later drivers too, which take both.
+/// For tests and measurements.
+const VARIABLE: &str = "ZARR_DALI_KERNELS";
+
 /// For drivers of CUDA 13 and later: machine code for every architecture, and PTX for later ones.
 static FATBIN: &[u8] = include_bytes!(env!("ZARR_DALI_FATBIN"));
 
@@ -22,7 +28,8 @@ struct Cuda12 {
 /// # Errors
 /// [`Error::NoGpu`] where the GPU is older than all that the kernels were compiled for.
 pub fn of(release: CudaRelease, compute_capability: (u32, u32)) -> Result<Vec<u64>> {
-    let image = match release >= CudaRelease::CUDA_13 {
+    let older = env::var_os(VARIABLE).is_some_and(|value| value == "12");
+    let image = match release >= CudaRelease::CUDA_13 && !older {
         true => FATBIN,
         false => CUDA12.of(compute_capability)?,
     };

@@ -264,7 +264,7 @@ def test_headers_to_compile_with(interpreter, site, name, wheels):
     """With a compiler and without the headers of CUDA: the wheels that have them."""
     add_dali(site, (name, "2.9.1"), release="2.9.1")
     env = {"PATH": os.environ["PATH"], "CUDA_HOME": "", "CUDA_PATH": ""}
-    (line,) = command(interpreter, site, "info", "x", env=env).stderr.strip().splitlines()[-1:]
+    (line,) = command(interpreter, site, "info", "x", env=env).stderr.strip().splitlines()
     assert "because the CUDA header cuda_runtime.h is not found" in line
     assert f"`pip install {wheels} " in line and "CUDA_HOME" in line
 
