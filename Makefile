@@ -88,7 +88,7 @@ check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warni
 	@echo '==> clippy'
 	@cargo clippy --release --workspace --all-targets -- -D warnings
 	@echo '==> clang-format'
-	@$(BIN)/clang-format --dry-run -Werror cpp_shim/*.h cpp_shim/*.cc src/kernels/*.cu tests/nvtx/*.c
+	@$(BIN)/clang-format --dry-run -Werror cpp_shim/*.h cpp_shim/*.cc src/kernels/*.cu tests/nvtx/*.c tests/driver/*.c
 	@echo '==> ruff'
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
