@@ -21,7 +21,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE
 
 EXTRAS := build train test dev
-SOURCES := $(shell find Cargo.toml Cargo.lock build.rs pyproject.toml LICENSE README.md cpp_shim nvcomp-sys python src \
+SOURCES := $(shell find Cargo.toml Cargo.lock build build.rs pyproject.toml LICENSE README.md core cpp_shim nvcomp-sys plugin \
+	python src \
 	-type f -not -path '*/__pycache__/*')
 # Many thousand zstd frames each.
 LONG_RUST_TESTS := damaged_frames_do_not_pass valid_frames_pass
@@ -70,6 +71,7 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 
 .PHONY: test-all
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
+	@$(MAKE) --no-print-directory wheels || echo '==> no wheel of a release could be built: its tests are skipped'
 	@echo '==> Rust tests'
 	@PROPTEST_CASES=400 cargo test --release --workspace
 	$(call python_tests,full or not full)
@@ -86,7 +88,7 @@ check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warni
 	@echo '==> clippy'
 	@cargo clippy --release --workspace --all-targets -- -D warnings
 	@echo '==> clang-format'
-	@$(BIN)/clang-format --dry-run -Werror cpp_shim/*.h cpp_shim/*.cc src/kernels/*.cu tests/nvtx/*.c
+	@$(BIN)/clang-format --dry-run -Werror cpp_shim/*.h cpp_shim/*.cc src/kernels/*.cu tests/nvtx/*.c tests/driver/*.c
 	@echo '==> ruff'
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --check --quiet .
@@ -94,6 +96,34 @@ check: $(STAMPS)/requirements check-prerequisites ## formatting and lints, warni
 .PHONY: wheel
 wheel: dist/.built ## build the Python wheel into dist/
 	@ls dist/*.whl
+
+# Another machine than this one: `make wheels MACHINE=aarch64`, with Debian's g++-aarch64-linux-gnu and
+# `rustup target add aarch64-unknown-linux-gnu`.
+MACHINE ?= $(shell uname -m)
+TARGET := $(MACHINE)-unknown-linux-gnu
+TARGET_NAME := $(subst -,_,$(TARGET))
+CROSS := $(if $(filter-out $(shell uname -m),$(MACHINE)),ZARR_DALI_TARGET=$(TARGET) \
+	CARGO_TARGET_$(shell echo $(TARGET_NAME) | tr a-z A-Z)_LINKER=$(MACHINE)-linux-gnu-gcc CC_$(TARGET_NAME)=$(MACHINE)-linux-gnu-gcc \
+	CXX_$(TARGET_NAME)=$(MACHINE)-linux-gnu-g++ AR_$(TARGET_NAME)=$(MACHINE)-linux-gnu-ar \
+	BINDGEN_EXTRA_CLANG_ARGS_$(TARGET_NAME)="--sysroot=/usr/$(MACHINE)-linux-gnu -I/usr/$(MACHINE)-linux-gnu/include")
+WHEELS := dist/wheels$(if $(CROSS),-$(MACHINE))
+
+.PHONY: wheels
+wheels: $(WHEELS)/.built ## build the wheel of a release into dist/wheels/: a library for each DALI release since 2.0
+	@ls -l $(WHEELS)/*.whl
+
+# Interpreters, DALI releases and releases of CUDA: make wheels-test PYTHONS="python3.10 python3.13" DALI=2.4.0 CUDA=13
+PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done)
+WHEELS_REPORT ?= benches/results/wheels-$(shell date +%F).md
+
+.PHONY: wheels-test
+wheels-test: wheels ## try the wheel of a release with releases of DALI and Python in fresh environments; long, needs the index
+	@$(BIN)/python tests/wheels.py dist/wheels/*.whl --python $(PYTHONS) --report $(WHEELS_REPORT) \
+		$(if $(DALI),--dali $(DALI)) $(if $(CUDA),--cuda $(CUDA))
+
+.PHONY: release
+release: ## set VERSION=x.y.z, head the changelog with it, build and try the wheel, commit and tag; nothing is pushed
+	@$(PYTHON) python/release.py $(VERSION)
 
 .PHONY: clean
 clean: ## remove .venv, dist and everything that was compiled
@@ -112,10 +142,19 @@ $(STAMPS)/requirements: pyproject.toml python/requirements.py | prerequisites
 
 dist/.built: $(SOURCES) $(STAMPS)/requirements
 	@echo '==> building the plugin (minutes the first time)'
-	@cargo build --release --lib
+	@cargo build --release --package zarr-dali-core
 	@echo '==> packing the wheel'
 	@mkdir -p dist && rm -f dist/zarr_dali-*.whl
 	@$(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation --wheel-dir dist
+	@touch $@
+
+$(WHEELS)/.built: $(SOURCES) $(STAMPS)/requirements
+	@echo '==> DALI releases (downloaded the first time)'
+	@mkdir -p target $(WHEELS) && rm -f $(WHEELS)/zarr_dali-*.whl
+	@$(BIN)/python python/wheels.py target/dali $(MACHINE) > target/dali.txt
+	@echo '==> building the core and the shims for $(MACHINE)'
+	@$(CROSS) ZARR_DALI_SHIMS=$$(cat target/dali.txt) $(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation \
+		--wheel-dir $(WHEELS)
 	@touch $@
 
 $(STAMPS)/installed: dist/.built

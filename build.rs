@@ -1,6 +1,7 @@
-//! Compiles what is not Rust: the CUDA kernels to one fatbin, and the C++ shim with its half of the bridge.
+//! Compiles the CUDA kernels, for drivers of CUDA 13 and of CUDA 12, and generates the C++ side of the bridge.
 //!
-//! Headers, libraries and nvcc come from the wheels of a Python environment (`nvcomp-sys/build/wheels.rs` says which).
+//! Compilers come from the wheels of a Python environment (`nvcomp-sys/build/wheels.rs` says which). What is linked from this
+//! crate, with C++, is in `plugin/` and `core/`.
 
 use std::env;
 use std::ffi::OsStr;
@@ -8,16 +9,19 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "build/cuda12.rs"]
+mod cuda12;
 #[path = "nvcomp-sys/build/wheels.rs"]
 mod wheels;
 
 const BRIDGE: &str = "src/bridge.rs";
 const KERNELS: &str = "src/kernels";
-const SHIM: &str = "cpp_shim";
 
-/// Where the plugin finds DALI, nvCOMP and cuFile: in the same `site-packages`. libdali itself is loaded by then, because
-/// `import zarr_dali` imports nvidia.dali first.
-const RUNPATH: &str = "$ORIGIN/../nvidia/dali:$ORIGIN/../nvidia/libnvcomp/lib64:$ORIGIN/../nvidia/cu13/lib";
+/// GPUs that are used with processors of x86-64; those of aarch64 are all that nvcc knows.
+const ARCHITECTURES_X86_64: [u32; 8] = [75, 80, 86, 89, 90, 100, 103, 120];
+
+/// Set to 1, kernels name their source lines to profilers, which makes them three times as large.
+const LINES: &str = "ZARR_DALI_KERNEL_LINES";
 
 fn main() {
     if let Err(message) = build() {
@@ -26,31 +30,43 @@ fn main() {
 }
 
 fn build() -> Result<(), String> {
-    for path in ["build.rs", "nvcomp-sys/build/wheels.rs", BRIDGE, KERNELS, SHIM] {
+    for path in ["build.rs", "build", "nvcomp-sys/build/wheels.rs", BRIDGE, KERNELS] {
         wheels::rerun_if_changed(path.as_ref());
     }
     let wheels = wheels::Wheels::find()?;
     let output = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo did not set OUT_DIR")?);
     compile_kernels(&wheels, &output)?;
-    compile_shim(&wheels, &output)
+    // Generates the files only; what is linked compiles them.
+    let _ = cxx_build::bridge(BRIDGE);
+    println!("cargo::metadata=bridge={}", output.join("cxxbridge").display());
+    Ok(())
 }
 
-/// Compiles all kernels as one translation unit and names the fatbin to the crate in `ZARR_DALI_FATBIN`.
+/// Compiles all kernels as one translation unit, to a fatbin for drivers of CUDA 13, which the crate gets by the name
+/// `ZARR_DALI_FATBIN`, and to one image for each architecture for drivers of CUDA 12, listed in `ZARR_DALI_CUDA12`.
 ///
-/// `-arch=all` gives machine code for every architecture that this nvcc knows, and PTX of the newest major one, which
-/// the driver compiles for GPUs that come later. GPUs between two of the architectures run the older one's code.
+/// There is machine code for the architectures that the compiler knows, and PTX of the newest one, which the driver compiles for
+/// GPUs that come later. GPUs between two of the architectures run the older one's code.
 fn compile_kernels(wheels: &wheels::Wheels, output: &Path) -> Result<(), String> {
-    let unit = output.join("kernels.cu");
-    let includes: String = files_of(KERNELS, "cu")?
+    let unit: String = files_of(KERNELS, "cu")?
         .iter()
         .filter_map(|file| file.file_name()?.to_str())
         .map(|name| format!("#include \"{name}\"\n"))
         .collect();
-    fs::write(&unit, includes).map_err(|error| format!("cannot write {}: {error}", unit.display()))?;
+    let lines: &[&str] =
+        if wheels::variable(LINES).is_some_and(|value| value != "0") { &["-lineinfo"] } else { &[] };
 
+    let options = [&["-std=c++17", "-default-device"], lines].concat();
+    let listed = cuda12::compile(&wheels.nvrtc12()?, &unit, KERNELS, &options, output)?;
+    println!("cargo::rustc-env=ZARR_DALI_CUDA12={}", listed.display());
+
+    let file = output.join("kernels.cu");
+    fs::write(&file, unit).map_err(|error| format!("cannot write {}: {error}", file.display()))?;
     let fatbin = output.join("kernels.fatbin");
     let mut nvcc = Command::new(wheels.nvcc()?);
-    nvcc.args(["-fatbin", "-arch=all", "-std=c++17", "-O3", "-lineinfo", "-Werror=all-warnings"])
+    nvcc.args(["-fatbin", "-std=c++17", "-O3", "-Werror=all-warnings"])
+        .args(architectures())
+        .args(lines)
         // Only device code is kept, so that a host compiler newer than nvcc knows does no harm.
         .arg("-allow-unsupported-compiler")
         .arg("--threads")
@@ -61,53 +77,20 @@ fn compile_kernels(wheels: &wheels::Wheels, output: &Path) -> Result<(), String>
     }
     // nvcc reads these as further flags; the result should not depend on the caller's shell.
     nvcc.env_remove("NVCC_PREPEND_FLAGS").env_remove("NVCC_APPEND_FLAGS");
-    run(nvcc.arg("-o").arg(&fatbin).arg(&unit))?;
+    run(nvcc.arg("-o").arg(&fatbin).arg(&file))?;
     println!("cargo::rustc-env=ZARR_DALI_FATBIN={}", fatbin.display());
     Ok(())
 }
 
-/// Compiles the shim with cxx's glue into one archive and links it, whole, into the plugin only.
-///
-/// Rust's own tests do without DALI: they would need libdali and all its libraries to start.
-fn compile_shim(wheels: &wheels::Wheels, output: &Path) -> Result<(), String> {
-    let dali = wheels.dali()?;
-    let mut build = cxx_build::bridge(BRIDGE);
-    build
-        .files(files_of(SHIM, "cc")?)
-        .include(SHIM)
-        .std("c++17")
-        .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .flag("-fvisibility=hidden")
-        .flag("-fvisibility-inlines-hidden")
-        .warnings(true)
-        .extra_warnings(true)
-        // A false alarm of GCC 12 inside DALI's SmallVector.
-        .flag_if_supported("-Wno-free-nonheap-object")
-        .cargo_metadata(false);
-    // As system headers, because DALI's would warn.
-    for folder in wheels.cuda_include()?.iter().chain([&dali.include]) {
-        build.flag("-isystem").flag(folder);
+/// nvcc's arguments for the architectures.
+fn architectures() -> Vec<String> {
+    if env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|machine| machine != "x86_64") {
+        return vec!["-arch=all".into()];
     }
-    let archive = "zarr_dali_shim";
-    build.try_compile(archive).map_err(|error| format!("the C++ shim does not compile: {error}"))?;
-
-    for argument in [
-        // Nothing refers to the operators' static registrations, so the linker would drop them.
-        format!("-Wl,--whole-archive,{}/lib{archive}.a,--no-whole-archive", output.display()),
-        format!("-L{}", dali.lib.display()),
-        "-ldali".into(),
-        "-ldali_core".into(),
-        "-lstdc++".into(),
-        // A missing symbol shows here and not at the first call: DALI does not export the CUDA runtime, for one.
-        "-Wl,--no-undefined".into(),
-        // cxx's own symbols stay inside, and what is still exported binds here: other plugins may use cxx too.
-        "-Wl,--exclude-libs,ALL".into(),
-        "-Wl,-Bsymbolic".into(),
-        format!("-Wl,--enable-new-dtags,-rpath,{RUNPATH}"),
-    ] {
-        println!("cargo::rustc-link-arg-cdylib={argument}");
-    }
-    Ok(())
+    let code = |number| format!("-gencode=arch=compute_{number},code=sm_{number}");
+    let newest = ARCHITECTURES_X86_64[ARCHITECTURES_X86_64.len() - 1];
+    let ptx = format!("-gencode=arch=compute_{newest},code=compute_{newest}");
+    ARCHITECTURES_X86_64.into_iter().map(code).chain([ptx]).collect()
 }
 
 /// The files of a folder that end in `extension`, sorted.

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "dali/pipeline/operator/op_schema.h"
@@ -11,6 +12,17 @@
 
 namespace zarr_dali {
 namespace {
+
+/// Whether DALI knows a type as that of an argument.
+template <typename T, typename = void>
+struct IsArgumentType : std::false_type {};
+template <typename T>
+struct IsArgumentType<T, std::void_t<decltype(dali::type2id<T>::value)>> : std::true_type {};
+
+/// The type of lists of indices. Releases before 2.4 have lists of `int` only, which hold 64 bits
+/// all the same: DALI stores both as int64_t.
+using Index = std::conditional_t<IsArgumentType<std::vector<int64_t>>::value, int64_t, int>;
+using Indices = std::vector<Index>;
 
 /// One output per array; without a list, `path` itself is the array. Stacked they are one. The
 /// indices come last.
@@ -182,7 +194,7 @@ object a list may stand with one entry for each of `arrays`.
 A sample has the whole of ``dim``, or a region of it: no windows lie along it. The computation is that of
 `mean` and `std`.)code",
         "")
-    .AddOptionalArg<std::vector<int64_t>>(
+    .AddOptionalArg<Indices>(
         "window",
         R"code(Extents of a sample along the leading dimensions of the array, in elements.
 
@@ -190,22 +202,20 @@ Each is at least 1 and at most the array's extent. Dimensions beyond the list ar
 that a sample has the shape ``window + array.shape[len(window):]``. If not given, a sample is
 ``array[i]``, whose shape lacks the first dimension.)code",
         nullptr)
-    .AddOptionalArg<std::vector<int64_t>>(
-        "stride",
-        R"code(Steps between the starts of neighbouring samples, in elements.
+    .AddOptionalArg<Indices>("stride",
+                             R"code(Steps between the starts of neighbouring samples, in elements.
 
 One value, at least 1, for each extent of `window`; one value if `window` is not given. By default 1
 in the first dimension and as many as the window spans, so that samples do not overlap, in the
 others; with `samples` 1 in all.)code",
-        nullptr)
-    .AddOptionalArg<std::vector<int64_t>>(
-        "dilation",
-        R"code(Steps between neighbouring elements of a window, in elements.
+                             nullptr)
+    .AddOptionalArg<Indices>("dilation",
+                             R"code(Steps between neighbouring elements of a window, in elements.
 
 One value, at least 1, for each extent of `window`, by default 1. A window of extent ``w`` and
 dilation ``d`` spans ``(w - 1) * d + 1`` indices.)code",
-        nullptr)
-    .AddOptionalArg<std::vector<int64_t>>(
+                             nullptr)
+    .AddOptionalArg<Indices>(
         "offsets",
         R"code(Steps of a sample in the first dimension, relative to the step it is named by.
 
@@ -214,14 +224,14 @@ and lead times. Instead of `window` and `dilation` in the first dimension; `wind
 the later ones, its first extent then is the number of offsets. ``t`` starts where all steps lie in
 the array and in `roi_start`, `roi_end`.)code",
         nullptr)
-    .AddOptionalArg<std::vector<int64_t>>(
+    .AddOptionalArg<Indices>(
         "roi_start",
         R"code(Start of the region that samples are taken from, an index for each leading dimension.
 
 Every element of a sample lies in the region. The list may be longer than `window`: dimensions
 behind those of the window are then cut to the region. By default 0.)code",
         nullptr)
-    .AddOptionalArg<std::vector<int64_t>>(
+    .AddOptionalArg<Indices>(
         "roi_end",
         R"code(End of that region, the first index behind it, for each leading dimension.
 
@@ -238,14 +248,14 @@ wherever it stands in it; chunks without any of the indices are not read. `windo
 `roi_end` count in what is selected. A sample has all of it: no windows lie along such a dimension, and the
 one that samples are taken along is none. ``zarr_dali.select`` makes it from labels.)code",
         "")
-    .AddOptionalArg<std::vector<int64_t>>(
+    .AddOptionalArg<Indices>(
         "exclude",
         R"code(Indices of the first dimension that no sample may touch, such as missing or bad days.
 
 Samples that would are left out before samples are counted and shared out to reader
 shards.)code",
         nullptr)
-    .AddOptionalArg<std::vector<int64_t>>(
+    .AddOptionalArg<Indices>(
         "breaks",
         R"code(Indices of the first dimension that no sample may reach over, such as the first steps behind gaps.
 
@@ -489,6 +499,15 @@ as much as that, up to half.)code",
     .DeprecateArg("dont_use_mmap", "2.4", true,
                   "readers.zarr ignores `dont_use_mmap`: it never maps files into memory.");
 
+#ifdef DALI_SCHEMA_ALIAS
 DALI_SCHEMA_ALIAS(ZarrReader, readers__Zarr);
+#else
+// Releases before 2.4 have no aliases: an operator of its own with the same arguments.
+DALI_SCHEMA(ZarrReader)
+    .DocStr("Another name of ``readers.zarr``.")
+    .NumInput(0)
+    .OutputFn(OutputCount)
+    .AddParent("readers__Zarr");
+#endif
 
 }  // namespace zarr_dali

@@ -304,5 +304,9 @@ void ZarrReader<Backend>::DeserializeCheckpoint(dali::OpCheckpoint& checkpoint,
 
 DALI_REGISTER_OPERATOR(readers__Zarr, ZarrReader<::dali::CPUBackend>, ::dali::CPU);
 DALI_REGISTER_OPERATOR(readers__Zarr, ZarrReader<::dali::GPUBackend>, ::dali::GPU);
+#ifndef DALI_SCHEMA_ALIAS  // releases before 2.4, see schema.cc
+DALI_REGISTER_OPERATOR(ZarrReader, ZarrReader<::dali::CPUBackend>, ::dali::CPU);
+DALI_REGISTER_OPERATOR(ZarrReader, ZarrReader<::dali::GPUBackend>, ::dali::GPU);
+#endif
 
 }  // namespace zarr_dali

@@ -18,8 +18,8 @@ NAME = "THIRD_PARTY_LICENSES.txt"
 FILES = re.compile(r"(UN)?LICEN[SC]ES?|COPYING|COPYRIGHT|NOTICE|PATENTS", re.IGNORECASE)
 CODE = (".rs", ".c", ".h", ".py", ".toml", ".go", ".sh")
 APACHE = "Apache-2.0"
-WITHOUT_TEXT = ("blosc-src",)
-"""Crates that are published without the text of their licence, which is in their repositories."""
+KEPT = Path(__file__).with_name("licence_texts")
+"""Texts for crates that are published without those of their licences, by the crate's name."""
 
 HEAD = """\
 The library of zarr-dali is under the Apache License 2.0 (LICENSE) and contains the following works. It also
@@ -42,18 +42,15 @@ def collect(root: Path) -> str:
         texts.append(f"{'=' * 80}\n{title}\n{'=' * 80}\n")
         folder = Path(crate["manifest_path"]).parent
         found = list(_files(folder))
-        if crate["name"] in WITHOUT_TEXT:
-            texts.append(
-                "The crate has no licence file; the text is in its repository, c-blosc's in\n"
-                "https://github.com/Blosc/c-blosc.\n"
-            )
-            continue
+        if (kept := KEPT / f"{crate['name']}.txt").is_file():
+            found = [kept]
         if not found and APACHE not in (crate["license"] or ""):
             raise RuntimeError(f"{title}: {folder} has no licence file")
         if not found:
             texts.append("The crate has no licence file; the text of the Apache License 2.0 is in LICENSE.\n")
         for file in found:
-            texts.append(f"--- {file.relative_to(folder)}\n\n{file.read_text(errors='replace').strip()}\n")
+            name = file.relative_to(folder) if file.is_relative_to(folder) else file.name
+            texts.append(f"--- {name}\n\n{file.read_text(errors='replace').strip()}\n")
     return "\n".join(texts)
 
 

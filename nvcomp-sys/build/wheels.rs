@@ -1,6 +1,6 @@
 //! Finds what the build needs (headers, compilers, libclang) among the wheels of one Python environment.
 //!
-//! Shared by the build scripts of `nvcomp-sys` and of `zarr-dali`; each uses the part it needs. Nothing of the
+//! Shared by the build scripts of the workspace; each uses the part it needs. Nothing of the
 //! environment is imported: Python is only asked for its search path, which is then looked through file by file.
 //! That also finds `nvidia.*` spread over several entries, as under pip's build isolation, and works on machines
 //! where importing DALI would not.
@@ -98,6 +98,12 @@ impl Wheels {
             folder,
         )?;
         Ok(root.join("bin/nvcc"))
+    }
+
+    /// NVRTC of CUDA 12, a library.
+    pub fn nvrtc12(&self) -> Result<PathBuf, String> {
+        let (folder, file) = ("nvidia/cuda_nvrtc/lib", "libnvrtc.so.12");
+        Ok(self.locate("NVRTC of CUDA 12", "nvidia-cuda-nvrtc-cu12", &[file], folder)?.join(file))
     }
 
     /// nvCOMP's C headers.

@@ -129,7 +129,7 @@ impl fmt::Display for LoadError {
             Self::NotLoaded { library, source } => write!(
                 f,
                 "nvCOMP: cannot load {library:?} (looked among the loaded libraries, in the Python environment of \
-                 zarr_dali, and on the system): {source}; `pip install nvidia-libnvcomp-cu13`, or set \
+                 zarr_dali, and on the system): {source}; `pip install nvidia-libnvcomp-cu13` (-cu12 for a driver of CUDA 12), or set \
                  {LIBRARY_VARIABLE} to the file"
             ),
             Self::SecondCopy { library } => write!(

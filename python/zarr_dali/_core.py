@@ -59,7 +59,7 @@ class _Answer(ctypes.Structure):
 
 @lru_cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_plugin.library_path()))
+    library = ctypes.CDLL(str(_plugin.core_path()))
     for name, arguments in (
         ("expand", [ctypes.c_char_p]),
         ("open_store", [ctypes.c_char_p, ctypes.c_void_p]),

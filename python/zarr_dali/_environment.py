@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 DALI = "nvidia-dali-cuda130"
-"""The distribution of DALI that pyproject.toml asks for."""
+"""The distribution of DALI that is named where none is installed."""
 
 MACHINES = {62: "x86_64", 183: "aarch64"}
 """By the number in the header of a library (ELF's e_machine)."""
@@ -32,18 +32,30 @@ def problem(version: str, release: str, library: Path) -> Problem | None:
 
     Args:
         version: Of the plugin.
-        release: Of DALI, for which the plugin was built.
-        library: The plugin.
+        release: Of DALI, to be named where none is installed.
+        library: The core, or the plugin.
     """
     return _platform_problem(library) or _dali_problem(version, release)
 
 
-def other_release(version: str, release: str, found: str, names: list[str]) -> Problem:
-    """DALI is another release than the plugin was built for."""
+def other_release(
+    version: str, releases: list[str], found: str, names: list[str], why: str, remedy: str
+) -> Problem:
+    """There is no shim for the installed DALI.
+
+    Args:
+        version: Of the plugin.
+        releases: Of DALI, for which there are shims.
+        found: The release of DALI that is installed.
+        names: The distributions of DALI that are installed.
+        why: No shim could be compiled.
+        remedy: What would make that possible; empty: nothing.
+    """
+    install = _install(releases[-1] if releases else "", names[:1] or [DALI])
     return Problem(
-        f"zarr_dali {version} was built for NVIDIA DALI {release} and works with no other release, but "
-        f"{found} is installed",
-        _install(release, names),
+        f"zarr_dali {version} has no library for NVIDIA DALI {found}, which is installed (it has those for "
+        f"{', '.join(releases) or 'none'}); {why}",
+        f"{remedy}, or {install}" if remedy else install,
     )
 
 
@@ -51,10 +63,11 @@ def damaged(release: str, error: BaseException) -> Problem:
     """DALI is there and cannot be imported."""
     folder = dali_folder()
     names = list(distributions(folder.parents[1])) if folder else []
-    first = f"`pip uninstall -y {' '.join(names)}`, then " if names and names != [DALI] else ""
+    name = names[0] if len(names) == 1 else DALI
+    first = f"{_uninstall(names)}, then " if len(names) > 1 else ""
     return Problem(
         f"NVIDIA DALI in {folder} cannot be imported ({type(error).__name__}: {error})",
-        f"{first}`pip install --force-reinstall {DALI}=={release}`",
+        f"{first}`pip install --force-reinstall {name}=={release}`",
     )
 
 
@@ -141,9 +154,10 @@ def _dali_problem(version: str, release: str) -> Problem | None:
     if folder is None:
         # What an uninstallation has left of a second one would be taken for an installed one by pip.
         left = list(distributions(Path(__file__).parents[1]))
+        first = f"{_uninstall(left)}, then " if left else ""
         return Problem(
-            f"zarr_dali {version} needs NVIDIA DALI {release}, which is not installed",
-            _install(release, left),
+            f"zarr_dali {version} needs NVIDIA DALI, which is not installed",
+            f"{first}{_install(release, left)}",
         )
     found = distributions(folder.parents[1])
     # They share files, so that what is loaded is the one or the other or some of both.
@@ -152,14 +166,16 @@ def _dali_problem(version: str, release: str) -> Problem | None:
             f"{' and '.join(found)} are installed in one place, and each wrote over the other's files",
             _install(release, list(found)),
         )
-    for name, versions in found.items():
-        if len(versions) == 1 and versions != [release]:
-            return other_release(version, release, versions[0], [name])
     return None
 
 
 def _install(release: str, names: list[str]) -> str:
-    """How to get to the one release. pip does not know that distributions for other CUDA releases have the
-    same files, so they go first."""
-    install = f"`pip install {DALI}=={release}`"
-    return install if names in ([], [DALI]) else f"`pip uninstall -y {' '.join(names)}`, then {install}"
+    """How to get to a release where these distributions are or were installed. pip does not know that those
+    for different releases of CUDA have the same files, so they go first where there are several."""
+    name = names[0] if len(names) == 1 else DALI
+    install = f"`pip install {name}=={release}`" if release else f"`pip install {name}`"
+    return install if len(names) < 2 else f"{_uninstall(names)}, then {install}"
+
+
+def _uninstall(names: list[str]) -> str:
+    return f"`pip uninstall -y {' '.join(names)}`"

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
 
-from zarr_dali import _environment
+from zarr_dali import _environment, _shim
 
 try:
     from zarr_dali._build_info import DALI_RELEASE, VERSION
@@ -20,36 +21,44 @@ except ModuleNotFoundError as error:
 
 SCHEMA = "readers__Zarr"
 ALIAS = "ZarrReader"
+PACKAGE = Path(__file__).parent
+WHOLE = PACKAGE / "libzarr_dali.so"
+"""What `cargo build` makes, for development: core and shim in one, for DALI_RELEASE only. No wheel has it."""
+
+_loaded: Path | None = None
 
 
 def library_path() -> Path:
-    """The plugin's shared library.
+    """The plugin's shared library: the one that fits the installed DALI.
 
     For what loads plugins by path, such as `DALI_PRELOAD_PLUGINS` or `nvidia.dali.plugin_manager`.
     """
-    return Path(__file__).with_name("libzarr_dali.so")
+    return _loaded or core_path()
+
+
+def core_path() -> Path:
+    """The shared library with what does not depend on DALI, for the functions that Python calls."""
+    return WHOLE if WHOLE.is_file() else PACKAGE / _shim.CORE
 
 
 def load() -> None:
-    """Checks the DALI release, then loads the library and makes the operator known to dynamic mode.
+    """Finds or compiles the shim for the installed DALI, loads it and adds the operator to dynamic mode.
 
     Raises:
-        ImportError: DALI or the library is missing, DALI is another release than the library was built for,
-            or another copy of the plugin is loaded already.
+        ImportError: DALI or the core is missing, there is no shim for the installed release and none can be
+            compiled, or another copy of the plugin is loaded already.
     """
-    library = library_path()
-    if problem := _environment.problem(VERSION, DALI_RELEASE, library):
+    global _loaded
+    core = core_path()
+    if problem := _environment.problem(VERSION, DALI_RELEASE, core):
         raise ImportError(str(problem))
     try:
         import nvidia.dali
     except Exception as error:  # of mixed or missing files comes anything
         raise ImportError(str(_environment.damaged(DALI_RELEASE, error))) from error
-    found = nvidia.dali.__version__
-    if found != DALI_RELEASE:
-        names = list(_environment.distributions(Path(nvidia.dali.__file__).parents[2]))
-        raise ImportError(str(_environment.other_release(VERSION, DALI_RELEASE, found, names)))
-    if not library.is_file():
-        raise ImportError(f"{library} is missing: install zarr-dali again")
+    if not core.is_file():
+        raise ImportError(f"{core} is missing: install zarr-dali again")
+    library = _library_for(nvidia.dali.__version__, Path(nvidia.dali.__file__).parent)
 
     from nvidia.dali import backend, plugin_manager  # only after the checks
 
@@ -61,12 +70,38 @@ def load() -> None:
             "DALI_PRELOAD_PLUGINS and in calls of plugin_manager.load_library"
         )
     try:
+        if library != core:
+            ctypes.CDLL(str(core))  # a shim in the cache finds the core only if it is loaded
         plugin_manager.load_library(str(library))
-    except RuntimeError as error:
+    except (OSError, RuntimeError) as error:
         raise ImportError(str(_environment.not_loaded(library, error))) from error
+    _loaded = library
     dynamic = sys.modules.get("nvidia.dali.experimental.dynamic")
     if dynamic is not None:
         _add_to_dynamic_mode(dynamic)
+
+
+def _library_for(release: str, dali: Path) -> Path:
+    """The library to load into a DALI release that lies in the folder `dali`."""
+    if WHOLE.is_file():
+        there = [DALI_RELEASE]
+        if release == DALI_RELEASE:
+            return WHOLE
+        why, remedy = "it was built with `cargo build`, for that release only", ""
+    else:
+        there = _shim.releases(PACKAGE / "shims")
+        if release in there:
+            return PACKAGE / "shims" / _shim.name_for(release)
+        why, remedy = f"releases before {'.'.join(map(str, _shim.OLDEST))} are too old", ""
+    names = list(_environment.distributions(dali.parents[1]))
+    if not WHOLE.is_file() and _shim.numbers(release) >= _shim.OLDEST:
+        cuda = "12" if any("cuda12" in name for name in names) else "13"
+        try:
+            return _shim.compiled(PACKAGE / "shim_sources", core_path(), dali, release, cuda)
+        except _shim.Impossible as error:
+            why, remedy = f"none can be compiled, because {error}", error.remedy
+    problem = _environment.other_release(VERSION, there, release, names, why, remedy)
+    raise ImportError(str(problem))
 
 
 def _add_to_dynamic_mode(dynamic: ModuleType) -> None:
@@ -94,5 +129,6 @@ def _other_copy() -> str | None:
         maps = Path("/proc/self/maps").read_text()
     except OSError:
         return None
-    paths = (line.split(maxsplit=5)[-1] for line in maps.splitlines())
-    return next((path for path in paths if Path(path).name == library_path().name), None)
+    names = (line.split(maxsplit=5)[-1].removesuffix("\n") for line in maps.splitlines())
+    own = re.compile(r"([0-9a-f]+-)?libzarr_dali(_\d[\w.]*)?\.so")
+    return next((name for name in names if own.fullmatch(Path(name).name)), None)

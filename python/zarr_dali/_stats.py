@@ -6,7 +6,7 @@ import ctypes
 import json
 from typing import TYPE_CHECKING, Any
 
-from zarr_dali._plugin import library_path
+from zarr_dali._plugin import core_path
 
 if TYPE_CHECKING:
     from nvidia.dali import Pipeline
@@ -83,7 +83,7 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         raise ValueError(f"reader_name is needed to tell which of the readers {sorted(readers)} is meant")
     if reader_name is not None and reader_name not in readers:
         raise ValueError(f"reader_name={reader_name!r} is none of the pipeline's readers {sorted(readers)}")
-    library = ctypes.CDLL(str(library_path()))
+    library = ctypes.CDLL(str(core_path()))
     library.zarr_dali_stats.restype = ctypes.c_void_p
     library.zarr_dali_free_text.argtypes = [ctypes.c_void_p]
     # The library answers for the reader whose metadata this thread asked for last: forget earlier ones.

@@ -116,7 +116,7 @@ impl fmt::Display for Error {
             ),
             Self::NoGpu { problem } => write!(
                 f,
-                "the GPU backend cannot run here: {problem}; install an NVIDIA driver for CUDA 13 or use device=\"cpu\""
+                "the GPU backend cannot run here: {problem}; install an NVIDIA driver for CUDA 12 or 13, or use device=\"cpu\""
             ),
             Self::Nvcomp { at, source } => {
                 write!(f, "{at} needs nvCOMP to be decoded on the GPU: {source}")?;

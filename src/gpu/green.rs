@@ -1,7 +1,7 @@
 //! SM partition: streams whose kernels run on some of the GPU's multiprocessors (SMs) and leave the others to the model. They
 //! are CUDA's green contexts, which share memory, modules and events with the primary context.
 
-use super::Gpu;
+use super::{Gpu, driver};
 use crate::error::{Error, Result, log_once};
 
 use std::collections::BTreeMap;
@@ -12,6 +12,15 @@ use cudarc::driver::{CudaStream, sys};
 /// The partition has one of `SHARE` equal parts of the multiprocessors. Neither an eighth nor a quarter took less from every
 /// model that was measured (benches/NOTES.md).
 const SHARE: u32 = 6;
+
+/// What a driver has from CUDA 12.5 on.
+const FUNCTIONS: [&str; 5] = [
+    "cuDeviceGetDevResource",
+    "cuDevSmResourceSplitByCount",
+    "cuDevResourceGenerateDesc",
+    "cuGreenCtxCreate",
+    "cuGreenCtxStreamCreate",
+];
 
 /// The partition of a GPU, one for all readers of the process. It and its streams are kept while the process lives: the driver
 /// keeps almost a megabyte of each context that is destroyed.
@@ -36,6 +45,13 @@ impl GreenContext {
         let device = gpu.context.cu_device();
         if let Some(known) = all.get(&device) {
             return Some(known.clone());
+        }
+        if !driver::has(&FUNCTIONS) {
+            let release = gpu.driver;
+            log_once(&format!(
+                "the GPU decodes on all multiprocessors: the driver, for CUDA {release}, has no green contexts"
+            ));
+            return None;
         }
         let new = Self::new(gpu).inspect_err(told).ok()?;
         all.insert(device, new.clone());

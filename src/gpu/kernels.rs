@@ -1,16 +1,13 @@
 //! The kernels of `src/kernels/`, compiled at build time and loaded from inside this library, with the types of their arguments.
 
-use super::Gpu;
 use super::zstd::{FramesToDecode, ZstdKernels};
+use super::{Gpu, image};
 use crate::error::{Error, Result};
 
 use std::ffi::{CStr, c_void};
 use std::sync::Arc;
 
 use cudarc::driver::{CudaStream, result, sys};
-
-/// Machine code for every architecture that CUDA 13.0 supports, and PTX for later ones.
-static FATBIN: &[u8] = include_bytes!(env!("ZARR_DALI_FATBIN"));
 
 /// One compressed stream, field for field the `Stream` of `streams.cuh`: decoded by one warp.
 #[repr(C)]
@@ -218,8 +215,11 @@ impl Kernels {
     /// What the driver says, for example of an architecture older than all that were compiled for.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         gpu.bind()?;
-        // SAFETY: the image is a fatbin from nvcc.
-        let module = unsafe { result::module::load_data(FATBIN.as_ptr().cast()) };
+        let capability =
+            gpu.context.compute_capability().map_err(Error::cuda("asking for an architecture"))?;
+        let image = image::of(gpu.driver, (capability.0 as u32, capability.1 as u32))?;
+        // SAFETY: a whole image from NVIDIA's compilers, of which the driver makes its own copy.
+        let module = unsafe { result::module::load_data(image.as_ptr().cast()) };
         let module = module.map_err(Error::cuda("loading the kernels"))?;
         let function = |name: &CStr| {
             // SAFETY: the module was just loaded and is unloaded in `drop` only.

@@ -2,7 +2,9 @@
 //!
 //! The driver is loaded at run time; nothing here is touched on a machine without one.
 
+mod driver;
 mod green;
+mod image;
 mod kernels;
 mod memory;
 mod pinned;
@@ -18,6 +20,7 @@ pub use pinned::{PinnedBuffer, PinnedPool};
 pub use zstd::{ChunkOfFrames, FramesToDecode, zstd_scratch_bytes};
 
 use crate::error::{Error, Result};
+use driver::CudaRelease;
 
 use std::sync::Arc;
 
@@ -28,6 +31,8 @@ use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 pub struct Gpu {
     /// The context.
     pub context: Arc<CudaContext>,
+    /// The release of CUDA that the driver is for.
+    driver: CudaRelease,
 }
 
 impl Gpu {
@@ -36,16 +41,15 @@ impl Gpu {
     /// # Errors
     /// [`Error::NoGpu`] says what is missing.
     pub fn open(ordinal: usize) -> Result<Arc<Self>> {
-        // SAFETY: only asks the dynamic loader for libcuda.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoGpu { problem: "the driver's library libcuda.so.1 is not found".into() });
-        }
+        let driver = CudaRelease::of_driver()?;
         let context = CudaContext::new(ordinal).map_err(|source| Error::NoGpu {
-            problem: format!("GPU {ordinal} cannot be opened ({source})"),
+            problem: format!(
+                "GPU {ordinal} cannot be opened by the driver, which is for CUDA {driver} ({source})"
+            ),
         })?;
         // SAFETY: cudarc's own slices, which the tracking is for, are not used here; ordering is by our events.
         unsafe { context.disable_event_tracking() };
-        Ok(Arc::new(Self { context }))
+        Ok(Arc::new(Self { context, driver }))
     }
 
     /// Free memory in bytes.

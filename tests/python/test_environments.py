@@ -18,13 +18,14 @@ from pathlib import Path
 import pytest
 
 import zarr_dali
-from zarr_dali import _environment
+from zarr_dali import _environment, _plugin, _shim
 from zarr_dali._doctor import findings, machine, text
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = Path(zarr_dali.__file__).parent
 RELEASE = "2.4.0"
 INSTALL = f"`pip install nvidia-dali-cuda130=={RELEASE}`"
+LIBC = re.search(r"/\S*/libc\.so\.6|/\S*/libc-[\d.]+\.so", Path("/proc/self/maps").read_text())[0]
 STUB = "__version__ = '{}'\n"
 OLD_GLIBC = "/lib/libc.so.6: version `GLIBC_2.34' not found"
 REFUSES = f'def load_library(path): raise RuntimeError("{OLD_GLIBC}")\n'
@@ -42,8 +43,14 @@ def interpreter(tmp_path_factory):
 def site(tmp_path):
     """A folder of packages with zarr_dali and what its command needs, but without DALI."""
     folder = tmp_path / "site"
-    shutil.copytree(PACKAGE, folder / "zarr_dali", ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    (folder / "zarr_dali/libzarr_dali.so").symlink_to(zarr_dali.library_path().resolve())
+    package = folder / "zarr_dali"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("*.so", "__pycache__", "shim_sources"))
+    # Stubs: a library that every process has.
+    (package / "libzarr_dali_core.so").symlink_to(LIBC)
+    (package / "shims").mkdir(exist_ok=True)
+    (package / "shims" / f"libzarr_dali_{RELEASE}.so").symlink_to(LIBC)
+    (package / "shim_sources").mkdir()
+    (package / "shim_sources/shim.cc").write_text("#include <cuda_runtime.h>\n")
     shutil.copy(ROOT / "python/zarr_dali_command.py", folder)
     for name in ("click", "rich", "pygments", "markdown_it", "mdurl", "numpy"):
         (folder / name).symlink_to(Path(importlib.util.find_spec(name).origin).parent)
@@ -64,6 +71,7 @@ def add_dali(site, *distributions, release=RELEASE, code=""):
     folder = site / "nvidia/dali"
     folder.mkdir(parents=True)
     (folder / "__init__.py").write_text(STUB.format(release) + code)
+    (folder / "include").mkdir()
     (folder / "backend.py").write_text("def TryGetSchema(name): return None\n")
     (folder / "plugin_manager.py").write_text(REFUSES)
     for name, version in distributions:
@@ -72,13 +80,13 @@ def add_dali(site, *distributions, release=RELEASE, code=""):
 
 def remove_library(site):
     add_dali(site)
-    (site / "zarr_dali/libzarr_dali.so").unlink()
+    (site / "zarr_dali/libzarr_dali_core.so").unlink()
 
 
 def library_of_another_machine(site):
     remove_library(site)
     head = b"\x7fELF" + bytes(14) + (40 if os.uname().machine == "aarch64" else 183).to_bytes(2, "little")
-    (site / "zarr_dali/libzarr_dali.so").write_bytes(head)
+    (site / "zarr_dali/libzarr_dali_core.so").write_bytes(head)
 
 
 def what_an_uninstallation_leaves(site):
@@ -88,6 +96,9 @@ def what_an_uninstallation_leaves(site):
 
 CUDA120, CUDA130 = "nvidia_dali_cuda120", "nvidia_dali_cuda130"
 UNINSTALL = "`pip uninstall -y nvidia-dali-cuda120`, then "
+INSTALL_120 = f"`pip install nvidia-dali-cuda120=={RELEASE}`"
+LACKS = f"has no library for NVIDIA DALI {{}}, which is installed (it has those for {RELEASE})"
+COMPILER = "install one (`apt install g++`, `dnf install gcc-c++`, `conda install -c conda-forge gxx`), or "
 STATES = {
     "none": (lambda site: None, ["which is not installed", INSTALL]),
     "two": (
@@ -97,24 +108,28 @@ STATES = {
             f"`pip uninstall -y nvidia-dali-cuda120 nvidia-dali-cuda130`, then {INSTALL}",
         ],
     ),
-    "other release": (
-        lambda site: add_dali(site, (CUDA130, "2.1.1"), release="2.1.1"),
-        ["works with no other release, but 2.1.1 is installed", f": {INSTALL}"],
+    "no compiler for another release": (
+        lambda site: add_dali(site, (CUDA130, "2.9.1"), release="2.9.1"),
+        [LACKS.format("2.9.1"), "because there is no C++ compiler (g++)", COMPILER + INSTALL],
     ),
-    "other release for CUDA 12": (
-        lambda site: add_dali(site, (CUDA120, "2.1.1"), release="2.1.1"),
-        ["2.1.1 is installed", UNINSTALL + INSTALL],
+    "no compiler, for CUDA 12": (
+        lambda site: add_dali(site, (CUDA120, "2.9.1"), release="2.9.1"),
+        [LACKS.format("2.9.1"), "because there is no C++ compiler (g++)", COMPILER + INSTALL_120],
     ),
-    "release without metadata": (
+    "old release": (
+        lambda site: add_dali(site, (CUDA130, "1.50.0"), release="1.50.0"),
+        [LACKS.format("1.50.0"), "releases before 2.0 are too old", f": {INSTALL}"],
+    ),
+    "old release without metadata": (
         lambda site: add_dali(site, release="1.50.0"),
-        ["1.50.0 is installed", INSTALL],
+        [LACKS.format("1.50.0"), f": {INSTALL}"],
     ),
-    "what is left": (what_an_uninstallation_leaves, ["which is not installed", UNINSTALL + INSTALL]),
+    "what is left": (what_an_uninstallation_leaves, ["which is not installed", UNINSTALL + INSTALL_120]),
     "damaged": (
         lambda site: add_dali(site, (CUDA130, RELEASE), code="from nvidia.dali import nothing\n"),
         ["cannot be imported", f"`pip install --force-reinstall nvidia-dali-cuda130=={RELEASE}`"],
     ),
-    "no library": (remove_library, ["libzarr_dali.so is missing", "install zarr-dali again"]),
+    "no library": (remove_library, ["libzarr_dali_core.so is missing", "install zarr-dali again"]),
     "another machine": (library_of_another_machine, ["is built for", "build zarr-dali from source"]),
     "old glibc": (add_dali, ["cannot be loaded", "needs a system with glibc 2.34 or newer"]),
 }
@@ -123,7 +138,14 @@ STATES = {
 def command(interpreter, site, *words, env=None):
     return subprocess.run(
         [interpreter, "-m", "zarr_dali_command", *words],
-        env={**os.environ, "PYTHONPATH": str(site), **(env or {})},
+        # Without PATH there is no compiler.
+        env={
+            **os.environ,
+            "PYTHONPATH": str(site),
+            "XDG_CACHE_HOME": str(site / "cache"),
+            "PATH": "",
+            **(env or {}),
+        },
         capture_output=True,
         text=True,
         timeout=120,
@@ -175,8 +197,8 @@ def fake_wheel(folder, name, version):
 
 @pytest.mark.parametrize(
     "installed",
-    [[(CUDA120, "2.1.1")], [(CUDA130, "2.1.1")], [(CUDA120, "2.4.0"), (CUDA130, "2.4.0")]],
-    ids=["CUDA 12", "other release", "two"],
+    [[(CUDA120, "1.50.0")], [(CUDA130, "1.50.0")], [(CUDA120, "2.4.0"), (CUDA130, "2.4.0")]],
+    ids=["old release for CUDA 12", "old release", "two"],
 )
 def test_remedies_work(tmp_path, monkeypatch, installed):
     """pip does what the message says, with wheels that share their files as DALI's do; then all is well."""
@@ -185,7 +207,8 @@ def test_remedies_work(tmp_path, monkeypatch, installed):
     (folder,) = (tmp_path / "env").glob("lib/python3*/site-packages")
     links = tmp_path / "links"
     links.mkdir()
-    fake_wheel(links, CUDA130, RELEASE)
+    for name in (CUDA120, CUDA130):
+        fake_wheel(links, name, RELEASE)
 
     def pip(*words):
         offline = ["--no-index", "--find-links", links] if words[0] == "install" else []
@@ -199,11 +222,15 @@ def test_remedies_work(tmp_path, monkeypatch, installed):
     monkeypatch.setattr(_environment, "dali_folder", lambda: init.parent if init.is_file() else None)
     library = zarr_dali.library_path()
     problem = _environment.problem("0", RELEASE, library)
+    assert (problem is None) == (len(installed) == 1)
+    if problem is None:
+        names = list(_environment.distributions(folder))
+        problem = _environment.other_release("0", [RELEASE], installed[0][1], names, "too old", "")
     for words in re.findall(r"`pip (.*?)`", problem.remedy):
         pip(*words.split())
     assert _environment.problem("0", RELEASE, library) is None
     assert init.read_text() == STUB.format(RELEASE)
-    assert list(_environment.distributions(folder)) == ["nvidia-dali-cuda130"]
+    assert len(_environment.distributions(folder)) == 1
 
 
 def test_distributions_of_dali(tmp_path):
@@ -228,6 +255,67 @@ def test_other_platforms(monkeypatch, patched, words):
     assert words in problem.what and problem.remedy.startswith("use a ")
 
 
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+@pytest.mark.skipif(Path("/usr/local/cuda/include").exists(), reason="the headers of CUDA are there")
+@pytest.mark.parametrize(
+    "name, wheels", [(CUDA120, "nvidia-cuda-runtime-cu12"), (CUDA130, "nvidia-cuda-runtime")]
+)
+def test_headers_to_compile_with(interpreter, site, name, wheels):
+    """With a compiler and without the headers of CUDA: the wheels that have them."""
+    add_dali(site, (name, "2.9.1"), release="2.9.1")
+    env = {"PATH": os.environ["PATH"], "CUDA_HOME": "", "CUDA_PATH": ""}
+    (line,) = command(interpreter, site, "info", "x", env=env).stderr.strip().splitlines()
+    assert "because the CUDA header cuda_runtime.h is not found" in line
+    assert f"`pip install {wheels} " in line and "CUDA_HOME" in line
+
+
+@pytest.mark.parametrize("broken", ["readable by all", "no folder"])
+def test_cache_that_cannot_be_used(monkeypatch, tmp_path, broken):
+    """Libraries are loaded from no folder that others can write to."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    if broken == "no folder":
+        (tmp_path / "zarr-dali").write_text("")
+    else:
+        folder = tmp_path / "zarr-dali/shims"
+        folder.mkdir(parents=True)
+        monkeypatch.setattr(Path, "chmod", lambda *_: None)
+        os.chmod(folder, 0o777)
+    with pytest.raises(_shim.Impossible) as caught:
+        _shim._cache()
+    assert "XDG_CACHE_HOME" in caught.value.remedy
+
+
+@pytest.mark.full
+@pytest.mark.skipif(shutil.which("g++") is None, reason="no g++")
+def test_shim_is_compiled_once(monkeypatch, tmp_path, capfd):
+    """The wheel's sources compile against the installed DALI; the result is in the cache and loads. A second
+    time nothing is compiled; other sources give another file."""
+    if not (sources := PACKAGE / "shim_sources").is_dir():
+        pytest.skip("no wheel: the package has no sources of the shim")
+    import nvidia.dali
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    dali = Path(nvidia.dali.__file__).parent
+    arguments = (_plugin.core_path(), dali, nvidia.dali.__version__, "13")
+    shim = _shim.compiled(sources, *arguments)
+    assert shim.is_relative_to(tmp_path / "cache/zarr-dali/shims")
+    assert f"compiling for DALI {nvidia.dali.__version__}, once" in capfd.readouterr().err
+    monkeypatch.setenv("CXX", "true")
+    assert _shim.compiled(sources, *arguments) == shim and capfd.readouterr().err == ""
+    other = shutil.copytree(sources, tmp_path / "other")
+    (other / "more.cc").write_text("")
+    with pytest.raises(OSError):  # `true` compiles to nothing
+        _shim.compiled(other, *arguments)
+    program = f"""
+import ctypes, nvidia.dali.fn as fn
+from nvidia.dali import plugin_manager, pipeline_def
+plugin_manager.load_library({str(shim)!r})
+import nvidia.dali
+assert hasattr(fn.readers, "zarr")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
 # --- doctor ---------------------------------------------------------------------------------------
 
 STUB_DRIVER = """
@@ -243,7 +331,7 @@ int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 
 
 
 @pytest.mark.skipif(shutil.which("gcc") is None, reason="no gcc, with which the stub of a driver is made")
-@pytest.mark.parametrize("version, old", [(12020, True), (13000, False)])
+@pytest.mark.parametrize("version, old", [(11080, True), (12020, False), (13000, False)])
 def test_driver(monkeypatch, tmp_path, version, old):
     """A stub in place of the driver: an old one is named, of another its GPU."""
     (tmp_path / "cuda.c").write_text(STUB_DRIVER % version)
@@ -256,8 +344,8 @@ def test_driver(monkeypatch, tmp_path, version, old):
     facts = machine.examine()
     broken = [one for one in findings.of(facts) if one.kind == "broken"]
     if old:
-        assert broken[0].what == "GPU backend: the driver is for CUDA 12.2, older than 13.0"
-        assert "580" in broken[0].remedy
+        assert broken[0].what == "GPU backend: the driver is for CUDA 11.8, older than 12.0"
+        assert "525" in broken[0].remedy
     else:
         assert broken == []
         assert "GPU 0         X, 3.0 GiB, compute capability 9.0" in text.page(facts, [])
@@ -267,7 +355,7 @@ def test_doctor_on_this_machine(monkeypatch, tmp_path):
     """The plugin is loaded; no line is too long but for paths; the home folder is not shown."""
     monkeypatch.setenv("HOME", str(PACKAGE.parent))
     facts = machine.examine()
-    assert facts["plugin"] == {"loaded": "~/zarr_dali/libzarr_dali.so"}
+    assert facts["plugin"] == {"loaded": f"~/{zarr_dali.library_path().relative_to(PACKAGE.parent)}"}
     assert facts["cores"]["usable"] == len(os.sched_getaffinity(0))
     assert str(PACKAGE.parent) not in json.dumps(facts)
     assert max(map(len, text.page(facts, findings.of(facts)).splitlines())) <= 80

@@ -1,4 +1,4 @@
-"""What a wheel contains, packed by the build hook around the library that is there already."""
+"""What a wheel contains, packed by the build hook around a core that is there already."""
 
 import importlib.util
 import json
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import zarr_dali
+from zarr_dali import _plugin, _shim
 
 ROOT = Path(__file__).parents[2]
 # Not through sys.path: the source folder of the package is there, which later processes would import.
@@ -22,20 +22,37 @@ _SPEC.loader.exec_module(licences)
 
 FAKE = """#!/bin/sh
 [ "$1" = build ] || exec {cargo} "$@"
-echo '{message}'
+cat <<'END'
+{lines}
+END
 """
+COMPILER = """#!/bin/sh
+while [ "$1" != -o ]; do shift; done
+echo compiled > "$2"
+"""
+"""Writes the file that it is asked for."""
 
 
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="no cargo, which knows what the library is made of")
 def test_wheel_has_licences(tmp_path):
-    library = shutil.copy(zarr_dali.library_path(), tmp_path)
+    core = shutil.copy(_plugin.core_path(), tmp_path / _shim.CORE)
+    # What cxx makes of the bridge, of which the wheel has copies for the shim.
+    glue = ("sources/zarr-dali/src/bridge.rs.cc", "include/zarr-dali/src/bridge.rs.h", "include/rust/cxx.h")
+    for file in (*(f"cxxbridge/{name}" for name in glue), "cxx/src/cxx.cc"):
+        (tmp_path / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / file).write_text('#include "../include/cxx.h"\n')
+    artefact = {"reason": "compiler-artifact"}
+    messages = [
+        artefact | {"target": {"name": "zarr_dali_core"}, "filenames": [str(core)]},
+        artefact | {"target": {"name": "cxx"}, "manifest_path": str(tmp_path / "cxx/Cargo.toml")},
+        {"reason": "build-script-executed", "out_dir": str(tmp_path)},
+    ]
     programs = tmp_path / "bin"
     programs.mkdir()
-    fake = programs / "cargo"
-    fake.write_text(
-        FAKE.format(cargo=shutil.which("cargo"), message=json.dumps({"filenames": [str(library)]}))
-    )
-    fake.chmod(0o755)
+    lines = "\n".join(map(json.dumps, messages))
+    for name, text in (("cargo", FAKE.format(cargo=shutil.which("cargo"), lines=lines)), ("g++", COMPILER)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
     done = subprocess.run(
         [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path)],
         cwd=ROOT,
@@ -45,16 +62,22 @@ def test_wheel_has_licences(tmp_path):
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
-    with zipfile.ZipFile(next(tmp_path.glob("*.whl"))) as wheel:
+    wheels = list(tmp_path.glob("*.whl"))
+    with zipfile.ZipFile(wheels[0]) as wheel:
         names = wheel.namelist()
         text = wheel.read(f"zarr_dali/{licences.NAME}").decode()
     assert "zarr_dali_command.py" in names and "zarr_dali/_doctor/probe.py" in names
+    assert {"zarr_dali/libzarr_dali_core.so", "zarr_dali/shims/libzarr_dali_2.4.0.so"} <= set(names)
+    sources = {name.removeprefix("zarr_dali/shim_sources/") for name in names if "/shim_sources/" in name}
+    own = {"schema.cc", "zarr_reader.cc", "zarr_reader.h"}
+    assert sources == own | {"bridge.rs.cc", "zarr-dali/src/bridge.rs.h", "rust/cxx.h", "cxx.cc"}
+    assert re.search(r"-py3-none-manylinux_2_(\d\d)_", wheels[0].name)
     assert any(re.fullmatch(r"zarr_dali-.*\.dist-info/licenses/LICENSE", name) for name in names)
     linked = licences.crates(ROOT)
     assert len(linked) > 100
     for crate in linked:
         assert f"\n{crate['name']} {crate['version']}: {crate['license']}" in text
     # Crates that bring C sources, with the licences of these.
-    for part in ("BLOSC", "Zstandard", "bzip2"):
+    for part in ("Francesc Alted", "Kiyoshi Masui", "Ariya Hidayat", "Zstandard", "bzip2"):
         assert re.search(part, text, re.IGNORECASE), part
     assert "proptest " not in text  # for tests only

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-OLDEST_CUDA = (13, 0)
-OLDEST_CAPABILITY = [7, 5]
+OLDEST_CUDA = (12, 0)
+OLDEST_CAPABILITY = {12: [7, 0], 13: [7, 5]}
+"""By the major release of CUDA that the driver is for."""
 OLDEST_NVCOMP = (5, 1, 0)
 FEW_FILES = 4096
 SMALL_SHM = 1 << 30
@@ -35,10 +36,11 @@ def _plugin(facts: dict[str, Any]) -> Iterator[Finding]:
 
 def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
     driver = facts["driver"]
-    upgrade = 'install a driver for CUDA 13 (580 or newer), or read with device="cpu"'
+    upgrade = 'install a driver for CUDA 12 or 13 (525 or newer), or read with device="cpu"'
     if (cuda := driver.get("cuda")) and tuple(map(int, cuda.split("."))) < OLDEST_CUDA:
-        yield Finding("broken", f"GPU backend: the driver is for CUDA {cuda}, older than 13.0", upgrade)
+        yield Finding("broken", f"GPU backend: the driver is for CUDA {cuda}, older than 12.0", upgrade)
         return
+    oldest = OLDEST_CAPABILITY.get(_cuda(facts), OLDEST_CAPABILITY[13])
     if problem := driver.get("problem"):
         remedy = f"{upgrade}; a container is started with --gpus all"
         yield Finding("broken", f"GPU backend: {problem}", remedy)
@@ -51,9 +53,10 @@ def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
         )
     usable = _numbers(facts["cores"]["list"])
     for ordinal, gpu in enumerate(driver.get("gpus", [])):
-        if gpu.get("compute_capability", OLDEST_CAPABILITY) < OLDEST_CAPABILITY:
+        if gpu.get("compute_capability", oldest) < oldest:
+            name = "Volta" if oldest == [7, 0] else "Turing"
             yield Finding(
-                "broken", f"GPU {ordinal} ({gpu['name']}) is older than Turing", 'read with device="cpu"'
+                "broken", f"GPU {ordinal} ({gpu['name']}) is older than {name}", 'read with device="cpu"'
             )
         near = _numbers(gpu.get("near_cores") or "")
         if near and usable and not near & usable:
@@ -67,7 +70,7 @@ def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _nvcomp(facts: dict[str, Any]) -> Iterator[Finding]:
-    nvcomp, install = facts["nvcomp"], '`pip install "nvidia-libnvcomp-cu13>=5.1,<6"`'
+    nvcomp, install = facts["nvcomp"], f'`pip install "nvidia-libnvcomp-cu{_cuda(facts)}>=5.1,<6"`'
     release = nvcomp.get("release")
     if problem := nvcomp.get("problem"):
         yield Finding("slow", f"nvCOMP is not found, so zstd is decoded without it ({problem})", install)
@@ -126,6 +129,11 @@ def _limits(facts: dict[str, Any]) -> Iterator[Finding]:
             "DataLoader and NCCL do",
             "--shm-size 8g in docker, an emptyDir with medium Memory in Kubernetes",
         )
+
+
+def _cuda(facts: dict[str, Any]) -> int:
+    """The major release of CUDA that the driver is for; 13 where there is none."""
+    return min(int(facts["driver"].get("cuda", "13.0").split(".")[0]), 13)
 
 
 def _numbers(cpu_list: str) -> set[int]:

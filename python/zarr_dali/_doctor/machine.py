@@ -16,7 +16,7 @@ from typing import Any
 from zarr_dali import _environment
 
 PACKAGES = ("zarr-dali", "nvidia-libnvcomp-cu12", "nvidia-libnvcomp-cu13", "nvidia-cufile", "numpy", "torch")
-PACKAGES += ("zarr", "xarray", "numcodecs", "zarrs", "click", "rich")
+PACKAGES += ("nvidia-cufile-cu12", "zarr", "xarray", "numcodecs", "zarrs", "click", "rich")
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "DALI_PRELOAD_PLUGINS", "LD_LIBRARY_PATH")
 VARIABLES += ("OMP_NUM_THREADS", "PYTHONPATH", "ZARR_DALI_NVCOMP_LIBRARY")
 SITE = Path(__file__).parents[2]
@@ -33,7 +33,11 @@ def examine() -> dict[str, Any]:
         "driver": _start("driver"),
         "nvcomp": _start("library", *([nvcomp] if nvcomp else [beside, "libnvcomp.so.5"])),
         "cufile": _start(
-            "library", str(SITE / "nvidia/cu13/lib/libcufile.so.0"), "libcufile.so.0", "libcufile.so"
+            "library",
+            str(SITE / "nvidia/cu13/lib/libcufile.so.0"),
+            str(SITE / "nvidia/cufile/lib/libcufile.so.0"),
+            "libcufile.so.0",
+            "libcufile.so",
         ),
     }
     facts = {
