@@ -86,6 +86,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             prefetch_queue_depth,
             missing_chunks,
             decode,
+            gpu_zstd,
             io,
             num_io_threads,
             num_decode_threads,

@@ -403,8 +403,8 @@ FINE = {
     [
         ({"driver": {"problem": "libcuda.so.1 is not found"}}, "broken", "libcuda"),
         ({"driver": {"cuda": "13.0", "gpus": []}}, "broken", "no GPU"),
-        ({"nvcomp": {"problem": "no file"}}, "slow", "nvCOMP is not found"),
-        ({"nvcomp": {"loaded": "x", "release": "5.0.2"}}, "slow", "5.0.2 is too old"),
+        ({"nvcomp": {"problem": "no file"}}, "note", "nvCOMP is not found"),
+        ({"nvcomp": {"loaded": "x", "release": "5.0.2"}}, "note", "5.0.2 is too old"),
         ({"gds": {"direct": False, "why": "no nvidia-fs"}}, "note", "no nvidia-fs"),
         ({"cores": {"there": 8, "usable": 4, "list": "0-3", "quota": None}}, "slow", "4 of 8 cores"),
         ({"cores": {"there": 4, "usable": 4, "list": "0-3", "quota": 1.5}}, "slow", "1.5 cores"),

@@ -73,9 +73,10 @@ def _nvcomp(facts: dict[str, Any]) -> Iterator[Finding]:
     nvcomp, install = facts["nvcomp"], f'`pip install "nvidia-libnvcomp-cu{_cuda(facts)}>=5.1,<6"`'
     release = nvcomp.get("release")
     if problem := nvcomp.get("problem"):
-        yield Finding("slow", f"nvCOMP is not found, so zstd is decoded without it ({problem})", install)
+        why = 'which only `gpu_zstd="nvcomp"` and zstd chunks of 512 MB or more need'
+        yield Finding("note", f"nvCOMP is not found, {why} ({problem})", install)
     elif release and tuple(map(int, release.split("."))) < OLDEST_NVCOMP:
-        yield Finding("slow", f"nvCOMP {release} is too old to be used", install)
+        yield Finding("note", f"nvCOMP {release} is too old to be used", install)
 
 
 def _gds(facts: dict[str, Any]) -> Iterator[Finding]:
