@@ -361,7 +361,7 @@ def test_batches_in_flight_are_as_many_as_fill_the_gpu(tmp_path):
     def depth(**arguments):
         return only(folder, device_memory_budget=budget, **arguments).reading.chosen.depth
 
-    # 1.6 MB each: 733 of them are enough bytes. nvCOMP, which walks a frame from end to end, needs 1526 of them.
+    # 1.6 MB each: 733 of them are enough bytes; 1526 for nvCOMP, which walks a frame from end to end.
     assert depth(batch_size=16) == 46
     assert depth(batch_size=16, window=[2]) == 46
     assert depth(batch_size=16, window=[2], stride=[2]) == 23
