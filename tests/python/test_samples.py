@@ -503,8 +503,9 @@ def test_each_chunk_is_decoded_once_an_epoch(backend, long_store, tmp_path, name
     sampling = Sampling(window=(window,), roi_end=(396 + window,))
     arguments |= {"random_shuffle": True, "seed": 5, "return_index": True, "pad_last_batch": True}
     arguments |= {"arrays": ["a"], "batch_size": 4, **sampling.arguments()}
-    budget = {f"{'host' if backend is CPU else 'device'}_memory_budget": 2 * 16 * CHUNK * WIDTH * 4}
-    pipe = build(backend, long_store, **arguments, **budget)
+    memory = 2 * 16 * CHUNK * WIDTH * 4
+    budget = {"cpu": {"host_memory_budget": memory}, "gpu": {"device_memory_budget": memory}}
+    pipe = build(backend, long_store, **arguments, **budget[backend.device])
     count = pipe.reader_meta("reader")["epoch_size"]
     every = reference.batches_per_epoch(count, 1, 4)
 
@@ -515,7 +516,7 @@ def test_each_chunk_is_decoded_once_an_epoch(backend, long_store, tmp_path, name
             found += [int(np.array(index.at(i))[0]) for i in range(len(index))]
         return found
 
-    order = starts(build(CPU, long_store, **arguments, **budget), every * 4)
+    order = starts(build(CPU, long_store, **arguments, **budget["cpu"]), every * 4)
     chunks = Chunks((STEPS, WIDTH), [(STEPS, (CHUNK, WIDTH))])
     needed, seen = [0], set()
     for place, start in enumerate(order):
