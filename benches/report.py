@@ -40,6 +40,7 @@ FIGURES = {
     "read_table": ("delivered_gb_per_s", "GB/s"),
     "rechunk": ("delivered_gb_per_s", "GB/s"),
     "rechunk_cluster": ("gb_per_s", "GB/s"),
+    "remote": ("wire_gb_per_s", "GB/s on the wire"),
     "scaling": ("delivered_gb_per_s", "GB/s"),
     "training": ("samples_per_s", "samples/s"),
 }
