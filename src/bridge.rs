@@ -89,7 +89,7 @@ mod ffi {
         missing_chunks: String,
         /// `auto`, `gpu` or `cpu`.
         decode: String,
-        /// `nvcomp` or `own`.
+        /// `builtin` or `nvcomp`.
         gpu_zstd: String,
         /// `auto`, `posix` or `gds`.
         io: String,

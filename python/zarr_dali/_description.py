@@ -33,7 +33,7 @@ class GpuMemory:
     encoded: int
     decoded: int
     scratch: int
-    """What decoding needs besides, nvCOMP's scratch memory above all."""
+    """What decoding needs besides, the scratch memory of zstd above all."""
 
     @property
     def total(self) -> int:
