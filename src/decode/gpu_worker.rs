@@ -247,8 +247,8 @@ impl GpuWorker {
     /// Plans what the kernels do with a group, with areas from `areas` on and the tasks' statuses at `statuses`.
     fn plan(&self, group: &[GpuTask], areas: u64, statuses: u64) -> GroupPlan {
         let context = &self.context;
-        let own_zstd = context.nvcomp.is_none();
-        let mut plan = GroupPlan { areas, own_zstd, ..GroupPlan::default() };
+        let builtin_zstd = context.nvcomp.is_none();
+        let mut plan = GroupPlan { areas, builtin_zstd, ..GroupPlan::default() };
         for (number, task) in group.iter().enumerate() {
             let array = self.array(task);
             let fill = Source::Fill(array.fill_element().unwrap_or_default());

@@ -4,7 +4,7 @@ use super::memory_plan::{GpuMemoryPlan, MemoryPlan};
 use super::setup::Setup;
 use crate::assemble::OutputMemory;
 use crate::codec::DecodePath;
-use crate::codec::zstd::MAX_OWN_CHUNK_BYTES;
+use crate::codec::zstd::MAX_BUILTIN_CHUNK_BYTES;
 use crate::dataset::ArrayInfo;
 use crate::decode::nvcomp::Zstd;
 use crate::error::{Error, Result, log_once};
@@ -66,7 +66,7 @@ impl Device {
 /// nvCOMP, where it was asked for or a chunk is too large for our own decoder. `first` is an array with zstd.
 fn open_nvcomp(setup: &Setup, first: &ArrayInfo) -> Result<Option<Arc<Zstd>>> {
     let is_large = |path: &DecodePath| match path {
-        DecodePath::Gpu(chain) => chain.most().area_bytes > MAX_OWN_CHUNK_BYTES,
+        DecodePath::Gpu(chain) => chain.most().area_bytes > MAX_BUILTIN_CHUNK_BYTES,
         DecodePath::Cpu(_) => false,
     };
     let large = setup.planned_parts().find(|(_, plan)| is_large(&plan.decode_path));
@@ -75,7 +75,7 @@ fn open_nvcomp(setup: &Setup, first: &ArrayInfo) -> Result<Option<Arc<Zstd>>> {
         (GpuZstd::Builtin, None) => return Ok(None),
         (GpuZstd::Builtin, Some((array, _))) => {
             log_once(&format!(
-                "{}: nvCOMP decodes zstd, because a chunk has more than {MAX_OWN_CHUNK_BYTES} bytes",
+                "{}: nvCOMP decodes zstd, because a chunk has more than {MAX_BUILTIN_CHUNK_BYTES} bytes",
                 array.context()
             ));
             array

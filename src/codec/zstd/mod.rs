@@ -22,7 +22,7 @@ use std::ops::RangeInclusive;
 pub const MAX_GPU_CHUNK_BYTES: u64 = (1 << 31) - 1;
 
 /// Larger chunks are left to nvCOMP: an offset has 29 bits in what our own decoder makes of a sequence.
-pub const MAX_OWN_CHUNK_BYTES: u64 = (1 << 29) - 1;
+pub const MAX_BUILTIN_CHUNK_BYTES: u64 = (1 << 29) - 1;
 
 /// The most bytes that zstd makes of `decoded` bytes, whatever they are (`ZSTD_compressBound`).
 pub fn encoded_bound(decoded: u64) -> u64 {

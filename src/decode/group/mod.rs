@@ -90,12 +90,12 @@ mod tests {
         #[test]
         fn chunks_of_a_group_have_disjoint_areas_that_fit(
             works in prop::collection::vec((work(), any::<bool>()), 1..8),
-            own_zstd: bool,
+            builtin_zstd: bool,
         ) {
             const ENCODED: u64 = 1 << 20;
             const TARGET: u64 = 1 << 10;
             let start = 1 << 30;
-            let mut plan = GroupPlan { areas: start, own_zstd, ..GroupPlan::default() };
+            let mut plan = GroupPlan { areas: start, builtin_zstd, ..GroupPlan::default() };
             let mut sizes = Sizes::default();
             let mut taken: Vec<Range<u64>> = vec![];
             for (unit, (work, has_target)) in works.iter().enumerate() {
@@ -118,7 +118,7 @@ mod tests {
             prop_assert_eq!(plan.areas - start, sizes.areas);
             let mut list = WorkList::new(0);
             plan.put(&mut list, sizes.zstd.largest);
-            if own_zstd {
+            if builtin_zstd {
                 prop_assert_eq!(plan.own_frames.len() as u64, sizes.zstd.count);
                 prop_assert_eq!((plan.blocks.len() as u64, plan.place.scratch_bytes()), (sizes.zstd_blocks, sizes.place.scratch_bytes()));
                 prop_assert!(plan.frames.frames.is_empty() && plan.checked.is_empty());

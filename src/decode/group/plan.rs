@@ -21,7 +21,7 @@ pub struct GroupPlan {
     /// The streams of each kernel.
     pub streams: [Vec<StreamOnDevice>; StreamKernel::ALL.len()],
     /// Whether our own decoder takes the zstd frames, and not nvCOMP.
-    pub own_zstd: bool,
+    pub builtin_zstd: bool,
     /// The zstd frames that our own decoder takes.
     pub own_frames: Vec<ChunkOfFrames>,
     /// The place behind the blocks of these.
@@ -188,7 +188,7 @@ impl GroupPlan {
                 Decoder::BloscLz => StreamKernel::BloscLz,
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
-                Decoder::Zstd(blocks) if self.own_zstd => {
+                Decoder::Zstd(blocks) if self.builtin_zstd => {
                     self.own_frame([from, to, status], [from_bytes, to_bytes], blocks);
                     continue;
                 }
