@@ -309,7 +309,7 @@ memory; `mask_cache` keeps what came of it.)code",
 
 It is made if it is not there, and made anew for other windows, another `min_foreground` or a mask whose
 metadata have changed. A mask that was written to under unchanged metadata is not noticed: remove the file
-then. It lies outside of the stores.)code",
+then, and start a new process, which also keeps the result. The file lies outside of the stores.)code",
         "")
     .AddOptionalArg("return_index",
                     R"code(Determines whether the indices of each sample are a further, last output.
@@ -418,8 +418,9 @@ taken from a model that trains on it, and on the GPU what it can of the rest (GP
                     R"code(What decodes zstd on the GPU: ``"builtin"`` or ``"nvcomp"``.
 
 ``"builtin"`` is a decoder of this package: a chunk takes milliseconds and little memory. ``"nvcomp"``
-is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10 % more of their
-speed with ``"builtin"``. Where a chunk has 512 MB or more, nvCOMP decodes all.)code",
+is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10
+percentage points more of their speed with ``"builtin"`` (one round). Where a chunk has 512 MB or
+more, nvCOMP decodes all.)code",
                     "builtin")
     .AddOptionalArg(
         "num_io_threads",

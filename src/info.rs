@@ -350,7 +350,7 @@ fn epoch_of_requests(setup: &Setup, stored: &Stored) -> Value {
         return Value::Null;
     }
     let batch = |ahead: u64| setup.start.samples(setup.start.batch + ahead);
-    let batches = setup.domains.len().div_ceil(batch(0).len().max(1) as u64);
+    let batches = setup.start.order.samples().div_ceil(batch(0).len().max(1) as u64);
     let looked_at = batches.clamp(1, MAX_COUNTED_BATCHES);
     let samples: Vec<u64> = (0..looked_at).flat_map(batch).collect();
     let total = |counts: &[Vec<u64>]| flat(counts).map(|(.., chunks)| chunks).sum::<u64>() as f64;

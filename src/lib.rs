@@ -10,7 +10,7 @@
 //!   1 sampler           epoch, shuffle, reader shard, padding      -> which windows, in which order
 //!   2 plan              windows -> read chunks, each once, and the boxes that are copied out of them
 //!   3 fetch             read chunks -> byte ranges -> encoded bytes
-//!   4 codec, decode     encoded bytes -> decoded chunks: kernels and nvCOMP on the GPU, zarrs on the CPU
+//!   4 codec, decode     encoded bytes -> decoded chunks: kernels on the GPU, zarrs on the CPU
 //!   5 assemble          decoded chunks -> samples: one gather, byte order, CF decoding and casts included
 //!   6 batch             complete when its last chunk is
 //! ```

@@ -90,7 +90,8 @@ struct Header {
 fn from_file<T: Number>(mut file: impl Read, file_bytes: u64) -> Result<Table<T>, String> {
     let Header { code, shape } = header(&mut file)?;
     let size: usize = code.get(2..).and_then(|size| size.parse().ok()).unwrap_or(0);
-    if T::parse(&code, &vec![0; size]).is_none() {
+    // No number has more bytes.
+    if size > 8 || T::parse(&code, &vec![0; size]).is_none() {
         return Err(format!("holds elements of type {code}; give {}", T::KIND));
     }
     let columns = match shape[..] {
@@ -207,6 +208,7 @@ mod tests {
             (header("<i8", "False", "9223372036854775807, 9223372036854775807"), "cut short"),
             (header("<u8", "False", "1,"), "too large"),
             (header("<i", "False", "1,"), "type <i;"),
+            (header("<i99999999999999", "False", "1,"), "type <i99999999999999;"),
             (file("{'descr': [('a', '<i8')], 'fortran_order': False, 'shape': (1,), }\n", &[0; 8]), "fields"),
         ] {
             let problem = read::<i64>(&bytes).unwrap_err();

@@ -256,7 +256,7 @@ pub struct Options {
     pub missing_chunks: MissingChunks,
     /// Who decodes. Default: auto.
     pub decode: Decode,
-    /// What decodes zstd on the GPU. Default: nvCOMP, until our own decoder is measured.
+    /// What decodes zstd on the GPU. Default: builtin.
     pub gpu_zstd: GpuZstd,
     /// Samples of a batch; 1 or more.
     pub batch_size: u64,

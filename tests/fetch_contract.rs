@@ -573,9 +573,9 @@ fn random_faults_end_in_the_right_bytes_or_in_an_error() {
         let store: Arc<dyn Store> = Arc::new(fake);
         let limits = Limits { split_above_bytes: split, ..limits(2, requests, units * 4096) };
         let (scheduler, answers, finished, _) = started(limits);
-        for i in 0..lengths.len() {
+        for (i, &length) in lengths.iter().enumerate() {
             // None, the right length, or another.
-            let likely_bytes = likely.map(|likely| lengths[i] as u64 + 500 * likely);
+            let likely_bytes = likely.map(|likely| length as u64 + 500 * likely);
             scheduler.request(Request { likely_bytes, ..whole(&store, &format!("c/{i}"), 60_000) }, i);
         }
         for _ in &lengths {

@@ -211,6 +211,8 @@ def _plain(name: str, value: Any) -> Any:
     if name in ("window", "stride", "mean", "std"):
         value = value.tolist() if hasattr(value, "tolist") else value
         return list(value) if isinstance(value, (list, tuple)) else [value]
+    if name in ("samples", "weights") and not isinstance(value, (str, os.PathLike)):
+        return json.dumps(value.tolist() if hasattr(value, "tolist") else list(value))
     if name == "storage_options" and not isinstance(value, str):
         return _core.as_json(value)
     if name == "normalize":

@@ -170,6 +170,8 @@ def read(
     follow_links: bool,
 ) -> Reading:
     """The level and the labels of all images that paths mean; which arrays they are the first image says."""
+    if not isinstance(labels, str) and not isinstance(labels, Iterable):
+        raise ValueError(f"labels: {labels!r} is no name of labels, and no list of such names")
     opened = _opened(paths, options, follow_links)
     try:
         images = [image for objects in opened for image in images_of(objects)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import numbers
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -25,6 +26,8 @@ class Samples:
         Raises:
             ValueError: A list holds something else than numbers, or cannot be read.
         """
+        if samples_per_epoch is not None and not isinstance(samples_per_epoch, numbers.Integral):
+            raise ValueError(f"samples_per_epoch is {samples_per_epoch!r}, but has to be a whole number")
         if samples_per_epoch is not None and samples_per_epoch < 1:
             raise ValueError(f"samples_per_epoch is {samples_per_epoch}, but has to be 1 or more")
         self._lists = {"samples": _indices(samples), "weights": _weights(weights)}

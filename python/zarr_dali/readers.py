@@ -243,7 +243,8 @@ def zarr(
         mask_cache: File that keeps which samples `mask` leaves, so that the mask is not read again.
             It is made if it is not there, and made anew for other windows, another `min_foreground` or a mask
             whose metadata have changed. A mask that was written to under unchanged metadata is not noticed:
-            remove the file then. It lies outside of the stores.
+            remove the file then, and start a new process, which also keeps the result. The file lies outside
+            of the stores.
         return_index: Determines whether the indices of each sample are a further, last output.
             It is int64 with one value for each dimension of `window`: the index at which the sample starts,
             or, with `offsets`, the one it is named by. With `join="separate"` the number of the sample's
@@ -311,8 +312,9 @@ def zarr(
             decodes everything on the CPU; the GPU backend then copies the decoded chunks.
         gpu_zstd: What decodes zstd on the GPU: `"builtin"` or `"nvcomp"`.
             `"builtin"` is a decoder of this package: a chunk takes milliseconds and little memory. `"nvcomp"`
-            is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10 % more of
-            their speed with `"builtin"`. Where a chunk has 512 MB or more, nvCOMP decodes all.
+            is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10 percentage
+            points more of their speed with `"builtin"` (one round). Where a chunk has 512 MB or more, nvCOMP
+            decodes all.
         io: How chunks are read: `"auto"`, `"posix"` or `"gds"`.
             `"auto"` uses cuFile for uncompressed chunks where it can read from the disk to the GPU without a
             detour through the host (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"`

@@ -68,7 +68,7 @@ pub enum Compression {
     Zstd,
     /// A Blosc container.
     Blosc {
-        /// Whether the metadata says that zstd is inside, which nvCOMP decodes.
+        /// Whether the metadata says that zstd is inside.
         zstd: bool,
     },
     /// One gzip member.
@@ -234,8 +234,8 @@ impl GpuChain {
             && !self.swaps_bytes
     }
 
-    /// Whether decoding needs nvCOMP.
-    pub fn needs_nvcomp(&self) -> bool {
+    /// Whether there may be zstd frames.
+    pub fn has_zstd(&self) -> bool {
         matches!(self.compression, Some(Compression::Zstd | Compression::Blosc { zstd: true }))
     }
 
@@ -268,7 +268,7 @@ impl GpuChain {
             areas: 1 + shuffles + containers,
             streams,
             // Encoders make blocks of 128 KiB, or of as much as there is, and split them a few times.
-            zstd_blocks: if self.needs_nvcomp() { 64 + area / 2048 } else { 0 },
+            zstd_blocks: if self.has_zstd() { 64 + area / 2048 } else { 0 },
         }
     }
 
@@ -297,7 +297,7 @@ impl GpuChain {
                     return Ok(Prepared::Cpu(reason));
                 }
                 let is_zstd = |stream: &work::Stream| matches!(stream.decoder, work::Decoder::Zstd(_));
-                if !self.needs_nvcomp() && work.streams.iter().any(is_zstd) {
+                if !self.has_zstd() && work.streams.iter().any(is_zstd) {
                     return Ok(Prepared::Cpu("its Blosc chunks hold zstd, which its metadata do not say"));
                 }
                 if work.zstd_blocks() > self.most().zstd_blocks {
@@ -365,9 +365,9 @@ pub struct Most {
 }
 
 impl DecodePath {
-    /// Whether decoding needs nvCOMP.
-    pub fn needs_nvcomp(&self) -> bool {
-        matches!(self, Self::Gpu(chain) if chain.needs_nvcomp())
+    /// Whether there may be zstd frames.
+    pub fn has_zstd(&self) -> bool {
+        matches!(self, Self::Gpu(chain) if chain.has_zstd())
     }
 
     /// Whether the GPU decodes a chunk in one sequential walk. `by_nvcomp`: nvCOMP decodes zstd.
@@ -443,7 +443,7 @@ mod tests {
                 (areas, streams, zstd_blocks),
                 "{compression:?}"
             );
-            assert_eq!(chain.needs_nvcomp(), zstd_blocks > 0, "{compression:?}");
+            assert_eq!(chain.has_zstd(), zstd_blocks > 0, "{compression:?}");
         }
     }
 

@@ -89,7 +89,7 @@ pub enum Decoder {
     Snappy,
     /// Our kernel for DEFLATE.
     Inflate,
-    /// nvCOMP, for a frame that our kernel found valid.
+    /// A zstd frame: our kernels, or nvCOMP where it was asked for.
     Zstd(Vec<zstd::Block>),
 }
 

@@ -15,7 +15,11 @@ pub(super) fn axes(attributes: &Value, path: &str) -> Option<Vec<String>> {
 fn has_level(image: &Value, path: &str) -> bool {
     let datasets = image.get("datasets").and_then(Value::as_array);
     let paths = datasets.into_iter().flatten().filter_map(|level| level.get("path")?.as_str());
-    paths.map(|level| level.trim_start_matches("./").trim_matches('/')).any(|level| level == path)
+    let parts = |path: &'_ str| {
+        path.split('/').filter(|part| !matches!(*part, "" | ".")).map(str::to_string).collect::<Vec<_>>()
+    };
+    let wanted = parts(path);
+    !wanted.is_empty() && paths.map(parts).any(|level| level == wanted)
 }
 
 #[cfg(test)]

@@ -69,6 +69,7 @@ impl Blocks {
             storage_options: arguments.storage_options.clone(),
             missing_chunks: arguments.missing_chunks.clone(),
             num_io_threads: arguments.num_io_threads,
+            host_memory_budget: arguments.host_memory_budget,
             cache_dir: arguments.cache_dir.clone(),
             cache_dir_bytes: arguments.cache_dir_bytes,
             paths: mask.paths.clone(),
@@ -123,6 +124,9 @@ fn grown(least: &[u64], mask: &Mask, domain: &Domain) -> Vec<u64> {
     }
 }
 
+/// Windows of a piece along an axis: each of them has a list of what it touches.
+const MOST_WINDOWS: u64 = 1 << 16;
+
 /// Cuts the windows along an axis into pieces of an extent.
 fn pieces(axis: &Axis, extent: u64, all: u64) -> Vec<Piece> {
     let mut pieces = vec![];
@@ -131,7 +135,7 @@ fn pieces(axis: &Axis, extent: u64, all: u64) -> Vec<Piece> {
         let start = axis.start(first).min(all - extent);
         let fits = |window: u64| axis.start(window) + axis.span() <= start + extent;
         // The first window that does not fit.
-        let (mut low, mut high) = (first + 1, axis.count());
+        let (mut low, mut high) = (first + 1, axis.count().min(first + MOST_WINDOWS));
         while low < high {
             let middle = low + (high - low) / 2;
             if fits(middle) { low = middle + 1 } else { high = middle }

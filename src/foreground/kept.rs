@@ -10,6 +10,7 @@ use std::fs::{self, File};
 use std::io::{self, BufRead, BufReader, BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
@@ -73,6 +74,7 @@ pub(super) struct Begun {
     path: PathBuf,
     beside: PathBuf,
     file: BufWriter<File>,
+    renamed: bool,
 }
 
 const FORMAT: &str = "zarr-dali mask";
@@ -163,11 +165,13 @@ impl CacheFile {
     /// What the system says.
     pub fn begin(&self) -> Result<Begun> {
         let mut name = self.path.file_name().unwrap_or_default().to_os_string();
-        name.push(format!(".{}", std::process::id()));
+        // Processes of several machines may have one number.
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_nanos());
+        name.push(format!(".{}-{now}", std::process::id()));
         let beside = self.path.with_file_name(name);
-        let file = File::create(&beside)
+        let file = File::create_new(&beside)
             .map_err(|error| self.refused(&format!("cannot be written ({error}); name a file that can")))?;
-        Ok(Begun { path: self.path.clone(), beside, file: BufWriter::new(file) })
+        Ok(Begun { path: self.path.clone(), beside, file: BufWriter::new(file), renamed: false })
     }
 }
 
@@ -185,7 +189,9 @@ impl Begun {
             kept.iter().try_for_each(|sample| self.file.write_all(&sample.to_le_bytes()))?;
             self.file.flush()?;
             self.file.get_ref().sync_all()?;
-            fs::rename(&self.beside, &self.path)
+            fs::rename(&self.beside, &self.path)?;
+            self.renamed = true;
+            Ok(())
         })();
         written.map_err(|error| {
             argument("mask_cache", format!("\"{}\" cannot be written ({error})", self.path.display()))
@@ -195,8 +201,9 @@ impl Begun {
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        // Once it was renamed it is not there.
-        let _ = fs::remove_file(&self.beside);
+        if !self.renamed {
+            let _ = fs::remove_file(&self.beside);
+        }
     }
 }
 

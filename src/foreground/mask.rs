@@ -105,7 +105,12 @@ fn places(mask: &Joined, reference: &Joined, shape: &[u64]) -> Result<Vec<usize>
                 argument("mask", problem)
             })
         };
-        return names.iter().map(place).collect();
+        let places = names.iter().map(place).collect::<Result<Vec<usize>>>()?;
+        if (1..places.len()).any(|d| places[..d].contains(&places[d])) {
+            let problem = format!("{} has a dimension twice: {names:?}", mask.context());
+            return Err(argument("mask", problem));
+        }
+        return Ok(places);
     }
     let (own, behind) = (mask.shape.len(), shape.len().checked_sub(mask.shape.len()));
     // Stores that are joined differ from the whole along the first dimension only.
@@ -145,6 +150,14 @@ fn along(mask: &Joined, places: &[usize], domain: &Domain, geometry: &ArrayGeome
             return Err(argument("mask", problem));
         }
         let has_windows = domain.windows.axes().get(place).is_some_and(|axis| axis.count() > 1);
+        if has_windows && geometry.chosen[place].is_some() {
+            let problem = format!(
+                "{} has dimension {d}, along which `select` chooses indices and windows lie; leave it out of `select`, or give the \
+                 samples themselves (`samples`)",
+                mask.context()
+            );
+            return Err(argument("mask", problem));
+        }
         Ok(if has_windows { Along::Windows(place) } else { Along::Same(runs[place].clone()) })
     };
     places.iter().enumerate().map(dimension).collect()

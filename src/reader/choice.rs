@@ -36,10 +36,10 @@ pub(super) fn choice(arguments: &Arguments, domains: &Domains, options: &Options
     // As many draws as samples, those of no weight included.
     let draws = weights.as_ref().map(|weights| weights.len() as u64);
     let (listed, weights) = without_zeros(listed, weights);
-    let identity = identity(listed.as_deref(), weights.as_deref());
     // Shuffled, it does not matter in which order they are listed, and what is sorted is quick to look at.
     let (listed, weights) =
         if arguments.random_shuffle { sorted(listed, weights) } else { (listed, weights) };
+    let identity = identity(listed.as_deref(), weights.as_deref());
     let per_epoch = match u64::try_from(arguments.samples_per_epoch) {
         Ok(0) => None,
         Ok(per_epoch) => Some(per_epoch),

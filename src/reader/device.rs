@@ -34,7 +34,7 @@ impl Device {
     /// Opens a GPU, loads the libraries that the setup needs, and shares the memory out.
     pub fn open(setup: &Setup, ordinal: usize) -> Result<(Self, MemoryPlan)> {
         let gpu = Gpu::open(ordinal)?;
-        let zstd = match setup.planned_parts().find(|(_, plan)| plan.decode_path.needs_nvcomp()) {
+        let zstd = match setup.planned_parts().find(|(_, plan)| plan.decode_path.has_zstd()) {
             None => None,
             Some((array, _)) => open_nvcomp(setup, array)?,
         };

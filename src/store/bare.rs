@@ -124,10 +124,13 @@ impl Reading<'_> {
             };
             let asked = Instant::now();
             let answer = store.get(key, Extent::Whole, None).await?;
+            let Some(mut body) = answer else {
+                tokio::task::yield_now().await;
+                continue;
+            };
             if self.counts() {
                 self.times.lock().unwrap_or_else(PoisonError::into_inner).push(asked.elapsed());
             }
-            let Some(mut body) = answer else { continue };
             while let Some(part) = body.stream.next().await {
                 let bytes = part?.len() as u64;
                 if self.counts() {
@@ -171,5 +174,7 @@ mod tests {
         assert!((1000.0..3000.0).contains(&mean), "{found:?}");
         assert!(found.busy > 0.0 && found.seconds == 0.06);
         assert!(read_bare(&store, &[], how).is_err());
+        let absent: Arc<dyn Store> = Arc::new(MemoryStore::default());
+        assert_eq!(read_bare(&absent, &keys, how).unwrap_err().kind(), io::ErrorKind::NotFound);
     }
 }

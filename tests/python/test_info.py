@@ -318,6 +318,12 @@ def test_samples_without_elements(tmp_path):
     assert str(zarr_dali.info(folder))
 
 
+def test_samples_are_listed_as_for_the_loader(tmp_path):
+    folder = empty_array(tmp_path / "a.zarr", (64, 20), (1, 20))
+    for samples in ([[3], [5]], np.array([[3], [5]]), "[[3], [5]]"):
+        assert only(folder, samples=samples, window=[1], batch_size=2).reading.samples == 2
+
+
 def test_memory_and_what_the_reader_would_choose(tmp_path):
     folder = empty_array(tmp_path / "a.zarr", (64, 320, 1280), (1, 320, 1280))
     array = only(folder, batch_size=4, device_memory_budget=1 << 30)

@@ -291,6 +291,20 @@ def test_masks_that_cannot_be(backend, store, arguments, words):
 
 
 @pytest.mark.gpu_where(False)
+def test_a_mask_beside_a_selection(backend, tmp_path):
+    """It counts what is selected, whether a window takes all of that or none is given."""
+    path = write_group(tmp_path / "selected.zarr")
+    mask = (np.random.default_rng(5).random((9, 12, 4)) < 0.5).astype("uint8")
+    for name, values in (("image", mask.astype("float32")), ("mask", mask)):
+        write_array(path, name, values, chunks=(2, 5, 4), dimension_names=["t", "y", "x"])
+    rows = [1, 2, 3, 8]
+    arguments = {"mask": "mask", "min_foreground": 0.5, "select": json.dumps({"y": rows})}
+    expected = [(t,) for t in range(9) if mask[t, rows].mean() >= 0.5]
+    assert kept_starts(backend, path, window=[1], **arguments) == expected
+    assert kept_starts(backend, path, window=[1, 4], **arguments) == [(t, 0) for (t,) in expected]
+
+
+@pytest.mark.gpu_where(False)
 def test_a_mask_is_read_in_blocks(backend, tmp_path):
     """One that is larger than a block, of 2^24 elements, with windows across the borders of blocks."""
     path = write_group(tmp_path / "large.zarr")

@@ -92,6 +92,7 @@ REFUSED = {
     "a level that does not exist": ({"level": 2}, ["level", "2 levels, from 0 to 1", "no 2"]),
     "a negative level": ({"level": -1}, ["level", "-1"]),
     "a level by name": ({"level": "1"}, ["level", "'1'"]),
+    "labels by number": ({"labels": 5}, ["labels", "5"]),
     "labels that do not exist": ({"labels": "nuclei"}, ["labels", "nuclei", "cells, depth"]),
     "levels and paths": ({"level": 1, "arrays": ["0"]}, ["arrays, level and labels"]),
     "an index that is not there": ({"select": {"c": 3}}, ["c=3", "0 to 2"]),

@@ -47,6 +47,11 @@ class Opened:
         self._running = 0
         work.open()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no region is worked on."""
+        return not self._running
+
     @contextmanager
     def room(self, needed: int, decoding: int) -> Iterator[None]:
         """Waits until there is room for a region."""
@@ -107,6 +112,7 @@ def _open(pickled: bytes) -> Opened:
     with _opening:
         if key not in _opened:
             opened = Opened(pickle.loads(pickled))
-            _opened.clear()
+            for other in [other for other, one in _opened.items() if one.is_idle]:
+                del _opened[other]
             _opened[key] = opened
         return _opened[key]

@@ -1,4 +1,4 @@
-//! Zstandard frames: what is checked before nvCOMP sees a byte, because it promises nothing for input that is not valid.
+//! Zstandard frames: what is checked before the GPU sees a byte.
 //!
 //! [`check`] reads the frame header and the chain of block headers, and chooses GPU or CPU. [`blocks`] reads the headers
 //! and tables inside the blocks of a frame for the GPU, which checks the bitstreams (`src/kernels/zstd_check.cu`).

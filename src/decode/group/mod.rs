@@ -119,7 +119,7 @@ mod tests {
             let mut list = WorkList::new(0);
             plan.put(&mut list, sizes.zstd.largest);
             if builtin_zstd {
-                prop_assert_eq!(plan.own_frames.len() as u64, sizes.zstd.count);
+                prop_assert_eq!(plan.builtin_frames.len() as u64, sizes.zstd.count);
                 prop_assert_eq!((plan.blocks.len() as u64, plan.place.scratch_bytes()), (sizes.zstd_blocks, sizes.place.scratch_bytes()));
                 prop_assert!(plan.frames.frames.is_empty() && plan.checked.is_empty());
                 return Ok(());

@@ -23,7 +23,7 @@ pub struct GroupPlan {
     /// Whether our own decoder takes the zstd frames, and not nvCOMP.
     pub builtin_zstd: bool,
     /// The zstd frames that our own decoder takes.
-    pub own_frames: Vec<ChunkOfFrames>,
+    pub builtin_frames: Vec<ChunkOfFrames>,
     /// The place behind the blocks of these.
     pub place: Place,
     /// The zstd frames that have to be checked. [`GroupPlan::put`] adds the verified ones behind them.
@@ -189,7 +189,7 @@ impl GroupPlan {
                 Decoder::Snappy => StreamKernel::Snappy,
                 Decoder::Inflate => StreamKernel::Inflate,
                 Decoder::Zstd(blocks) if self.builtin_zstd => {
-                    self.own_frame([from, to, status], [from_bytes, to_bytes], blocks);
+                    self.builtin_frame([from, to, status], [from_bytes, to_bytes], blocks);
                     continue;
                 }
                 Decoder::Zstd(blocks) => {
@@ -219,14 +219,14 @@ impl GroupPlan {
     }
 
     /// Adds a frame for our own decoder, by the addresses of its encoded and decoded bytes and its status.
-    fn own_frame(
+    fn builtin_frame(
         &mut self,
         [from, to, status]: [u64; 3],
         [from_bytes, to_bytes]: [u64; 2],
         blocks: &[Block],
     ) {
-        self.place.chunk = self.own_frames.len() as u32;
-        self.own_frames.push(ChunkOfFrames {
+        self.place.chunk = self.builtin_frames.len() as u32;
+        self.builtin_frames.push(ChunkOfFrames {
             from,
             to,
             status,
@@ -259,7 +259,7 @@ impl GroupPlan {
             statuses: list.put(&vec![0u32; frame_count]),
         };
         let blocks = list.put(&self.blocks);
-        let (chunks, count) = list.put_list(&self.own_frames);
+        let (chunks, count) = list.put_list(&self.builtin_frames);
         let decoded =
             FramesToDecode { chunks, count, blocks, block_count: self.blocks.len(), end: self.place };
         let checked = FramesToCheck {

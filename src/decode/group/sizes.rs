@@ -1,7 +1,7 @@
 //! How much of its arena a GPU worker needs for a group of chunks.
 //!
 //! ```text
-//! arena  [areas: decoded and half-decoded chunks][scratch memory of nvCOMP][work list]
+//! arena  [areas: decoded and half-decoded chunks][scratch memory of zstd][work list]
 //! ```
 
 use crate::assemble::device::{ConversionOnDevice, Region, Regions};
