@@ -6,8 +6,10 @@ import gc
 import itertools
 import os
 import re
+import shutil
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -749,20 +751,22 @@ def test_import_under_another_dali_release():
 
 def test_second_copy_of_the_library(tmp_path):
     """DALI would end the process at a second registration; the import refuses it, naming the first copy."""
+    import zarr_dali
+
+    package = Path(zarr_dali.__file__).parent
+    copy = tmp_path / "copy"
+    shutil.copytree(package, copy)
     done = run_python(
         """
-        import importlib.util, pathlib, shutil, sys
-        package = pathlib.Path(importlib.util.find_spec("zarr_dali").origin).parent
-        (library,) = package.glob("*.so")
-        copy = shutil.copy(library, sys.argv[1])
+        import sys
         from nvidia.dali import plugin_manager
-        plugin_manager.load_library(str(copy))
+        plugin_manager.load_library(sys.argv[1])
         try:
             import zarr_dali
         except ImportError as error:
             print(error)
         """,
-        tmp_path,
+        copy / zarr_dali.library_path().relative_to(package),
     )
     assert done.returncode == 0, done.stderr
     assert str(tmp_path) in done.stdout
