@@ -6,7 +6,7 @@
 //!
 //! LIST is a file with a line for each request: a key below URL, and where not the whole object is asked for the first byte and the one behind
 //! the last. Each connection asks for the next of them, over and over. It has a thread of its own that reads into a buffer of 256 KiB, or with
-//! `--hyper` is one of those that hyper polls on so many single-threaded runtimes. The first second is not counted, or half of the time if that is
+//! `--hyper N` is one of those that hyper polls on N single-threaded runtimes. The first second is not counted, or half of the time if that is
 //! less. The last line of the output is JSON: `gb_per_s`, bytes of bodies; `cpu_s_per_gb`, of this process; `requests_per_s`; `ms_to_first_byte`,
 //! the median.
 

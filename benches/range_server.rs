@@ -132,7 +132,7 @@ impl Connection for StreamOwned<ServerConnection, TcpStream> {
 struct Pace(Option<Instant>);
 
 impl Pace {
-    /// Takes the time of so many bytes. Returns when they may be sent.
+    /// Reserves the time that `bytes` take at the limited rate. Returns when they may be sent.
     fn take(&mut self, bytes: u64, mb_per_s: u64) -> Instant {
         let now = Instant::now();
         let start = self.0.map_or(now, |at| at.max(now));

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 import common
+from rechunk import equal
 
 STEPS, CHUNK_STEPS = 416, 10
 COMMANDS = ("rechunk", "statistics")
@@ -39,7 +40,7 @@ WORKERS = ("threads", "1", "4")
 
 @contextmanager
 def cluster(workers: int, threads: int) -> Iterator[Any]:
-    """A client of so many workers on this machine."""
+    """A client of a cluster of `workers` processes on this machine."""
     import distributed
 
     with (
@@ -60,17 +61,6 @@ def peak() -> int:
 def peaks(client: Any) -> dict[str, int]:
     """Of each worker."""
     return dict(client.run(peak)) if client is not None else {"": peak()}
-
-
-def equal(source: Path, copy: Path) -> bool:
-    """Whether both hold the same bits."""
-    import zarr
-
-    ours, theirs = (zarr.open_array(str(path), mode="r") for path in (copy, source))
-    if ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        return False
-    spans = (slice(start, start + CHUNK_STEPS) for start in range(0, ours.shape[0], CHUNK_STEPS))
-    return all(np.array_equal(ours[span].view(np.uint32), theirs[span].view(np.uint32)) for span in spans)
 
 
 def alike(found: dict[str, Any], wanted: dict[str, Any]) -> bool:

@@ -9,7 +9,7 @@ for the same objects and drop the bytes.
 |---|---|
 | `raw/http`, `raw/https` | bytes a second beside bare readers, blocking and of hyper; CPU time of a GB |
 | `raw/http/12.5GB` | the same where all connections together give 12.5 GB/s, as 100 Gbit/s do |
-| `latency/30`, `latency/100` | the rate with so many milliseconds to the first byte, beside none |
+| `latency/30`, `latency/100` | the rate with 30 and 100 ms to the first byte, beside that without |
 | `memory-bound` | the rate at 100 ms with a small budget, beside what that allows; memory that was taken |
 | `concurrency` | bare readers with 16 to 512 connections, and ours: 2.5 GB/s in all, 90 MB/s each, 50 ms |
 | `late` | 1 % of requests are 2 s late, beside none |

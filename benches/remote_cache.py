@@ -31,7 +31,7 @@ class Reader:
         self.taken = 0
 
     def take(self, count: int) -> None:
-        """Takes so many batches."""
+        """Takes the next `count` batches."""
         for _ in range(count):
             (output,) = self.pipe.run()
         self.taken += count

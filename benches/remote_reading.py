@@ -43,7 +43,7 @@ class Reading:
         return count
 
     def rate(self, seconds: float, *, warm_up: float | None = None) -> dict[str, Any]:
-        """The steady state for so many seconds, behind a warm-up of one second or what is said.
+        """The steady state, timed for some seconds behind a warm-up.
 
         Returns:
             `wire_gb_per_s`, bytes that came in answers; `delivered_gb_per_s`; `cpu_s_per_gb` and

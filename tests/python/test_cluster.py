@@ -603,3 +603,54 @@ def test_workers_that_end_over_the_same_region(source, tmp_path):
             zarr_dali.rechunk(source, copy, dask=client, **ARGUMENTS)
     assert zarr_dali.rechunk(source, copy, resume=True, **ARGUMENTS).resumed_bytes > 0
     assert_copied(copy, source)
+
+
+class Counted:
+    """A work of `regions` that notes how much memory all works of this process use at once."""
+
+    memory = 100
+    used = most = 0
+    lock = threading.Lock()
+
+    def __init__(self, name):
+        self.name = name
+
+    def open(self):
+        pass
+
+    def cost(self, name):
+        return 60, 1
+
+    def decoding(self, chunks):
+        return nullcontext()
+
+    def do(self, what, name, number):
+        with Counted.lock:
+            Counted.used += 60
+            Counted.most = max(Counted.most, Counted.used)
+        time.sleep(0.005)
+        with Counted.lock:
+            Counted.used -= 60
+        return number
+
+    def explained(self, error, name, number):
+        return RuntimeError(str(error))
+
+
+def test_works_of_two_runs_do_not_use_the_memory_of_a_process_twice():
+    """Regions of 60 of 100 bytes, of two works in turn, from eight threads."""
+    works = [pickle.dumps(Counted(name)) for name in ("one", "other")]
+    found = []
+
+    def regions_of(number):
+        for region in range(20):
+            found.append(worker.run(works[(number + region) % 2], "copy", "a", region) == (True, region))
+
+    threads = [threading.Thread(target=regions_of, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert len(found) == 160 and all(found)
+    assert Counted.most == 60 and len(worker._opened) == 1

@@ -45,12 +45,9 @@ class Opened:
         self._decoding: int | None = None
         self._inside: AbstractContextManager[None] | None = None
         self._running = 0
+        self.users = 0
+        """Regions that are worked on or wait for room, as `_use` counts them."""
         work.open()
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether no region is worked on."""
-        return not self._running
 
     @contextmanager
     def room(self, needed: int, decoding: int) -> Iterator[None]:
@@ -78,7 +75,7 @@ class Opened:
 
 _opened: dict[str, Opened] = {}
 """The work of this process, by its bytes' checksum."""
-_opening = threading.Lock()
+_changed = threading.Condition()
 
 
 def run(pickled: bytes, what: str, name: str, number: int) -> tuple[bool, Any]:
@@ -94,7 +91,7 @@ def run(pickled: bytes, what: str, name: str, number: int) -> tuple[bool, Any]:
         Whether it is done, and what came of it, or else what went wrong.
     """
     try:
-        opened = _open(pickled)
+        opened = _use(pickled)
     except Exception as error:
         return False, f"a worker could not begin: {error}"
     try:
@@ -105,14 +102,24 @@ def run(pickled: bytes, what: str, name: str, number: int) -> tuple[bool, Any]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         return False, str(opened.work.explained(error, name, number))
+    finally:
+        _leave(opened)
 
 
-def _open(pickled: bytes) -> Opened:
+def _use(pickled: bytes) -> Opened:
+    """The opened work, once no region of another one is worked on: each has all memory of the process."""
     key = hashlib.blake2b(pickled, digest_size=16).hexdigest()
-    with _opening:
+    with _changed:
+        _changed.wait_for(lambda: not any(one.users for other, one in _opened.items() if other != key))
         if key not in _opened:
-            opened = Opened(pickle.loads(pickled))
-            for other in [other for other, one in _opened.items() if one.is_idle]:
-                del _opened[other]
-            _opened[key] = opened
-        return _opened[key]
+            _opened.clear()
+            _opened[key] = Opened(pickle.loads(pickled))
+        opened = _opened[key]
+        opened.users += 1
+        return opened
+
+
+def _leave(opened: Opened) -> None:
+    with _changed:
+        opened.users -= 1
+        _changed.notify_all()

@@ -19,7 +19,6 @@ from zarr_dali._rechunk import lock
 from zarr_dali._rechunk.failing import FinalError
 
 NAME = f"{lock.JOURNAL}.workers"
-_LOOK_AGAIN_S = 0.05
 
 
 def put(folder: Path, name: str) -> None:
@@ -59,7 +58,7 @@ def remove(folder: Path) -> None:
                         f"{folder}: workers of an earlier run are still writing; wait until they have ended, "
                         "or stop them"
                     ) from None
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(lock.LOOK_AGAIN_S)
         path.unlink(missing_ok=True)
     finally:
         os.close(descriptor)

@@ -27,7 +27,7 @@ SYSTEM = re.compile(r"\.DS_Store|\._.*|\.nfs.*|Thumbs\.db")
 """Files that operating systems put into any folder."""
 PATIENCE_S = 60.0
 """How long is waited for what takes moments: another part that begins, a region that a lost worker copies."""
-_LOOK_AGAIN_S = 0.05
+LOOK_AGAIN_S = 0.05
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -73,7 +73,7 @@ class Lock:
         except BlockingIOError as error:
             if self._until is not None and time.monotonic() < self._until:
                 os.close(self.descriptor)
-                time.sleep(_LOOK_AGAIN_S)
+                time.sleep(LOOK_AGAIN_S)
                 return False
             who = holder(self.descriptor)
             os.close(self.descriptor)

@@ -21,10 +21,9 @@ from typing import Any, NamedTuple
 from zarr_dali._rechunk import journal
 from zarr_dali._rechunk.failing import FinalError
 from zarr_dali._rechunk.journal import Journal
-from zarr_dali._rechunk.lock import Lock
+from zarr_dali._rechunk.lock import LOOK_AGAIN_S, Lock
 
 _JOURNALS = re.compile(rf"{re.escape(journal.NAME)}\.(\d+)-of-(\d+)")
-_LOOK_AGAIN_S = 0.05
 
 
 class Part(NamedTuple):
@@ -135,7 +134,7 @@ class Joint:
         """The part's journal."""
         self._own: Own | None = None
         while not self._joined(folder, destination, begin):
-            time.sleep(_LOOK_AGAIN_S)  # another run has begun or ended in between
+            time.sleep(LOOK_AGAIN_S)  # another run has begun or ended in between
 
     def _joined(self, folder: Path, destination: Path, begin: Callable[[Lock, Journal], Any]) -> bool:
         self.lock = Lock(folder, destination, journal.holder, shared=True)
