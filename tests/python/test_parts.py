@@ -163,6 +163,9 @@ def test_parts_are_killed_and_run_again(source, copy, tmp_path, seed):
             if number == victim:
                 child.send_signal(signal.SIGKILL)
             text = child.communicate(timeout=120)[1]
+            if what == "statistics" and out.exists() and "exists; choose another name" in text:
+                left.discard(number)  # the last one was killed behind the end of all
+                continue
             assert child.returncode in (0, -signal.SIGKILL), text
             if child.returncode:
                 kills += 1
