@@ -81,10 +81,11 @@ def info(
         arrays: Names of arrays; by default all that the store has, each as a reader of its own.
         device: The reader's backend. `"gpu"` can be asked for on a machine without one: what depends on the
             memory that is free there is left out.
-        level, labels: Of OME-Zarr, in place of `arrays`: a level of an image and labels beside it, as for
-            `Loader`. Of a plate or a well all images are described together, as `join="separate"` reads them.
-        reader_arguments: Further arguments of `fn.readers.zarr`, and `batch_size` and `device_id` (default 0)
-            of the pipeline.
+        level: Of OME-Zarr, in place of `arrays`: the resolution level of an image, as for `Loader`. Of a
+            plate or a well all images are described together, as `join="separate"` reads them.
+        labels: Of OME-Zarr: names of labels beside the image, as for `Loader`.
+        **reader_arguments: Further arguments of `fn.readers.zarr`, and `batch_size` and `device_id` (default
+            0) of the pipeline.
 
     Raises:
         ValueError: There is no store, no array of a name, or an argument cannot be used. An array that

@@ -111,8 +111,10 @@ class Loader:
                 "cpu".
             seed: Of the order; 0 if not given. The same on all ranks.
             drop_last: Leave out the samples that do not fill a batch on every rank.
-            rank, world_size: This process among those that share the samples: those of torch.distributed if
-                it is initialised, else 0 of 1.
+            rank: The number of this process among those that share the samples; that of torch.distributed if
+                it is initialised, else 0.
+            world_size: How many processes share the samples; those of torch.distributed if it is initialised,
+                else 1.
             names: Keys of a batch in place of the arrays' names, one for each output; with
                 `return_index=True` the last one is that of the indices, "index" if not given.
             level: Of OME-Zarr: the resolution level that is read, 0 for the highest, which is the default, in

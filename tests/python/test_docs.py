@@ -375,6 +375,7 @@ def test_ranges_are_described():
 def test_builds(tmp_path):
     """mkdocs finds no broken link, and no page that is not in the navigation."""
     pytest.importorskip("material", reason="mkdocs-material is not installed")
+    pytest.importorskip("mkdocstrings", reason="mkdocstrings is not installed")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")],
         cwd=ROOT,
@@ -387,6 +388,14 @@ def test_builds(tmp_path):
         stem = page.removesuffix(".md")
         html = (tmp_path / "site" / ("" if stem == "index" else stem) / "index.html").read_text()
         assert not re.search(r'(?:href|src)="(?!https?:)[^"]*(?:benches|CHANGELOG)', html)
+    front = (tmp_path / "site" / "index.html").read_text()
+    (picture,) = re.findall(r'<img [^>]*src="([^"]+)"', front)
+    assert (tmp_path / "site" / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_reference_has_all_that_is_public():
+    named = re.findall(r"^::: zarr_dali\.(\w+)$", (DOCS / "reference.md").read_text(), re.MULTILINE)
+    assert sorted([*named, "__version__", "readers"]) == sorted(zarr_dali.__all__)
 
 
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)|!\[[^\]]*\]\(([^)\s]+)\)")
