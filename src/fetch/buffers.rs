@@ -51,7 +51,8 @@ impl Buffers {
         }
         let capacity = class_of(bytes).ok_or(Refused { bytes })?;
         let mut state = self.lock();
-        let mut found = state.pop(capacity, capacity.saturating_mul(2));
+        // What is in flight is counted by the bytes that were asked for: a much larger buffer would hide memory.
+        let mut found = state.pop(capacity, capacity.saturating_add(capacity / 4));
         if found.is_none() {
             // Those of other sizes make room.
             while state.used_bytes + state.free_bytes + capacity as u64 > self.most_bytes {

@@ -104,9 +104,10 @@ impl Size {
     }
 }
 
-/// Bytes of the shortest and the longest chunk that came.
+/// How many chunks came, and bytes of the shortest and the longest one.
 #[derive(Clone, Copy)]
 struct Lengths {
+    count: u64,
     shortest: u64,
     longest: u64,
 }
@@ -293,7 +294,10 @@ impl<C: Send + 'static> Remote<C> {
         let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner).get(&part).copied();
         let (expected, likely_bytes) = match lengths {
             None => (array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes()), None),
-            Some(Lengths { shortest, longest }) if shortest == longest => (longest, Some(longest)),
+            // One chunk says nothing of the others, and parts of a chunk of another length are asked for in vain.
+            Some(Lengths { count: 2.., shortest, longest }) if shortest == longest => {
+                (longest, Some(longest))
+            }
             Some(Lengths { longest, .. }) => (longest + longest / 16, None),
         };
         Size { expected_bytes: expected.min(most_bytes), likely_bytes, most_bytes }
@@ -362,8 +366,12 @@ impl<C: Send + 'static> Remote<C> {
                     cache.keep(part, address.key(), None, &received, whole.into_iter());
                 }
                 let mut lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
-                let of_part =
-                    lengths.entry(part).or_insert(Lengths { shortest: range.end, longest: range.end });
+                let of_part = lengths.entry(part).or_insert(Lengths {
+                    count: 0,
+                    shortest: range.end,
+                    longest: range.end,
+                });
+                of_part.count += 1;
                 of_part.shortest = range.end.min(of_part.shortest);
                 of_part.longest = range.end.max(of_part.longest);
                 drop(lengths);

@@ -312,14 +312,13 @@ impl MemoryPlan {
         let most_depth = gpu.fitting_depth(needs, host, most_depth);
         let shares = gpu.shares();
         let likely_depth = (usable / shares.outputs / batch).min(most_depth).max(needs.least_depth);
-        let chunk_cache_bytes = needs.chunk_cache_bytes(usable, fixed + staging_bytes, likely_depth);
+        let mut chunk_cache_bytes = needs.chunk_cache_bytes(usable, fixed + staging_bytes, likely_depth);
         // A cache that cannot hold what later batches share leaves a quarter to decoding, which would have memory for one chunk at a
         // time otherwise.
         let left = usable - fixed - staging_bytes;
-        let chunk_cache_bytes = match chunk_cache_bytes {
-            all if all == left => needs.cache_bytes.max(left / 4 * 3).min(left),
-            some => some,
-        };
+        if chunk_cache_bytes == left {
+            chunk_cache_bytes = needs.cache_bytes.max(left / 4 * 3).min(left);
+        }
         let free = usable - chunk_cache_bytes - staging_bytes - batch * BATCHES_HELD_BY_DALI;
         // One chunk always fits beside the outputs.
         let fits = (free - largest_unit - largest_upload) / batch;
