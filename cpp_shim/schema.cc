@@ -381,13 +381,19 @@ wrong `path` is then reported only there.)code",
         false)
     .AddOptionalArg(
         "missing_chunks",
-        R"code(What a chunk without data in the store means: ``"fill"``, ``"fill-403"`` or ``"error"``.
+        R"code(What a chunk without data in the store means: ``"fill"``, ``"fill-403"``, ``"skip"`` or ``"error"``.
 
 ``"fill"`` reads it as the array's fill value, as the Zarr specification says. ``"error"`` stops
 with an error that names the chunk, for stores in which every chunk should be there. ``"fill-403"``
 is as ``"fill"`` for object stores that answer 403 (forbidden) for what is absent, because the
 credentials lack the permission to list them; before such a batch is handed over, the array's
-metadata are read again with the same credentials.)code",
+metadata are read again with the same credentials.
+
+``"skip"`` leaves out the samples that touch a missing chunk: an epoch has the others, in the same
+order, reader shards and states. Which chunks are missing is found out when the reader is built, for
+folders, zip files, Icechunk repositories and references, and at most 4,194,304 chunks; of sharded
+arrays, whose indexes are read, in folders only. Other stores would need a request for each chunk
+and are refused. A chunk that goes missing later is an error.)code",
         "fill")
     .AddOptionalArg("follow_links",
                     R"code(Determines whether symbolic links may lead out of a store's folder.

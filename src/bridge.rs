@@ -16,6 +16,7 @@ use crate::error::{Error, Kind};
 use crate::foreground;
 use crate::info;
 use crate::options::Arguments;
+use crate::presence;
 use crate::reader::{self, Status};
 use crate::trace;
 
@@ -241,7 +242,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             mask: args.mask.clone(),
             min_foreground: as_written(args.min_foreground),
             mask_cache: args.mask_cache.clone(),
-            foreground: None,
+            kept: None,
             return_index: args.return_index,
             initial_fill: args.initial_fill,
             position: args.position.clone(),
@@ -267,6 +268,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             device_id: args.device_id,
         };
         foreground::resolve(&mut arguments)?;
+        presence::resolve(&mut arguments)?;
         Ok(Box::new(Reader(reader::Reader::open(&arguments)?)))
     })
 }

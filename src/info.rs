@@ -9,6 +9,7 @@ use crate::error::{Error, Result};
 use crate::gpu::Gpu;
 use crate::json;
 use crate::options::{Arguments, DeviceBudget, Join, Options, argument};
+use crate::presence;
 use crate::reader::{Setup, decode_path};
 use crate::store::{Access, KeptDocuments, Session, Sessions};
 
@@ -244,7 +245,9 @@ impl Describer {
 
     /// What a reader with these arguments would do, or why there can be none.
     fn reading(&self, asked: &Arguments, stored: Option<&Stored>) -> Value {
-        Setup::new(asked)
+        let mut asked = asked.clone();
+        presence::resolve(&mut asked)
+            .and_then(|()| Setup::new(&asked))
             .and_then(|setup| self.describe_setup(&setup, stored))
             .unwrap_or_else(|error| json!({"problem": error.to_string()}))
     }

@@ -17,7 +17,7 @@
 //!
 //! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
 //! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,
-//! [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
+//! [`presence`] those that touch no missing chunk, [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
 //!
 //! Words: a *chunk* is one cell of the array's chunk grid and one store key. A *sharded chunk* holds *inner chunks*. A
 //! *read chunk* is what is decoded at once: the inner chunk if there is one, else the chunk. A *reader shard* is DALI's
@@ -39,6 +39,7 @@ pub mod lists;
 pub mod memory;
 pub mod options;
 pub mod plan;
+pub mod presence;
 pub mod python;
 pub mod reader;
 pub mod sampler;

@@ -16,6 +16,11 @@ pub enum MissingChunks {
     Error,
 }
 
+impl MissingChunks {
+    /// The value of the argument that leaves out samples which touch a missing chunk.
+    pub const SKIP: &'static str = "skip";
+}
+
 /// How several stores are read together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Join {
@@ -129,8 +134,8 @@ pub struct Arguments {
     pub min_foreground: f64,
     /// File that keeps which samples have enough of it, or empty.
     pub mask_cache: String,
-    /// The numbers of the samples that have enough foreground, once they are known.
-    pub foreground: Option<Arc<[u64]>>,
+    /// The numbers of the samples that `mask` and `missing_chunks` leave, ascending, once they are known.
+    pub kept: Option<Arc<[u64]>>,
     /// One more output with the indices of samples.
     pub return_index: bool,
     /// Draw the samples of a reader shard in random order.
@@ -180,6 +185,21 @@ pub struct Arguments {
 }
 
 impl Arguments {
+    /// The same reader of all samples, in their order, as one reader shard.
+    pub fn of_all_samples(&self) -> Self {
+        Self {
+            samples: String::new(),
+            weights: String::new(),
+            samples_per_epoch: 0,
+            position: String::new(),
+            shard_id: 0,
+            num_shards: 1,
+            random_shuffle: false,
+            kept: None,
+            ..self.clone()
+        }
+    }
+
     /// The operator's defaults for the array at `path`, in batches of one sample on the CPU backend.
     pub fn new(path: &str) -> Self {
         Self {
@@ -211,7 +231,7 @@ impl Arguments {
             mask: String::new(),
             min_foreground: 0.0,
             mask_cache: String::new(),
-            foreground: None,
+            kept: None,
             return_index: false,
             initial_fill: 1024,
             position: String::new(),
@@ -338,11 +358,12 @@ impl Options {
         let missing_chunks = match arguments.missing_chunks.as_str() {
             "fill" => MissingChunks::Fill,
             "fill-403" => MissingChunks::FillForbidden,
-            "error" => MissingChunks::Error,
+            // Samples that touch chunks that were missing are left out before; none is expected to be missing later.
+            "error" | MissingChunks::SKIP => MissingChunks::Error,
             other => {
                 return Err(argument(
                     "missing_chunks",
-                    format!("\"{other}\" is none of \"fill\", \"fill-403\" and \"error\""),
+                    format!("\"{other}\" is none of \"fill\", \"fill-403\", \"skip\" and \"error\""),
                 ));
             }
         };
@@ -535,7 +556,7 @@ mod tests {
     fn every_bad_value_names_its_argument() {
         type Change = fn(&mut Arguments);
         let cases: [(&str, Change); 17] = [
-            ("missing_chunks", |a| a.missing_chunks = "skip".into()),
+            ("missing_chunks", |a| a.missing_chunks = "leave".into()),
             ("decode", |a| a.decode = "tpu".into()),
             ("gpu_zstd", |a| a.gpu_zstd = "libzstd".into()),
             ("decode", |a| a.decode = "gpu".into()),

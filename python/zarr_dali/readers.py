@@ -25,7 +25,7 @@ def zarr(
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
     stack_channels: bool = False,
-    missing_chunks: Literal["fill", "fill-403", "error"] = "fill",
+    missing_chunks: Literal["fill", "fill-403", "skip", "error"] = "fill",
     follow_links: bool = True,
     storage_options: str = "",
     window: int | Sequence[int] | None = None,
@@ -162,12 +162,18 @@ def zarr(
             follow one another in the order of `arrays`. Arrays without the first dimension, such as a land
             mask, are repeated for each step of the window. All arrays need the same element type: see
             `dtype`. The layout gets a `C` there. `zarr_dali.stats` tells what each channel is.
-        missing_chunks: What a chunk without data in the store means: `"fill"`, `"fill-403"` or `"error"`.
+        missing_chunks: What a chunk without data in the store means: `"fill"`, `"fill-403"`, `"skip"` or
+            `"error"`.
             `"fill"` reads it as the array's fill value, as the Zarr specification says. `"error"` stops with
             an error that names the chunk, for stores in which every chunk should be there. `"fill-403"` is as
             `"fill"` for object stores that answer 403 (forbidden) for what is absent, because the credentials
             lack the permission to list them; before such a batch is handed over, the array's metadata are
             read again with the same credentials.
+            `"skip"` leaves out the samples that touch a missing chunk: an epoch has the others, in the same
+            order, reader shards and states. Which chunks are missing is found out when the reader is built,
+            for folders, zip files, Icechunk repositories and references, and at most 4,194,304 chunks; of
+            sharded arrays, whose indexes are read, in folders only. Other stores would need a request for
+            each chunk and are refused. A chunk that goes missing later is an error.
         follow_links: Determines whether symbolic links may lead out of a store's folder.
             By default they are followed wherever they lead, as zarr-python does. Give False for stores from
             strangers: a link that leads out of the folder `path` is an error then, which names it; links

@@ -24,6 +24,7 @@ pub use gds::Gds;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
 pub use remote::{Arrive, Remote, Settings, Wanted};
+pub(crate) use resolve::{decode_index, resolve};
 pub use slots::Slots;
 
 use crate::store::Folder;

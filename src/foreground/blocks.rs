@@ -2,7 +2,7 @@
 
 use super::mask::{Along, Mask};
 use crate::error::Result;
-use crate::options::Arguments;
+use crate::options::{Arguments, MissingChunks};
 use crate::reader::Reader;
 use crate::sampler::{Axis, Domain, Run};
 
@@ -67,7 +67,11 @@ impl Blocks {
             dtype: Some("bool".into()),
             follow_links: arguments.follow_links,
             storage_options: arguments.storage_options.clone(),
-            missing_chunks: arguments.missing_chunks.clone(),
+            missing_chunks: match arguments.missing_chunks.as_str() {
+                // It is about the chunks of the arrays.
+                MissingChunks::SKIP => Arguments::new("").missing_chunks,
+                given => given.into(),
+            },
             num_io_threads: arguments.num_io_threads,
             host_memory_budget: arguments.host_memory_budget,
             cache_dir: arguments.cache_dir.clone(),

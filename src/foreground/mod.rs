@@ -36,20 +36,8 @@ pub fn resolve(arguments: &mut Arguments) -> Result<()> {
         without("min_foreground", arguments.min_foreground > 0.0)?;
         return without("mask_cache", !arguments.mask_cache.is_empty());
     }
-    if !arguments.samples.is_empty() {
-        let problem = "`samples` says which samples there are; give one of them";
-        return Err(argument("mask", problem.into()));
-    }
     // What an epoch has of the samples, and where it starts, is decided behind the mask.
-    let bare = Arguments {
-        weights: String::new(),
-        samples_per_epoch: 0,
-        position: String::new(),
-        shard_id: 0,
-        num_shards: 1,
-        random_shuffle: false,
-        ..arguments.clone()
-    };
+    let bare = arguments.of_all_samples();
     let setup = Setup::new(&bare)?;
     let masks = Mask::open(&bare, &setup)?;
     let key = kept::key(&bare, &setup, &masks);
@@ -83,7 +71,7 @@ pub fn resolve(arguments: &mut Arguments) -> Result<()> {
         return Err(argument("mask", problem));
     }
     log_once(&format!("mask \"{}\" keeps {} of {samples} samples", arguments.mask, kept.len()));
-    arguments.foreground = Some(kept);
+    arguments.kept = Some(kept);
     Ok(())
 }
 

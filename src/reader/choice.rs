@@ -1,4 +1,4 @@
-//! The arguments `samples`, `weights`, `samples_per_epoch` and `mask`: which samples an epoch has.
+//! The arguments `samples`, `weights` and `samples_per_epoch`, and what `mask` and `missing_chunks` leave: which samples an epoch has.
 
 use super::checks::check_shuffled;
 use crate::error::{Error, Result};
@@ -32,7 +32,7 @@ pub(super) fn choice(arguments: &Arguments, domains: &Domains, options: &Options
         true => None,
         false => Some(weights(table("weights", &arguments.weights)?, count, listed.is_some(), arguments)?),
     };
-    let (listed, weights) = masked(listed, weights, arguments)?;
+    let (listed, weights) = without_dropped(listed, weights, arguments)?;
     // As many draws as samples, those of no weight included.
     let draws = weights.as_ref().map(|weights| weights.len() as u64);
     let (listed, weights) = without_zeros(listed, weights);
@@ -143,14 +143,28 @@ fn weights(table: Table<f64>, count: u64, are_listed: bool, arguments: &Argument
 
 type Lists = (Option<Vec<u64>>, Option<Vec<f64>>);
 
-/// Leaves out what the mask leaves out.
-fn masked(listed: Option<Vec<u64>>, weights: Option<Vec<f64>>, arguments: &Arguments) -> Result<Lists> {
-    let Some(kept) = &arguments.foreground else { return Ok((listed, weights)) };
-    if listed.is_some() {
-        return Err(argument("mask", "`samples` says which samples there are; give one of them".into()));
+/// Leaves out what `mask` and `missing_chunks` leave out.
+fn without_dropped(
+    listed: Option<Vec<u64>>,
+    weights: Option<Vec<f64>>,
+    arguments: &Arguments,
+) -> Result<Lists> {
+    let Some(kept) = &arguments.kept else { return Ok((listed, weights)) };
+    let Some(listed) = listed else {
+        let weights = weights.map(|weights| kept.iter().map(|&sample| weights[sample as usize]).collect());
+        return Ok((Some(kept.to_vec()), weights));
+    };
+    let places: Vec<usize> =
+        (0..listed.len()).filter(|&place| kept.binary_search(&listed[place]).is_ok()).collect();
+    if places.is_empty() {
+        let problem = format!(
+            "`mask` or `missing_chunks` leave none of its {} samples; name others, or leave one of these out",
+            listed.len()
+        );
+        return Err(argument("samples", problem));
     }
-    let weights = weights.map(|weights| kept.iter().map(|&sample| weights[sample as usize]).collect());
-    Ok((Some(kept.to_vec()), weights))
+    let weights = weights.map(|weights| places.iter().map(|&place| weights[place]).collect());
+    Ok((Some(places.iter().map(|&place| listed[place]).collect()), weights))
 }
 
 /// Leaves out samples of no weight. Of weights that are all 0 nothing is left out.
@@ -275,7 +289,10 @@ mod tests {
                 |a| (a.samples_per_epoch, a.num_shards) = (2, 3),
                 &["`num_shards`", "3 reader shards cannot share 2"],
             ),
-            (|a| (a.samples, a.foreground) = ("[[0, 5]]".into(), Some([3].into())), &["`mask`", "`samples`"]),
+            (
+                |a| (a.samples, a.kept) = ("[[0, 5]]".into(), Some([3].into())),
+                &["`samples`", "none of its 1"],
+            ),
             (
                 |a| {
                     a.weights = format!("[{}]", vec!["1"; 6300].join(","));
@@ -301,10 +318,10 @@ mod tests {
             let setup = Setup::new(&arguments).unwrap();
             setup.start.order
         };
-        let order = read(&|a| a.foreground = Some([3, 7, 40].into()));
+        let order = read(&|a| a.kept = Some([3, 7, 40].into()));
         assert_eq!(order.samples(), 3);
         let order = read(&|a| {
-            a.foreground = Some([3, 7, 40].into());
+            a.kept = Some([3, 7, 40].into());
             a.weights =
                 json!((0..63).map(|i| if i == 7 { 0.0 } else { 0.5 }).collect::<Vec<_>>()).to_string();
             a.samples_per_epoch = 100;
