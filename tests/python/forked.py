@@ -1,12 +1,13 @@
-"""Programs in a process that is forked from one that has imported DALI, PyTorch, xarray and dask.
+"""Programs in processes that are forked from one that has imported DALI, PyTorch, xarray and dask.
 
 A program has a `__main__`, a working folder and an environment of its own, but waits for no import: PyTorch and
 DALI alone take three seconds of a processor. What the interpreter does behind the last line does not happen.
-Programs that need a GPU, and tests about imports or about how an interpreter ends, want an interpreter of their
-own: `reading.run_python`.
+Programs that need a GPU, and tests about imports or about how an interpreter ends, want an interpreter of
+their own: `reading.run_python`.
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -14,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import traceback
 import types
 from functools import lru_cache
@@ -23,31 +25,76 @@ IMPORTED = ("dask.array", "xarray", "zarr", "torch", "nvidia.dali.plugin.pytorch
 """None of them may start a thread, which a forked process would lack."""
 
 
-def run_script(code, name="<script>", first_line=1, **settings):
-    """Runs Python code, of which errors say that it stands in `name`; returns the finished process."""
-    return _run({"code": "\n" * (first_line - 1) + code, "name": name}, **settings)
+class Forked:
+    """A program that runs. Has of `subprocess.Popen` what tests use, and ends as a context does."""
+
+    def __init__(self, program, environment=None, timeout=120):
+        """A program that has not ended after `timeout` seconds is killed by SIGALRM."""
+        self._folder = tempfile.TemporaryDirectory()
+        self._outputs = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
+        self.returncode = None
+        self.pid = _asked(
+            {
+                **program,
+                "folder": os.getcwd(),
+                "environment": {**os.environ, **(environment or {})},
+                "timeout": timeout,
+                "outputs": [str(file) for file in self._outputs],
+            }
+        )
+
+    def wait(self):
+        if self.returncode is None:
+            self.returncode = _asked({"wait": self.pid})
+        return self.returncode
+
+    def communicate(self):
+        """Waits for its end; what it has printed, and its errors."""
+        self.wait()
+        return tuple(file.read_text() for file in self._outputs)
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wait()
+        self._folder.cleanup()
+
+
+def start_script(code, *arguments, name="<script>", first_line=1, **settings):
+    """Starts Python code, of which errors say that it stands in `name`."""
+    code = "\n" * (first_line - 1) + textwrap.dedent(code)
+    return Forked({"code": code, "name": name, "words": [*map(str, arguments)]}, **settings)
+
+
+def run_script(code, *arguments, **settings):
+    """Runs Python code; returns the finished process."""
+    return _finished(start_script(code, *arguments, **settings))
 
 
 def run_command(*words, **settings):
     """Runs `zarr-dali` with these arguments; returns the finished process."""
-    return _run({"words": [str(word) for word in words]}, **settings)
+    return _finished(Forked({"words": [*map(str, words)]}, **settings))
 
 
-def _run(program, environment=None, timeout=120):
-    with tempfile.TemporaryDirectory() as folder:
-        outputs = [Path(folder) / "stdout", Path(folder) / "stderr"]
-        request = {
-            **program,
-            "folder": os.getcwd(),
-            "environment": {**os.environ, **(environment or {})},
-            "timeout": timeout,
-            "outputs": [str(file) for file in outputs],
-        }
-        server = _server()
-        server.stdin.write(json.dumps(request) + "\n")
-        server.stdin.flush()
-        status = json.loads(server.stdout.readline())
-        return subprocess.CompletedProcess(program, status, *(file.read_text() for file in outputs))
+def _finished(forked):
+    with forked:
+        printed, errors = forked.communicate()
+    return subprocess.CompletedProcess(["forked"], forked.returncode, printed, errors)
+
+
+def _asked(request):
+    server = _server()
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
 
 
 @lru_cache
@@ -66,17 +113,22 @@ def _server():
 
 
 def _serve():
-    """Forks a process for each request, one after the other, and answers with its exit status."""
+    """Answers requests, one a line: of a program with the number of its process, of a number with the exit status."""
     for module in IMPORTED:
         importlib.import_module(module)
-    threads = os.listdir("/proc/self/task")
-    assert len(threads) == 1, f"an import has started threads: there are {len(threads)}"
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"an import has started threads: there are {threads}"
+    gc.collect()
+    gc.freeze()  # what a collection would write to need not be copied
     for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os._exit(_work(json.loads(line)))
-        _, status = os.waitpid(child, 0)
-        print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+        elif (child := os.fork()) == 0:
+            os._exit(_work(request))
+        else:
+            print(child, flush=True)
 
 
 def _work(request):
@@ -92,7 +144,7 @@ def _work(request):
     sys.path.insert(0, "")
     try:
         if "code" in request:
-            sys.argv = ["-c"]
+            sys.argv = ["-c", *request["words"]]
             exec(compile(request["code"], request["name"], "exec"), main.__dict__)
         else:
             from zarr_dali import cli

@@ -113,7 +113,7 @@ def test_block_runs_by_itself(block, tmp_path, monkeypatch):
 
 def run_block(block):
     if block.mark != "gpu":
-        return run_script(block.code, block.page, block.line)
+        return run_script(block.code, name=block.page, first_line=block.line)
     # What DALI and the interpreter do behind the last line is the matter of other tests.
     return run_python(f"{block.code}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)")
 
