@@ -6,8 +6,10 @@ PERIODS = (*range(1, 42), 63, 64, 65, 127, 129, 511, 513)
 
 
 def contents(rng, sizes, repeated):
-    """Byte strings that lead encoders to every kind of block, table and offset: of each size some, and repetitions of
-    every period of up to `repeated` bytes."""
+    """Byte strings that lead encoders to every kind of block, table and offset.
+
+    Some of each size, and for each of `PERIODS` one of up to `repeated` bytes that repeats itself.
+    """
     words = [rng.bytes(int(n)) for n in rng.integers(3, 20, 200)]
     for size in sizes:
         yield bytes(size)

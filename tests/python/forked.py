@@ -1,7 +1,7 @@
 """Programs in processes that are forked from one that has imported DALI, PyTorch, xarray and dask.
 
-A program has a `__main__`, a working folder and an environment of its own, but waits for no import: PyTorch and
-DALI alone take three seconds of a processor. What the interpreter does behind the last line does not happen.
+A program has a `__main__`, a working folder and an environment of its own, but waits for no import: PyTorch
+and DALI alone take three seconds of a processor. What the interpreter does behind the last line is left out.
 Programs that need a GPU, and tests about imports or about how an interpreter ends, want an interpreter of
 their own: `reading.run_python`.
 """
@@ -46,6 +46,12 @@ class Forked:
     def wait(self):
         if self.returncode is None:
             self.returncode = _asked({"wait": self.pid})
+        return self.returncode
+
+    def poll(self):
+        """Its exit status if it has ended, else None."""
+        if self.returncode is None:
+            self.returncode = _asked({"poll": self.pid})
         return self.returncode
 
     def communicate(self):
@@ -113,7 +119,7 @@ def _server():
 
 
 def _serve():
-    """Answers requests, one a line: of a program with the number of its process, of a number with the exit status."""
+    """Answers requests, one a line: for a program the number of its process, for that its exit status."""
     for module in IMPORTED:
         importlib.import_module(module)
     threads = len(os.listdir("/proc/self/task"))
@@ -124,7 +130,10 @@ def _serve():
         request = json.loads(line)
         if "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
-            print(json.dumps(os.waitstatus_to_exitcode(status)), flush=True)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+        elif "poll" in request:
+            ended, status = os.waitpid(request["poll"], os.WNOHANG)
+            print(os.waitstatus_to_exitcode(status) if ended else "null", flush=True)
         elif (child := os.fork()) == 0:
             os._exit(_work(request))
         else:

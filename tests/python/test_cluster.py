@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from forked import start_script
 from stores import FORMATS, chunk_files, write_array, write_group
 
 if 3 not in FORMATS:
@@ -446,12 +447,11 @@ def killed_after(count, what, source, copy, client, number):
     """A client in a process of its own, which ends when its journal has so many more lines."""
     partial = copying.partial_of(copy)
     enough = lines(partial) + count
-    words = [sys.executable, "-c", textwrap.dedent(CLIENT), what, source, copy, client.scheduler.address]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+    with start_script(CLIENT, what, source, copy, client.scheduler.address) as child:
         while lines(partial) < enough and child.poll() is None:
             time.sleep(0.002)
         child.send_signal(number)
-        _, text = child.communicate(timeout=60)
+        _, text = child.communicate()
     assert child.returncode == -number, text
 
 
