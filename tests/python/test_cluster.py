@@ -29,11 +29,13 @@ from range_server import serving
 from zarr_dali import cli
 from zarr_dali._dask import cluster as clusters
 from zarr_dali._dask import spreading, worker
-from zarr_dali._rechunk import array_copy, cluster_copy, copying, fence, journal, lock, regions
+from zarr_dali._rechunk import array_copy, cluster_copy, copying, fence, journal, lock
 from zarr_dali._rechunk.failing import FinalError
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
+
+pytestmark = pytest.mark.usefixtures("small_regions")
 
 WORKERS, THREADS = 2, 2
 NO_PORT = ":0"
@@ -65,11 +67,6 @@ def mortal():
     """Workers that no other test needs."""
     with two_workers() as connected:
         yield connected
-
-
-@pytest.fixture(autouse=True)
-def _small_regions(monkeypatch):
-    monkeypatch.setattr(regions, "REGION_BYTES", 0)
 
 
 @pytest.fixture

@@ -20,14 +20,11 @@ import zarr
 
 import zarr_dali
 from zarr_dali import cli
-from zarr_dali._rechunk import copying, fence, journal, lock, parts, publishing, regions
+from zarr_dali._rechunk import copying, fence, journal, lock, parts, publishing
+
+pytestmark = pytest.mark.usefixtures("small_regions")
 
 ARGUMENTS = {"chunks": {"dim_0": 1}, "shards": {"dim_0": 4}, "codec": "zstd", "workers": 2}
-
-
-@pytest.fixture(autouse=True)
-def _small_regions(monkeypatch):
-    monkeypatch.setattr(regions, "REGION_BYTES", 0)
 
 
 @pytest.fixture

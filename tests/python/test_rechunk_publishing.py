@@ -24,18 +24,15 @@ if 3 not in FORMATS:
 
 import zarr
 
-from zarr_dali._rechunk import copying, journal, publishing, reading, rechunk, regions, stamps
+from zarr_dali._rechunk import copying, journal, publishing, reading, rechunk, stamps
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk_cli import rechunk as command
+
+pytestmark = pytest.mark.usefixtures("small_regions")
 
 ARGUMENTS = {"chunks": {"dim_0": 1}, "shards": {"dim_0": 4}, "codec": "zstd", "workers": 2}
 FLAGS = [{}, {"overwrite": True}, {"resume": True}, {"resume": True, "overwrite": True}]
 NAMES = ("t", "u")
-
-
-@pytest.fixture(autouse=True)
-def _small_regions(monkeypatch):
-    monkeypatch.setattr(regions, "REGION_BYTES", 0)
 
 
 def random(seed):

@@ -11,9 +11,9 @@ import zarr
 
 import zarr_dali
 from forked import run_script
-from range_server import serving
+from range_server import serving, urls
 from reading import CPU, read_all
-from test_remote import CODECS, SHAPE, urls, values, write, zipped
+from test_remote import CODECS, SHAPE, values, write, zipped
 from test_select import TIMES, write_fields
 from zarr_dali._core import Objects, expand
 from zarr_dali._local import METADATA

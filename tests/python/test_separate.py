@@ -18,7 +18,7 @@ import xarray as xr
 
 import reference
 import zarr_dali
-from configurations import batches_to_read, check_visits, draw_reader, draw_sampling
+from configurations import batches_to_read, check_visits, draw_reader, draw_sampling, scenes
 from counting import settled_stats
 from forked import run_script
 from reading import CPU, build, on_host, read_all, run_batches
@@ -226,18 +226,7 @@ def read_numbers(pipe, how_many, starts, expected, places, with_index, what):
     return numbers
 
 
-@pytest.fixture(scope="module")
-def scene_of(tmp_path_factory):
-    """`scene_of(number)`: the stores of that number, written once."""
-    made = {}
-
-    def get(number):
-        if number not in made:
-            rng = np.random.default_rng([20261123, number])
-            made[number] = write_scene(tmp_path_factory.mktemp("scene"), rng)
-        return made[number]
-
-    return get
+scene_of = scenes(write_scene, seed=20261123)
 
 
 @pytest.mark.parametrize(
