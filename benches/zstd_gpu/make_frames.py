@@ -24,6 +24,7 @@ if "zarr" not in sys.modules:  # era5_like writes stores with it; here are none
 
 import era5_like  # noqa: E402  neighbours, not packages
 import libzstd  # noqa: E402
+from contents import contents  # noqa: E402
 
 GRID = (640, 1280)
 """3.28 MB a field, as in the store of the benchmarks."""
@@ -67,25 +68,10 @@ def timed(quick: bool) -> Iterator[tuple[str, int, list[bytes]]]:
     yield "3.28 MB constant", 3, [bytes(len(six[0]))]
 
 
-def small(rng: np.random.Generator) -> Iterator[bytes]:
-    """Small contents that lead the encoder to every kind of block."""
-    words = [rng.bytes(int(n)) for n in rng.integers(3, 20, 200)]
-    for size in [0, 1, 2, 5, 33, 300, 1000, 7000, 30_000, 150_000]:
-        yield bytes(size)
-        yield rng.bytes(size)
-        yield rng.integers(0, 4, size, np.uint8).tobytes()
-        yield b"".join(words[i] for i in rng.integers(0, 200, size // 3 + 1))[:size]
-        smooth = np.cumsum(rng.standard_normal(size // 4 + 1)).astype("<f4").round(1)
-        yield smooth.tobytes()[:size]
-        yield smooth.view(np.uint8).reshape(-1, 4).T.tobytes()[:size]
-    for period in [*range(1, 34), 63, 64, 65, 511]:
-        yield (rng.bytes(period) * (9000 // period + 1))[: int(rng.integers(period, 9000))]
-
-
 def valid(rng: np.random.Generator) -> list[tuple[bytes, bytes]]:
     """Encoded and decoded, with settings of all kinds; the last ones of several frames and skippable ones."""
     made = []
-    for data in small(rng):
+    for data in contents(rng, [0, 1, 2, 5, 33, 300, 1000, 7000, 30_000, 150_000], 9000):
         for level in (1, 3, 7, 19):
             settings = {
                 libzstd.LEVEL: level,

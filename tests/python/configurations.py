@@ -1,9 +1,27 @@
 """Random arguments of a reader, and what its order has to be like."""
 
 import math
+from functools import lru_cache
+
+import numpy as np
+import pytest
 
 import reference
 from naive import Sampling, visits
+
+
+def scenes(write_scene, seed):
+    """A fixture `scene_of(number)`: what `write_scene(folder, rng)` gave, once for each number."""
+
+    @pytest.fixture(scope="module")
+    def scene_of(tmp_path_factory):
+        @lru_cache
+        def get(number):
+            return write_scene(tmp_path_factory.mktemp("scene"), np.random.default_rng([seed, number]))
+
+        return get
+
+    return scene_of
 
 
 def draw_sampling(rng, shape, shared):

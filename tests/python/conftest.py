@@ -107,6 +107,14 @@ def rng():
     return np.random.default_rng(20260101)
 
 
+@pytest.fixture
+def small_regions(monkeypatch):
+    """`rechunk` and `statistics` cut arrays into regions of one chunk, so that small ones have several."""
+    from zarr_dali._rechunk import regions
+
+    monkeypatch.setattr(regions, "REGION_BYTES", 0)
+
+
 @pytest.fixture(scope="session")
 def cached_store(tmp_path_factory):
     """`cached_store(key, write)`: the folder that `write(folder)` filled, once per session and key."""

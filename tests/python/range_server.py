@@ -252,6 +252,17 @@ class Server:
             return json.load(answer)
 
 
+def urls(server, path="data.zarr"):
+    """The folder `bucket/PATH` of a server by the URL of each kind of store, with its options."""
+    anonymous = {"anon": True}
+    return {
+        "http": (f"{server}/bucket/{path}", {}),
+        "s3": (f"s3://bucket/{path}", anonymous | {"endpoint_url": server, "region": "eu-west-1"}),
+        "gs": (f"gs://bucket/{path}", {"token": "anon", "endpoint_url": server}),
+        "az": (f"az://bucket/{path}", anonymous | {"account_name": "account", "endpoint_url": server}),
+    }
+
+
 @contextmanager
 def serving(root, **chosen):
     """A server over a folder, with the fields of `Settings` and `Faults`."""

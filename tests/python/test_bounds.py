@@ -7,14 +7,13 @@ import bz2
 import gzip
 import json
 import os
-import subprocess
-import sys
 import zlib
-from pathlib import Path
 
 import numcodecs
 import numpy as np
 import pytest
+
+from forked import run_script
 
 MIB = 1 << 20
 # What a reader has besides its budget: what is not counted (Options::UNCOUNTED_HOST_BYTES), and what threads
@@ -25,9 +24,8 @@ BUDGET = 16 * MIB
 
 def read(path, *, batches=1, checkpoint=None, **arguments):
     """What came of it: `error`, `values` and `grown`."""
-    command = [sys.executable, str(Path(__file__).with_name("bounded.py")), str(path), json.dumps(arguments)]
-    command += [str(batches)] + ([json.dumps(checkpoint)] if checkpoint else [])
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=Path(__file__).parent)
+    words = [path, json.dumps(arguments), batches, *([json.dumps(checkpoint)] if checkpoint else [])]
+    ended = run_script("import sys, bounded\nbounded.main(*sys.argv[1:])", *words)
     assert ended.returncode == 0, f"{ended.returncode}: {ended.stderr[-1000:]}"
     found = json.loads(ended.stdout.splitlines()[-1])
     assert "internal error" not in (found["error"] or ""), found

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from forked import start_script
 from stores import FORMATS, chunk_files, write_array, write_group
 
 if 3 not in FORMATS:
@@ -28,11 +29,13 @@ from range_server import serving
 from zarr_dali import cli
 from zarr_dali._dask import cluster as clusters
 from zarr_dali._dask import spreading, worker
-from zarr_dali._rechunk import array_copy, cluster_copy, copying, fence, journal, lock, regions
+from zarr_dali._rechunk import array_copy, cluster_copy, copying, fence, journal, lock
 from zarr_dali._rechunk.failing import FinalError
 
 distributed = pytest.importorskip("distributed")
 dask = pytest.importorskip("dask")
+
+pytestmark = pytest.mark.usefixtures("small_regions")
 
 WORKERS, THREADS = 2, 2
 NO_PORT = ":0"
@@ -64,11 +67,6 @@ def mortal():
     """Workers that no other test needs."""
     with two_workers() as connected:
         yield connected
-
-
-@pytest.fixture(autouse=True)
-def _small_regions(monkeypatch):
-    monkeypatch.setattr(regions, "REGION_BYTES", 0)
 
 
 @pytest.fixture
@@ -446,12 +444,11 @@ def killed_after(count, what, source, copy, client, number):
     """A client in a process of its own, which ends when its journal has so many more lines."""
     partial = copying.partial_of(copy)
     enough = lines(partial) + count
-    words = [sys.executable, "-c", textwrap.dedent(CLIENT), what, source, copy, client.scheduler.address]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as child:
+    with start_script(CLIENT, what, source, copy, client.scheduler.address) as child:
         while lines(partial) < enough and child.poll() is None:
             time.sleep(0.002)
         child.send_signal(number)
-        _, text = child.communicate(timeout=60)
+        _, text = child.communicate()
     assert child.returncode == -number, text
 
 

@@ -14,6 +14,7 @@ import pytest
 import zarr
 
 import zarr_dali
+from forked import run_script
 from range_server import serving
 from reading import CPU, assert_same_bits, build, run_python, to_samples
 
@@ -483,7 +484,7 @@ def test_a_forked_child_leaves_the_cache_to_its_parent(root, rng):
     write(root / "served" / "data.zarr", data)
     np.save(root / "data.npy", data)
     with serving(root / "served") as server:
-        done = run_python(
+        done = run_script(
             """
             import os, sys
             import numpy as np
@@ -514,7 +515,7 @@ def test_a_forked_child_leaves_the_cache_to_its_parent(root, rng):
 KILLED = Path(__file__).with_name("disk_cache_kills.py")
 
 
-@pytest.mark.parametrize("kills", [6, pytest.param(100, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [4, pytest.param(100, marks=pytest.mark.full)])
 def test_ranks_that_are_killed_leave_right_bytes_within_the_bound(root, rng, kills):
     """Two processes on one cache folder, each killed at a random moment and started again."""
     for name in "abc":

@@ -1,7 +1,7 @@
 """The documentation and the README: every code block works, and what they repeat is what the sources say.
 
-- Each Python block runs by itself, in a fresh interpreter and an empty folder, so that it can be pasted into
-  one. A text block right behind it is what it prints, with `...` for what varies.
+- Each Python block runs by itself, in a process and an empty folder of its own, so that it can be pasted into
+  an interpreter. A text block right behind it is what it prints, with `...` for what varies.
 - Of the shell blocks of a page `zarr-dali example`, `info`, `rechunk` and `statistics` run, in their order
   and in an empty folder; of all others it is checked that programs, scripts, targets and options exist.
 - `<!-- gpu -->` in front of a block: without a GPU it is only compiled, and its names and arguments checked.
@@ -30,6 +30,7 @@ from markdown_it import MarkdownIt
 from nvidia.dali import backend
 
 import zarr_dali.cli
+from forked import run_command, run_script
 from programs import help_of
 from reading import gpu_problem, run_python
 from test_readers import load_generator
@@ -95,16 +96,6 @@ def of_place(block):
 
 # --- Python ---------------------------------------------------------------------------------------
 
-RUN_BLOCK = """
-import os, sys
-
-block, name, line = sys.argv[1:]
-exec(compile("\\n" * (int(line) - 1) + block, name, "exec"), {"__name__": "__main__"})
-# What DALI and the interpreter do behind the last line is the matter of other tests.
-sys.stdout.flush()
-os._exit(0)
-"""
-
 
 @pytest.mark.parametrize(
     "block", [b for b in all_blocks("python") if not b.mark.startswith("ranks")], ids=of_place
@@ -114,10 +105,17 @@ def test_block_runs_by_itself(block, tmp_path, monkeypatch):
     if block.mark == "bucket" or (block.mark == "gpu" and gpu_problem() is not None):
         pytest.skip("it needs a GPU or a store elsewhere; see test_blocks_import_what_they_use")
     monkeypatch.chdir(tmp_path)
-    done = run_python(RUN_BLOCK, block.code, block.page, block.line, env={"OMP_NUM_THREADS": "1"})
+    done = run_block(block)
     assert done.returncode == 0, f"{block.place}: {done.stdout}{done.stderr}"
     if block.printed:
         assert_printed(block.printed, done.stdout)
+
+
+def run_block(block):
+    if block.mark != "gpu":
+        return run_script(block.code, name=block.page, first_line=block.line)
+    # What DALI and the interpreter do behind the last line is the matter of other tests.
+    return run_python(f"{block.code}\nimport os, sys\nsys.stdout.flush()\nos._exit(0)")
 
 
 def assert_printed(block, printed):
@@ -158,8 +156,7 @@ def test_commands_of_a_page_run(page, tmp_path, monkeypatch):
             continue
         printed = ""
         for command in commands_to_run(block):
-            words = [sys.executable, "-m", "zarr_dali", *command]
-            done = subprocess.run(words, capture_output=True, text=True)
+            done = run_command(*command)
             assert done.returncode == 0, f"{block.place}: {command}: {done.stderr or done.stdout}"
             printed += done.stdout
         if block.printed:

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 
 import zarr_dali
-from reading import CPU, read_all, run_python
+from forked import start_script
+from reading import CPU, read_all
 from stores import FORMATS
 from zarr_dali import cli
 
@@ -93,10 +93,10 @@ def test_ranks_may_write_it_at_once(tmp_path):
     """As processes of one training do: all get the path, and no part of a store is ever seen."""
     code = "import sys, zarr_dali; print(zarr_dali.example_store(sys.argv[1]))"
     path = tmp_path / "e.zarr"
-    with ThreadPoolExecutor(3) as pool:
-        for done in pool.map(lambda _: run_python(code, path), range(3)):
-            assert done.returncode == 0, done.stderr
-            assert done.stdout.strip() == str(path)
+    for rank in [start_script(code, path) for _ in range(3)]:
+        printed, errors = rank.communicate()
+        assert rank.returncode == 0, errors
+        assert printed.strip() == str(path)
     assert [file.name for file in tmp_path.iterdir()] == ["e.zarr"]
     assert contents(path) == contents(zarr_dali.example_store(tmp_path / "again.zarr"))
 

@@ -14,7 +14,7 @@ import zarr
 from nvidia.dali import Pipeline, fn
 
 import zarr_dali
-from range_server import serving
+from range_server import serving, urls
 
 icechunk = pytest.importorskip("icechunk", reason="icechunk, which needs zarr-python 3, is not installed")
 
@@ -102,17 +102,6 @@ def bucket(tmp_path):
     return tmp_path
 
 
-def urls(server):
-    """The repository in the folder `bucket/repo` by the URL of each kind of store, with its options."""
-    anonymous = {"anon": True}
-    return {
-        "http": (f"{server}/bucket/repo", {}),
-        "s3": ("s3://bucket/repo", anonymous | {"endpoint_url": server, "region": "eu-west-1"}),
-        "gs": ("gs://bucket/repo", {"token": "anon", "endpoint_url": server}),
-        "az": ("az://bucket/repo", anonymous | {"account_name": "account", "endpoint_url": server}),
-    }
-
-
 @pytest.mark.parametrize("kind", CODECS)
 def test_arrays_of_a_repository_are_those_of_icechunks_own_store(bucket, kind):
     data = values()
@@ -134,7 +123,7 @@ def test_arrays_of_a_repository_are_those_of_icechunks_own_store(bucket, kind):
         np.testing.assert_array_equal(found, expected)
         assert places[1] == f"{folder}|icechunk:@{snapshot}/group/a[2:4, 0:24, 0:36]"
     with serving(bucket) as server:
-        for url, options in urls(server.url).values():
+        for url, options in urls(server.url, "repo").values():
             found, places = read(f"{url}|icechunk:@{snapshot}/group/a", storage_options=json.dumps(options))
             np.testing.assert_array_equal(found, expected)
             assert places[0] == f"{url}|icechunk:@{snapshot}/group/a[0:2, 0:24, 0:36]"
@@ -165,7 +154,7 @@ def test_branches_tags_and_snapshots(repository, bucket):
     first = repository.lookup_tag("v1")
     for path in (f"{bucket}/bucket/repo", "s3://bucket/repo"):
         with serving(bucket) as server:
-            _, options = urls(server.url)["s3"]
+            _, options = urls(server.url, "repo")["s3"]
             for version, expected in (
                 ("", values() + 1),
                 ("@branch.main/", values() + 1),
@@ -184,7 +173,7 @@ def test_groups_and_arrays_are_listed(repository, bucket):
     snapshot = repository.lookup_branch("main")
     assert report.arrays[0].snapshots == (snapshot,) and snapshot in str(report)
     with serving(bucket) as server:
-        url, options = urls(server.url)["http"]
+        url, options = urls(server.url, "repo")["http"]
         report = zarr_dali.info(f"{url}|icechunk:@tag.v1", storage_options=options)
         assert [array.name for array in report.arrays] == ["a", "deep/b"]
         assert not any(request["method"] != "GET" for request in server.requests())
@@ -194,7 +183,7 @@ def test_groups_and_arrays_are_listed(repository, bucket):
 
 def test_metadata_and_manifests_are_requested_once(repository, bucket):
     with serving(bucket) as server:
-        url, _ = urls(server.url)["http"]
+        url, _ = urls(server.url, "repo")["http"]
         read(f"{url}|icechunk:a")
         asked = [request["path"].removeprefix("/bucket/repo/") for request in server.requests()]
     # Without `repo` the repository has format 1; what is opened a second time is read again.
@@ -227,7 +216,7 @@ def test_what_is_not_there_is_refused_with_the_remedy(repository, bucket):
 
 def test_a_reader_stays_at_its_snapshot(repository, bucket):
     with serving(bucket, latency_s=0.01) as server:
-        url, _ = urls(server.url)["http"]
+        url, _ = urls(server.url, "repo")["http"]
         for path in (str(bucket / "bucket" / "repo"), url):
             before = oracle(repository)["a"][:]
             pipe = Pipeline(batch_size=1, num_threads=2, device_id=None, prefetch_queue_depth=1)
@@ -292,7 +281,7 @@ def test_manifests_in_parts(bucket):
     commit(repository, lambda root: root["a"].resize((50, 24, 36)))
     expected = oracle(repository)["a"][:]
     with serving(bucket) as server:
-        url, _ = urls(server.url)["http"]
+        url, _ = urls(server.url, "repo")["http"]
         found, _ = read(f"{url}|icechunk:a", batches=1, roi_start=[0], roi_end=[10])
         np.testing.assert_array_equal(found, windows(expected[:10]))
         manifests = [request["path"] for request in server.requests() if "/manifests/" in request["path"]]
@@ -354,7 +343,7 @@ def test_what_a_snapshot_names_has_to_be_there(repository, bucket):
 
 def test_faults_of_the_server_are_errors_or_repeated(repository, bucket):
     with serving(bucket, kinds=["503", "short", "reset"], rate=0.2, seed=1) as server:
-        url, _ = urls(server.url)["http"]
+        url, _ = urls(server.url, "repo")["http"]
         found, _ = read(f"{url}|icechunk:@tag.v1/a")
         np.testing.assert_array_equal(found, windows(values()))
 
@@ -394,7 +383,7 @@ def test_virtual_chunks_of_a_repository_of_format_2(bucket):
         file.write_bytes(whole[: 100 + (number + 1) * len(pieces[0])])
     (folder / "a file.bin").write_bytes(whole)
     with serving(bucket) as server:
-        s3 = urls(server.url)["s3"][1]
+        s3 = urls(server.url, "repo")["s3"][1]
         path = f"{bucket}/bucket/repo|icechunk:virtual"
         found, _ = read(path, storage_options=json.dumps({"s3://archive": s3}))
         np.testing.assert_array_equal(found, windows(data))
@@ -470,7 +459,7 @@ def test_virtual_chunks_in_another_bucket(netcdf, bucket):
     _, folder = make("s3://data/some%20file.nc")
     with serving(bucket) as other, serving(bucket) as server:
         # A header for the repository's own host is sent nowhere else.
-        options = {"headers": {"authorization": "Bearer t"}, "s3://data": urls(other.url)["s3"][1]}
+        options = {"headers": {"authorization": "Bearer t"}, "s3://data": urls(other.url, "repo")["s3"][1]}
         for path in (str(folder), f"{server.url}/bucket/repo"):
             found, _ = read(f"{path}|icechunk:a", storage_options=json.dumps(options))
             np.testing.assert_array_equal(found, windows(expected_of_netcdf()))

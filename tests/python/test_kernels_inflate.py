@@ -5,16 +5,15 @@ of exact size. What they should make of their input is decided here: by zlib, nu
 """
 
 import random
-import shutil
 import struct
 import subprocess
 import zlib
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from kernel_programs import compiled
+
 OK, TRUNCATED, TOO_LONG, BAD_OFFSET, TOO_SHORT, BAD_HEADER, BAD_CODE, CHECKSUM, TRAILING = range(9)
 ANY_ERROR = 255
 STRATEGIES = [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zlib.Z_RLE, zlib.Z_FIXED]
@@ -23,20 +22,12 @@ STRATEGIES = [zlib.Z_DEFAULT_STRATEGY, zlib.Z_FILTERED, zlib.Z_HUFFMAN_ONLY, zli
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
     """Compiles a program of tests/kernels; running it on records gives the numbers that it prints."""
-    if not shutil.which("g++"):
-        pytest.skip("g++ is not installed")
     folder = tmp_path_factory.mktemp("kernels")
 
     def compile_and_run(name, records):
-        binary = folder / name
-        if not binary.exists():
-            flags = (
-                "-O1 -g -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=undefined"
-            )
-            includes = ["-I", ROOT / "src/kernels", "-I", ROOT / "tests/kernels"]
-            source = ROOT / f"tests/kernels/{name}.cc"
-            subprocess.run(["g++", "-std=c++17", *flags.split(), *includes, source, "-o", binary], check=True)
-        done = subprocess.run([binary], input=b"".join(records), capture_output=True, timeout=500)
+        done = subprocess.run(
+            [compiled(name, folder)], input=b"".join(records), capture_output=True, timeout=500
+        )
         assert done.returncode == 0, done.stderr.decode(errors="replace")[-3000:]
         return [int(number) for number in done.stdout.split()]
 
@@ -258,10 +249,10 @@ def test_a_warp_decodes_what_one_lane_decodes(program):
     assert count == len(records)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(12))
 def test_random_codes(program, seed):
     rng = random.Random(seed)
-    records = [judged(random_block(rng, rng.choice([1, 10, 300])), offset=i % 16) for i in range(500)]
+    records = [judged(random_block(rng, rng.choice([1, 10, 300])), offset=i % 16) for i in range(250)]
     count, accepted = program("inflate_test", records)
     assert count == accepted == len(records)
 
@@ -407,7 +398,7 @@ def mutated(encoded, others, rng):
     return bytes(data)
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(20))
 def test_damaged_streams(program, seed):
     """Whatever the damage: nothing outside the buffers, and zlib's verdict with zlib's bytes."""
     rng = random.Random(seed)
@@ -420,7 +411,7 @@ def test_damaged_streams(program, seed):
     originals += [(random_block(rng, n), 4 * n) for n in [1, 10, 100, 300] for _ in range(20)]
     streams = [encoded for encoded, _ in originals]
     records, invalid = [], 0
-    while len(records) < 25_000:
+    while len(records) < 6000:
         encoded, size = rng.choice(originals)
         damaged = mutated(encoded, streams, rng)
         other = rng.choice([0] * 8 + [-1, 1, 40, -40])
@@ -428,7 +419,7 @@ def test_damaged_streams(program, seed):
         invalid += records[-1][8:12] != bytes(4)
     count, accepted = program("inflate_test", records)
     assert (count, count - accepted) == (len(records), invalid)
-    assert accepted > 500 and invalid > 5000, "the damage should be neither always nor never fatal"
+    assert accepted > 100 and invalid > 1000, "the damage should be neither always nor never fatal"
 
 
 SIZES = [*range(41), 63, 64, 65, 127, 255, 256, 257, 263, 511, 1000, 4095, 16_384, 16_391, 40_000, 100_003]
@@ -482,9 +473,9 @@ def test_checksums(program, name):
         for data in [rng.bytes(size), bytes(size), b"\xff" * size]:
             expected = reference(data) if size else EMPTY.get(name, 0)
             for lanes in (1, 64):
-                offsets = range(16) if size < 300 else (0, 1, 2, 3, 8)
+                offsets = range(16) if size < 65 else (0, 1, 2, 3, 8)
                 records.extend(check(kind, lanes, offset, expected, data) for offset in offsets)
-    data = rng.bytes(3_000_000) if name != "crc32c" else rng.bytes(300_000)
+    data = rng.bytes(600_000) if name != "crc32c" else rng.bytes(300_000)
     expected = reference(data)
     records.extend(check(kind, lanes, 3, expected, data) for lanes in (1, 64))
     data = b"\xff" * len(data)  # the largest sums

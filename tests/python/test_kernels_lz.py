@@ -5,11 +5,9 @@ access outside of them, or a step that depends on the order, ends the program wi
 numcodecs (LZ4 and Blosc) and, for Snappy, a plain decoder written from the format's description.
 """
 
-import shutil
 import struct
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import numcodecs
 import numcodecs.blosc
@@ -17,16 +15,14 @@ import numcodecs.lz4
 import numpy as np
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from contents import contents
+from kernel_programs import compiled
 
 STORED, LZ4, BLOSCLZ, SNAPPY = range(4)
 FORMATS = {"lz4": LZ4, "blosclz": BLOSCLZ, "snappy": SNAPPY}
 
 BAD_OFFSET = 3
 """`kStreamBadOffset` of `src/kernels/streams.cuh`."""
-
-MUTATIONS = 40_000
-"""Damaged streams of each format."""
 
 BYTE_SHUFFLE, BIT_SHUFFLE = 1, 2
 
@@ -42,28 +38,13 @@ class Case:
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
-    """`compiled(name)`: `tests/kernels/<name>.cc` as a program."""
-    if not (compiler := shutil.which("g++")):
-        pytest.skip("g++ is not installed")
-    folder = tmp_path_factory.mktemp("kernels")
-
-    def compile(name):
-        program = folder / name
-        if not program.exists():
-            # Wide accesses to bytes: UBSan checks that they are aligned.
-            flags = "-std=c++17 -O1 -g -fno-strict-aliasing -fsanitize=address,undefined"
-            flags += " -fno-sanitize-recover=all -Wno-unknown-pragmas"
-            source = ROOT / "tests/kernels" / f"{name}.cc"
-            command = [compiler, *flags.split(), "-I", ROOT / "src/kernels", "-o", program, source]
-            subprocess.run(command, check=True, timeout=300)
-        return program
-
-    return compile
+def folder(tmp_path_factory):
+    """Where programs are compiled."""
+    return tmp_path_factory.mktemp("kernels")
 
 
 @pytest.fixture
-def decode(compiled, tmp_path):
+def decode(folder, tmp_path):
     """`decode(cases)`: for each case its StreamError and the decoded bytes, None after an error."""
 
     def run(cases):
@@ -71,7 +52,7 @@ def decode(compiled, tmp_path):
             for case in cases:
                 file.write(struct.pack("<4I", case.format, case.skew, len(case.encoded), case.size))
                 file.write(case.encoded)
-        results = run_program(compiled("lz_test"), tmp_path)
+        results = run_program(compiled("lz_test", folder), tmp_path)
         at, decoded = 0, []
         for case in cases:
             (error,) = struct.unpack_from("<I", results, at)
@@ -85,14 +66,14 @@ def decode(compiled, tmp_path):
 
 
 @pytest.fixture
-def unshuffle(compiled, tmp_path):
+def unshuffle(folder, tmp_path):
     """`unshuffle(cases)`: cases (kind, skew, element size, block size, bytes) to their bytes in order."""
 
     def run(cases):
         with open(tmp_path / "cases", "wb") as file:
             for kind, skew, size, block, data in cases:
                 file.write(struct.pack("<5I", kind, skew, size, block, len(data)) + data)
-        results = run_program(compiled("unshuffle_test"), tmp_path)
+        results = run_program(compiled("unshuffle_test", folder), tmp_path)
         ends = np.cumsum([len(case[-1]) for case in cases])
         return [results[end - len(case[-1]) : end] for case, end in zip(cases, ends)]
 
@@ -110,19 +91,9 @@ def run_program(program, folder):
 # What is decoded
 
 
-def contents(rng, most):
-    """Byte strings of up to `most` bytes that lead encoders to every kind of element."""
-    words = [rng.bytes(int(n)) for n in rng.integers(3, 20, 200)]
-    for size in [1, 2, 5, 12, 13, 17, 31, 64, 65, 300, 1000, most]:
-        yield bytes(size)
-        yield rng.bytes(size)
-        yield rng.integers(0, 4, size, np.uint8).tobytes()
-        yield b"".join(words[i] for i in rng.integers(0, 200, size // 3 + 1))[:size]
-        smooth = np.cumsum(rng.standard_normal(size // 4 + 1)).astype("<f4").round(1)
-        yield smooth.tobytes()[:size]
-        yield smooth.view(np.uint8).reshape(-1, 4).T.tobytes()[:size]
-    for period in [*range(1, 42), 63, 64, 65, 127, 129, 511, 513]:
-        yield (rng.bytes(period) * (most // period + 1))[: int(rng.integers(period, most))]
+def contents_of(rng, most):
+    """Byte strings of up to `most` bytes; some repeat a part at the distances where formats have limits."""
+    yield from contents(rng, [1, 2, 5, 12, 13, 17, 31, 64, 65, 300, 1000, most], most)
     for distance in [3583, 3584, 3585, 3600, 4095, 4097, 8191, 8192, 8193, 8200, 30000, 65535]:
         if distance + 200 < most:
             repeated = rng.bytes(int(rng.integers(40, 1500)))
@@ -304,7 +275,7 @@ def blosc_streams(buffer):
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_round_trip(name, decode, rng):
-    streams = [(ENCODERS[name](data), data) for data in contents(rng, 100_000)]
+    streams = [(ENCODERS[name](data), data) for data in contents_of(rng, 100_000)]
     streams = [(encoded, data) for encoded, data in streams if encoded is not None]
     assert len(streams) > 50
     cases = [Case(FORMATS[name], int(rng.integers(256)), encoded, len(data)) for encoded, data in streams]
@@ -323,7 +294,7 @@ def test_stored(decode, rng):
 @pytest.mark.parametrize("name", FORMATS)
 def test_sizes_are_exact(name, decode, rng):
     """A stream one byte short, one byte long, or asked for another size is an error."""
-    data = next(data for data in contents(rng, 3000) if len(data) == 1000 and len(set(data)) == 4)
+    data = next(data for data in contents_of(rng, 3000) if len(data) == 1000 and len(set(data)) == 4)
     encoded = ENCODERS[name](data)
     wrong = [(encoded[:-1], 1000), (encoded + b"\0", 1000), (encoded, 999), (encoded, 1001), (b"", 1000)]
     for skew in [0, 5]:
@@ -353,15 +324,16 @@ def mutate(rng, streams):
     return bytes(damaged), size
 
 
+@pytest.mark.parametrize("count", [4000, pytest.param(40_000, marks=pytest.mark.full)])
 @pytest.mark.parametrize("name", FORMATS)
-def test_damaged_streams(name, decode, rng):
+def test_damaged_streams(name, decode, rng, count):
     """Every damaged stream is decoded as the reference does or refused as the reference does."""
-    streams = [(ENCODERS[name](data), len(data)) for data in contents(rng, 2000) if len(data) <= 2000]
-    streams += [(ENCODERS[name](data), len(data)) for data in contents(rng, 9000) if len(data) > 8000]
+    streams = [(ENCODERS[name](data), len(data)) for data in contents_of(rng, 2000) if len(data) <= 2000]
+    streams += [(ENCODERS[name](data), len(data)) for data in contents_of(rng, 9000) if len(data) > 8000]
     streams = [(encoded, size) for encoded, size in streams if encoded is not None]
     small = [stream for stream in streams if len(stream[0]) <= 1500]
     cases = []
-    for index in range(MUTATIONS):
+    for index in range(count):
         encoded, size = mutate(rng, streams if index % 20 == 0 else small)
         # Where both sizes are equal Blosc takes the bytes as stored.
         if name != "blosclz" or len(encoded) != size:
@@ -376,7 +348,7 @@ def test_damaged_streams(name, decode, rng):
         assert (decoded is None) == (expected is None), (index, error)
         assert decoded == expected, index
         accepted += decoded is not None
-    assert MUTATIONS // 50 < accepted < MUTATIONS * 9 // 10
+    assert count // 50 < accepted < count * 9 // 10
 
 
 def test_lz4_end_of_block(decode):

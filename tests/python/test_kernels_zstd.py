@@ -4,21 +4,19 @@ The host build runs the lanes of a warp one after the other in two orders, in bu
 access outside of them, or a step that depends on the order, ends the program with an error.
 """
 
-import shutil
 import struct
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import libzstd
+from contents import contents
+from kernel_programs import compiled
 
-ROOT = Path(__file__).parents[2]
-
-MUTATIONS = 20_000
-"""Damaged chunks of at most 64 kB."""
+FULL = [(3000, 8), (60_000, 3), (300_000, 1)]
+"""Most bytes of a chunk, and levels of each, of the full tier."""
 
 LEVELS = [-5, 1, 2, 3, 5, 7, 9, 12, 15, 19]
 TRUNCATED, TOO_LONG, BAD_OFFSET, TOO_SHORT, BAD_HEADER, BAD_CODE, TRAILING = 1, 2, 3, 4, 5, 6, 8
@@ -45,15 +43,7 @@ class Case:
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory):
-    if not (compiler := shutil.which("g++")):
-        pytest.skip("g++ is not installed")
-    program = tmp_path_factory.mktemp("kernels") / "zstd_decode_test"
-    # Wide accesses to bytes: UBSan checks that they are aligned.
-    flags = "-std=c++17 -O1 -g -Wall -Wextra -Werror -Wno-unknown-pragmas -fno-strict-aliasing"
-    flags += " -pthread -fsanitize=address,undefined -fno-sanitize-recover=all"
-    source = ROOT / "tests/kernels/zstd_decode_test.cc"
-    subprocess.run([compiler, *flags.split(), "-o", program, source], check=True, timeout=300)
-    return program
+    return compiled("zstd_decode_test", tmp_path_factory.mktemp("kernels"))
 
 
 @pytest.fixture
@@ -80,22 +70,6 @@ def decode(program, tmp_path):
     return run
 
 
-def contents(rng, most):
-    """Byte strings of up to `most` bytes that lead the encoder to every kind of block, table and offset."""
-    words = [rng.bytes(int(n)) for n in rng.integers(3, 20, 200)]
-    for size in [0, 1, 2, 5, 33, 300, 1000, most // 3, most]:
-        yield bytes(size)
-        yield rng.bytes(size)
-        yield rng.integers(0, 4, size, np.uint8).tobytes()
-        yield b"".join(words[i] for i in rng.integers(0, 200, size // 3 + 1))[:size]
-        smooth = np.cumsum(rng.standard_normal(size // 4 + 1)).astype("<f4").round(1)
-        yield smooth.tobytes()[:size]
-        yield smooth.view(np.uint8).reshape(-1, 4).T.tobytes()[:size]
-        yield np.cumsum(rng.standard_normal(size // 2 + 1) * 5).astype("<i2").tobytes()[:size]
-    for period in [*range(1, 42), 63, 64, 65, 129, 511]:
-        yield (rng.bytes(period) * (most // period + 1))[: int(rng.integers(period, most))]
-
-
 def settings_of(rng, level):
     """An encoder's settings around a level."""
     settings = {libzstd.LEVEL: int(level), libzstd.CHECKSUM: int(rng.integers(2))}
@@ -115,7 +89,8 @@ def settings_of(rng, level):
 def cases_of(rng, most, levels):
     """A case for each content and some levels; several frames and skippable ones behind them."""
     cases = []
-    for data in contents(rng, most):
+    sizes = [0, 1, 2, 5, 33, 300, 1000, most // 3, most]
+    for data in contents(rng, sizes, most):
         for level in rng.choice(LEVELS, levels, replace=False):
             flush = int(rng.choice([0, 0, 100, 1000, 5000])) if len(data) > 10 else 0
             encoded = libzstd.encode(data, settings_of(rng, level), flush)
@@ -128,18 +103,22 @@ def cases_of(rng, most, levels):
     return cases
 
 
-@pytest.mark.parametrize("most, levels", [(3000, 8), (60_000, 3), (300_000, 1)])
+@pytest.mark.parametrize(
+    "most, levels", [(3000, 2), (60_000, 1), *(pytest.param(*case, marks=pytest.mark.full) for case in FULL)]
+)
 def test_valid_chunks_decode_to_their_content(decode, most, levels):
     cases = cases_of(np.random.default_rng(most), most, levels)
     for number, (case, (error, block, decoded)) in enumerate(zip(cases, decode(cases), strict=True)):
         assert decoded == case.data, f"case {number}: error {error} in block {block}"
 
 
-def test_damaged_chunks_get_an_error_or_what_libzstd_makes_of_them(decode):
+@pytest.mark.parametrize("count", [2000, pytest.param(20_000, marks=pytest.mark.full)])
+def test_damaged_chunks_get_an_error_or_what_libzstd_makes_of_them(decode, count):
+    """Chunks of at most 64 kB."""
     rng = np.random.default_rng(1)
     whole = [case for case in cases_of(rng, 20_000, 3) if len(case.encoded) > 12 and len(case.data) <= 64_000]
     cases = []
-    for number in rng.integers(0, len(whole), MUTATIONS):
+    for number in rng.integers(0, len(whole), count):
         case = whole[number]
         cases.append(Case(mutated(rng, case.encoded), case.data, case.skew, case.slots))
     refused = 0
@@ -150,7 +129,7 @@ def test_damaged_chunks_get_an_error_or_what_libzstd_makes_of_them(decode):
             assert expected is None or error in STRICTER, f"case {number}: error {error} in block {block}"
         else:
             assert decoded == expected, f"case {number}"
-    assert MUTATIONS // 2 < refused < MUTATIONS
+    assert count // 2 < refused < count
 
 
 def mutated(rng, encoded):

@@ -12,8 +12,9 @@ import pytest
 
 import zarr_dali
 from configurations import draw_sampling
+from forked import run_script
 from naive import Sampling
-from reading import CPU, build, on_host, run_python
+from reading import CPU, build, on_host
 from stores import write_array, write_group
 
 NAMES = ("t", "z", "y", "x")
@@ -225,7 +226,7 @@ def zarr_array(store, name):
 
 
 def in_other_process(store, cache, least=0.3):
-    done = run_python(
+    done = run_script(
         """
         import sys
         from test_mask import WINDOW, kept_starts

@@ -14,7 +14,7 @@ import pytest
 import zarr
 
 import zarr_dali
-from configurations import draw_sampling
+from configurations import draw_sampling, scenes
 from naive import expected_beside
 from ome_stores import (
     AXES,
@@ -69,18 +69,7 @@ def _chunks(rng, shape):
     return tuple(int(rng.integers(1, extent + 1)) for extent in shape)
 
 
-@pytest.fixture(scope="module")
-def scene_of(tmp_path_factory):
-    """`scene_of(number)`: the image of that number, written once."""
-    made = {}
-
-    def get(number):
-        if number not in made:
-            rng = np.random.default_rng([20261125, number])
-            made[number] = write_scene(tmp_path_factory.mktemp("scene"), rng)
-        return made[number]
-
-    return get
+scene_of = scenes(write_scene, seed=20261125)
 
 
 NUMBERS = [0, 1, 2, *(pytest.param(n, marks=pytest.mark.full) for n in range(3, SCENES))]

@@ -15,9 +15,9 @@ from ome_stores import (
     write_labels,
     write_plate,
 )
-from range_server import serving
+from range_server import serving, urls
 from reading import batches_of, build, read_all
-from test_remote import urls, zipped
+from test_remote import zipped
 
 pytestmark = pytest.mark.skipif(3 not in FORMATS.values(), reason="zarr-python 2 writes no Zarr v3")
 

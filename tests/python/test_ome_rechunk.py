@@ -32,7 +32,7 @@ SCALE = (2.0, 1.0, 0.5, 0.25, 0.25)
 CHANNELS = ["DAPI", "GFP", "RFP"]
 
 
-def write_cells(path, version, own_names=True):
+def write_image_with_cells(path, version, own_names=True):
     """An image of two levels with labels of one channel."""
     options = {"version": version, "scale": SCALE, "own_names": own_names}
     write_image(path, pyramid(values_of(SHAPE), AXES, 2), AXES, channels=CHANNELS, **options)
@@ -94,7 +94,7 @@ def assert_valid_image(group, image):
 @pytest.mark.parametrize("version, own_names", [("0.4", False), ("0.5", True), ("0.5", False)])
 def test_a_copy_is_a_valid_image(tmp_path, version, own_names):
     """With chunks by the names of its axes; levels, labels and scales are those of the source."""
-    source, copy = write_cells(tmp_path / "a.zarr", version, own_names), tmp_path / "copy.zarr"
+    source, copy = write_image_with_cells(tmp_path / "a.zarr", version, own_names), tmp_path / "copy.zarr"
     edit_metadata(
         source / (".zattrs" if version == "0.4" else "zarr.json"),
         lambda node: (node if version == "0.4" else node["attributes"]).update(note="kept"),
@@ -124,7 +124,7 @@ def test_a_copy_is_a_valid_image(tmp_path, version, own_names):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_is_not_copied_is_not_named(tmp_path, version):
-    source = write_cells(tmp_path / "a.zarr", version)
+    source = write_image_with_cells(tmp_path / "a.zarr", version)
     zarr_dali.rechunk(source, tmp_path / "level.zarr", variables=["1"])
     assert assert_valid(tmp_path / "level.zarr") == ["."]
     (image,) = own(tmp_path / "level.zarr")["multiscales"]
@@ -141,7 +141,7 @@ def test_what_is_not_copied_is_not_named(tmp_path, version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_part_has_its_place(tmp_path, version):
     """A translation of levels, behind one that they have, and the channels that are copied."""
-    source = write_cells(tmp_path / "a.zarr", version)
+    source = write_image_with_cells(tmp_path / "a.zarr", version)
     zarr_dali.rechunk(
         source, tmp_path / "b.zarr", index_range={"c": (1, 3), "z": (2, 4)}, variables=["0", "1"]
     )
@@ -164,7 +164,7 @@ def test_a_part_has_its_place(tmp_path, version):
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_range_of_several_levels_is_refused(tmp_path, version):
-    source = write_cells(tmp_path / "a.zarr", version)
+    source = write_image_with_cells(tmp_path / "a.zarr", version)
     with pytest.raises(ValueError, match=r"differ along y \(16 in 0, 8 in 1\).*variables=\['0'\]"):
         zarr_dali.rechunk(source, tmp_path / "b.zarr", index_range={"y": (0, 8)})
     zarr_dali.rechunk(
@@ -176,7 +176,7 @@ def test_a_range_of_several_levels_is_refused(tmp_path, version):
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_copy_of_a_plate(tmp_path, version):
     def write_field(folder, well, field):
-        write_cells(folder, version)
+        write_image_with_cells(folder, version)
 
     source = write_plate(tmp_path / "a.zarr", {"A/1": ["0", "1"], "B/2": ["0"]}, write_field, version)
     zarr_dali.rechunk(source, tmp_path / "b.zarr", chunks={"z": 1})
@@ -195,7 +195,7 @@ def test_a_copy_of_a_plate(tmp_path, version):
 
 def test_other_versions_stay_as_they_are(tmp_path):
     """Axes of 0.3 are no axes of 0.5; arrays get their names all the same."""
-    path = write_cells(tmp_path / "a.zarr", "0.4")
+    path = write_image_with_cells(tmp_path / "a.zarr", "0.4")
     edit_metadata(path / ".zattrs", lambda ome: ome["multiscales"][0].update(axes=list(AXES), version="0.3"))
     zarr_dali.rechunk(path, tmp_path / "b.zarr", chunks={"c": 1})
     attributes = json.loads((tmp_path / "b.zarr" / "zarr.json").read_text())["attributes"]
@@ -215,7 +215,7 @@ def test_labels_of_other_stores_are_no_labels(tmp_path):
 
 def test_statistics_by_channel(tmp_path):
     """The axes of images are names of dimensions there, too."""
-    path = write_cells(tmp_path / "a.zarr", "0.4")
+    path = write_image_with_cells(tmp_path / "a.zarr", "0.4")
     found = zarr_dali.statistics(path, ["0"], by="c", mask_and_scale=False)
     channels = values_of(SHAPE).astype("float64").swapaxes(0, 1).reshape(3, -1)
     np.testing.assert_allclose(found["0"]["mean"], channels.mean(axis=1))

@@ -5,15 +5,13 @@ import os
 import random
 import re
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 
 import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from forked import start_script
 from stores import FORMATS, chunk_files, write_array, write_group
 
 if 3 not in FORMATS:
@@ -22,14 +20,11 @@ import zarr
 
 import zarr_dali
 from zarr_dali import cli
-from zarr_dali._rechunk import copying, fence, journal, lock, parts, publishing, regions
+from zarr_dali._rechunk import copying, fence, journal, lock, parts, publishing
+
+pytestmark = pytest.mark.usefixtures("small_regions")
 
 ARGUMENTS = {"chunks": {"dim_0": 1}, "shards": {"dim_0": 4}, "codec": "zstd", "workers": 2}
-
-
-@pytest.fixture(autouse=True)
-def _small_regions(monkeypatch):
-    monkeypatch.setattr(regions, "REGION_BYTES", 0)
 
 
 @pytest.fixture
@@ -120,14 +115,13 @@ CHILD = """
 
 
 def started(what, source, out, part, *more, seconds=0.01):
-    words = [sys.executable, "-c", textwrap.dedent(CHILD), what, source, out, part, seconds, *more]
-    return subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return start_script(CHILD, what, source, out, part, seconds, *more)
 
 
 def ended(children):
     outcomes = []
     for child in children:
-        out, text = child.communicate(timeout=120)
+        out, text = child.communicate()
         assert child.returncode == 0, text
         outcomes.append(out.split())
     return outcomes
@@ -162,7 +156,7 @@ def test_parts_are_killed_and_run_again(source, copy, tmp_path, seed):
         for number, child in children.items():
             if number == victim:
                 child.send_signal(signal.SIGKILL)
-            text = child.communicate(timeout=120)[1]
+            text = child.communicate()[1]
             if what == "statistics" and out.exists() and "exists; choose another name" in text:
                 left.discard(number)  # the last one was killed behind the end of all
                 continue

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from forked import start_script
 from reading import CPU, build
 from stores import CODECS, FORMATS, chunk_files, random_values, read_array, write_array, write_group
 
@@ -413,13 +414,12 @@ def killed_after(count, era, copy, tmp_path, number=signal.SIGKILL):
     """Runs a copy until its journal has so many more lines."""
     partial = copying.partial_of(copy)
     enough = lines(partial) + count
-    arguments = [sys.executable, "-c", textwrap.dedent(CHILD), era, copy, tmp_path / "stats.json"]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE) as child:
+    with start_script(CHILD, era, copy, tmp_path / "stats.json") as child:
         while lines(partial) < enough and child.poll() is None:
             time.sleep(0.002)
         child.send_signal(number)
-        _, text = child.communicate(timeout=60)
-    assert child.returncode == -number, text.decode()
+        _, text = child.communicate()
+    assert child.returncode == -number, text
 
 
 @pytest.mark.full
@@ -496,12 +496,11 @@ def test_stop_says_how_to_go_on(era, tmp_path, number):
     child += "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     child += "from zarr_dali._rechunk_cli import rechunk as command\ncommand(sys.argv[1:])"
     options = ["--chunks", "time=1", "--workers", "1"]
-    arguments = [sys.executable, "-c", child, str(era), str(copy), *options]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+    with start_script(child, era, copy, *options) as process:
         while lines(copying.partial_of(copy)) < 5 and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(number)
-        _, text = process.communicate(timeout=60)
+        _, text = process.communicate()
     assert process.returncode == 130, text
     assert "copy.zarr.partial" in text and "--resume" in text
     result = CliRunner().invoke(command, [str(era), str(copy), *options, "--resume", "--verify"])

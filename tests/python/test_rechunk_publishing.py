@@ -9,7 +9,6 @@ import re
 import shutil
 import subprocess
 import sys
-import textwrap
 import time
 from pathlib import Path
 
@@ -17,6 +16,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from forked import start_script
 from stores import FORMATS, chunk_files, read_array, write_array, write_group
 
 if 3 not in FORMATS:
@@ -24,18 +24,15 @@ if 3 not in FORMATS:
 
 import zarr
 
-from zarr_dali._rechunk import copying, journal, publishing, reading, rechunk, regions, stamps
+from zarr_dali._rechunk import copying, journal, publishing, reading, rechunk, stamps
 from zarr_dali._rechunk.lock import Lock
 from zarr_dali._rechunk_cli import rechunk as command
+
+pytestmark = pytest.mark.usefixtures("small_regions")
 
 ARGUMENTS = {"chunks": {"dim_0": 1}, "shards": {"dim_0": 4}, "codec": "zstd", "workers": 2}
 FLAGS = [{}, {"overwrite": True}, {"resume": True}, {"resume": True, "overwrite": True}]
 NAMES = ("t", "u")
-
-
-@pytest.fixture(autouse=True)
-def _small_regions(monkeypatch):
-    monkeypatch.setattr(regions, "REGION_BYTES", 0)
 
 
 def random(seed):
@@ -115,8 +112,7 @@ WAITING = """
 
 def test_a_second_run_is_refused_at_once_and_harms_nothing(tmp_path, source, copy):
     go = tmp_path / "go"
-    arguments = [sys.executable, "-c", textwrap.dedent(WAITING), str(source), str(copy), str(go)]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE) as first:
+    with start_script(WAITING, source, copy, go) as first:
         while not Path(f"{go}.begun").exists() and first.poll() is None:
             time.sleep(0.002)
         for flags in FLAGS:
@@ -126,7 +122,7 @@ def test_a_second_run_is_refused_at_once_and_harms_nothing(tmp_path, source, cop
                 rechunk(source, copy, codec="none", **flags)
         assert store_of(copy).exists()
         go.touch()
-        assert first.wait(60) == 0, first.stderr.read()
+        assert first.wait() == 0, first.communicate()
     assert_copied(copy, source)
     assert zarr.open_array(str(copy / "t"), mode="r").chunks == (1, 4, 5)
 

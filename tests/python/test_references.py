@@ -12,8 +12,8 @@ import pytest
 
 import references
 import zarr_dali
-from range_server import serving
-from test_remote import CODECS, SHAPE, read, urls, values, write
+from range_server import serving, urls
+from test_remote import CODECS, SHAPE, read, values, write
 
 TOGETHER = (20, 2, *SHAPE[1:])
 """All values as the windows of `read`."""

@@ -11,7 +11,7 @@ from nvidia.dali import Pipeline, fn
 
 import zarr_dali
 from fault_server import Fault, Schedule, running
-from range_server import serving
+from range_server import serving, urls
 from reading import build
 
 SHAPE = (40, 24, 36)
@@ -53,17 +53,6 @@ def read(path, *, window=(2,), stride=2, batch_size=5, batches=4, **arguments):
         return np.concatenate(found), zarr_dali.stats(pipe)
     finally:
         del pipe
-
-
-def urls(server):
-    """A store in the folder `bucket/data.zarr` by the URL of each kind of store, with its options."""
-    anonymous = {"anon": True}
-    return {
-        "http": (f"{server}/bucket/data.zarr", {}),
-        "s3": ("s3://bucket/data.zarr", anonymous | {"endpoint_url": server, "region": "eu-west-1"}),
-        "gs": ("gs://bucket/data.zarr", {"token": "anon", "endpoint_url": server}),
-        "az": ("az://bucket/data.zarr", anonymous | {"account_name": "account", "endpoint_url": server}),
-    }
 
 
 @pytest.fixture
@@ -309,7 +298,7 @@ def test_zip_files_give_the_bits_of_the_folder(bucket, rng, kind):
     found, _ = read(f"{file}|zip:in/data.zarr")
     np.testing.assert_array_equal(found, expected)
     with serving(bucket) as server:
-        for url, options in [urls(server.url)["http"], urls(server.url)["s3"]]:
+        for url, options in [urls(server.url)["http"], urls(server.url, "data.zarr")["s3"]]:
             url = url.replace("data.zarr", "data.zip|zip:in/data.zarr/")
             found, _ = read(url, storage_options=json.dumps(options))
             np.testing.assert_array_equal(found, expected)

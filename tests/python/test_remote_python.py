@@ -10,9 +10,10 @@ import pytest
 import zarr
 
 import zarr_dali
-from range_server import serving
-from reading import CPU, read_all, run_python
-from test_remote import CODECS, SHAPE, urls, values, write, zipped
+from forked import run_script
+from range_server import serving, urls
+from reading import CPU, read_all
+from test_remote import CODECS, SHAPE, values, write, zipped
 from test_select import TIMES, write_fields
 from zarr_dali._core import Objects, expand
 from zarr_dali._local import METADATA
@@ -151,7 +152,7 @@ def test_a_forked_child_opens_it_again(bucket, rng):
         busy.join()
     """
     with serving(bucket) as server:
-        done = run_python(code, f"{server.url}/bucket/data.zarr", bucket / "data.npy", timeout=60)
+        done = run_script(code, f"{server.url}/bucket/data.zarr", bucket / "data.npy")
     assert done.stdout.strip() == "[0, 0, 0] True", done.stdout + done.stderr
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import reference
-from configurations import batches_to_read, check_visits, draw_reader, draw_sampling
+from configurations import batches_to_read, check_visits, draw_reader, draw_sampling, scenes
 from naive import Sampling
 from reading import CPU, build, on_host, read_all
 from stores import write_array, write_group
@@ -164,18 +164,7 @@ def read_numbers(pipe, how_many, scene, sampling, starts, arguments, what):
     return numbers
 
 
-@pytest.fixture(scope="module")
-def scene_of(tmp_path_factory):
-    """`scene_of(number)`: the stores of that number, written once."""
-    made = {}
-
-    def get(number):
-        if number not in made:
-            rng = np.random.default_rng([20260102, number])
-            made[number] = write_scene(tmp_path_factory.mktemp("scene"), rng)
-        return made[number]
-
-    return get
+scene_of = scenes(write_scene, seed=20260102)
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,10 @@ import xarray as xr
 
 import reference
 import zarr_dali
-from configurations import batches_to_read, check_visits, draw_reader, draw_sampling
+from configurations import batches_to_read, check_visits, draw_reader, draw_sampling, scenes
 from counting import settled_stats
-from reading import CPU, build, on_host, read_all, run_batches, run_python
+from forked import run_script
+from reading import CPU, build, on_host, read_all, run_batches
 from stores import chunk_files, write_array, write_group
 
 CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)) // 2, "gpu": 320}
@@ -225,18 +226,7 @@ def read_numbers(pipe, how_many, starts, expected, places, with_index, what):
     return numbers
 
 
-@pytest.fixture(scope="module")
-def scene_of(tmp_path_factory):
-    """`scene_of(number)`: the stores of that number, written once."""
-    made = {}
-
-    def get(number):
-        if number not in made:
-            rng = np.random.default_rng([20261123, number])
-            made[number] = write_scene(tmp_path_factory.mktemp("scene"), rng)
-        return made[number]
-
-    return get
+scene_of = scenes(write_scene, seed=20261123)
 
 
 @pytest.mark.parametrize(
@@ -499,7 +489,7 @@ def test_hundreds_of_stores_have_one_set_of_threads(backend, tmp_path):
     """
     found = []
     for path, samples in ((tmp_path / "0", 1), (tmp_path / "*", 750)):
-        done = run_python(code, path, samples)
+        done = run_script(code, path, samples)
         assert done.returncode == 0, done.stderr
         found.append(tuple(map(int, done.stdout.split())))
     (threads, files), (more_threads, more_files) = found

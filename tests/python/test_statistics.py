@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 import time
 import zipfile
 
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
+from forked import start_script
 from reading import read_all
 from stores import FORMATS, chunk_files, write_array
 
@@ -394,12 +394,11 @@ def stopped_after(count, arguments, output, number):
         return path.read_bytes().count(b"\n") if path.exists() else 0
 
     enough = lines() + count
-    command = [sys.executable, "-c", textwrap.dedent(CHILD), *map(str, arguments)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as child:
+    with start_script(CHILD, *arguments) as child:
         while lines() < enough and child.poll() is None:
             time.sleep(0.002)
         child.send_signal(number)
-        _, text = child.communicate(timeout=60)
+        _, text = child.communicate()
     return child.returncode, text
 
 

@@ -12,6 +12,7 @@ import stat
 import tempfile
 import threading
 import time
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ import zarr
 from click.testing import CliRunner
 
 import zarr_dali
+from forked import run_script
 from reading import CPU, build, read_all, run_python, to_samples
 from stores import FORMATS, edit_metadata, write_array, write_group
 from zarr_dali import _local, cli
@@ -34,16 +36,23 @@ def numbered(steps=STEPS):
     return np.arange(1, steps * 6 + 1, dtype="float32").reshape(steps, 6)
 
 
-def write(folder, codec="raw", zarr_format=3, steps=STEPS):
-    """A group with the array `a` of one chunk, or sharded chunk, a step."""
-    if zarr_format not in FORMATS:
-        pytest.skip("zarr-python 2 does not write it")
-    store = folder / "s.zarr"
-    write_group(store, zarr_format)
+WRITTEN = tempfile.TemporaryDirectory()
+
+
+@lru_cache
+def written(codec, zarr_format, steps):
+    store = write_group(Path(WRITTEN.name, f"{codec}-{zarr_format}-{steps}"), zarr_format)
     sharded = {"shards": (1, 6)} if codec.startswith("sharded") else {}
     chunks = (1, 3) if sharded else (1, 6)
     write_array(store, "a", numbered(steps), chunks=chunks, codec=codec, zarr_format=zarr_format, **sharded)
     return store
+
+
+def write(folder, codec="raw", zarr_format=3, steps=STEPS):
+    """A group with the array `a` of one chunk, or sharded chunk, a step: copied from one like it."""
+    if zarr_format not in FORMATS:
+        pytest.skip("zarr-python 2 does not write it")
+    return shutil.copytree(written(codec, zarr_format, steps), folder / "s.zarr")
 
 
 def essence(text):
@@ -116,7 +125,7 @@ KINDS = ("pipe", "socket", "device", "folder")
 
 def texts_of(what, stores):
     """What comes of each way of reading each store, one text each."""
-    done = run_python(READS, ",".join(what), *stores, timeout=120)
+    done = run_script(READS, ",".join(what), *stores)
     assert done.returncode == 0, done.stdout + done.stderr
     texts = done.stdout.strip().split("\n")
     assert len(texts) == len(what) * len(stores), done.stdout

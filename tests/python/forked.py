@@ -1,0 +1,174 @@
+"""Programs in processes that are forked from one that has imported DALI, PyTorch, xarray and dask.
+
+A program has a `__main__`, a working folder and an environment of its own, but waits for no import: PyTorch
+and DALI alone take three seconds of a processor. What the interpreter does behind the last line is left out.
+Programs that need a GPU, and tests about imports or about how an interpreter ends, want an interpreter of
+their own: `reading.run_python`.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import traceback
+import types
+from functools import lru_cache
+from pathlib import Path
+
+IMPORTED = ("dask.array", "xarray", "zarr", "torch", "nvidia.dali.plugin.pytorch", "zarr_dali.cli")
+"""None of them may start a thread, which a forked process would lack."""
+
+
+class Forked:
+    """A program that runs. Has of `subprocess.Popen` what tests use, and ends as a context does."""
+
+    def __init__(self, program, environment=None, timeout=120):
+        """A program that has not ended after `timeout` seconds is killed by SIGALRM."""
+        self._folder = tempfile.TemporaryDirectory()
+        self._outputs = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
+        self.returncode = None
+        self.pid = _asked(
+            {
+                **program,
+                "folder": os.getcwd(),
+                "environment": {**os.environ, **(environment or {})},
+                "timeout": timeout,
+                "outputs": [str(file) for file in self._outputs],
+            }
+        )
+
+    def wait(self):
+        if self.returncode is None:
+            self.returncode = _asked({"wait": self.pid})
+        return self.returncode
+
+    def poll(self):
+        """Its exit status if it has ended, else None."""
+        if self.returncode is None:
+            self.returncode = _asked({"poll": self.pid})
+        return self.returncode
+
+    def communicate(self):
+        """Waits for its end; what it has printed, and its errors."""
+        self.wait()
+        return tuple(file.read_text() for file in self._outputs)
+
+    def send_signal(self, number):
+        if self.returncode is None:
+            os.kill(self.pid, number)
+
+    def kill(self):
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.wait()
+        self._folder.cleanup()
+
+
+def start_script(code, *arguments, name="<script>", first_line=1, **settings):
+    """Starts Python code, of which errors say that it stands in `name`."""
+    code = "\n" * (first_line - 1) + textwrap.dedent(code)
+    return Forked({"code": code, "name": name, "words": [*map(str, arguments)]}, **settings)
+
+
+def run_script(code, *arguments, **settings):
+    """Runs Python code; returns the finished process."""
+    return _finished(start_script(code, *arguments, **settings))
+
+
+def run_command(*words, **settings):
+    """Runs `zarr-dali` with these arguments; returns the finished process."""
+    return _finished(Forked({"words": [*map(str, words)]}, **settings))
+
+
+def _finished(forked):
+    with forked:
+        printed, errors = forked.communicate()
+    return subprocess.CompletedProcess(["forked"], forked.returncode, printed, errors)
+
+
+def _asked(request):
+    server = _server()
+    server.stdin.write(json.dumps(request) + "\n")
+    server.stdin.flush()
+    return json.loads(server.stdout.readline())
+
+
+@lru_cache
+def _server():
+    """The process that programs are forked from."""
+    server = subprocess.Popen(
+        [sys.executable, __file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        # OpenBLAS would start threads as soon as NumPy is imported.
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    atexit.register(server.communicate)
+    return server
+
+
+def _serve():
+    """Answers requests, one a line: for a program the number of its process, for that its exit status."""
+    for module in IMPORTED:
+        importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"an import has started threads: there are {threads}"
+    gc.collect()
+    gc.freeze()  # what a collection would write to need not be copied
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "wait" in request:
+            _, status = os.waitpid(request["wait"], 0)
+            print(os.waitstatus_to_exitcode(status), flush=True)
+        elif "poll" in request:
+            ended, status = os.waitpid(request["poll"], os.WNOHANG)
+            print(os.waitstatus_to_exitcode(status) if ended else "null", flush=True)
+        elif (child := os.fork()) == 0:
+            os._exit(_work(request))
+        else:
+            print(child, flush=True)
+
+
+def _work(request):
+    """Runs the program of a request in this process; returns its exit status."""
+    signal.alarm(request["timeout"])
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    for number, file in zip((1, 2), request["outputs"]):
+        os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    sys.modules["__main__"] = main = types.ModuleType("__main__")
+    sys.path.insert(0, "")
+    try:
+        if "code" in request:
+            sys.argv = ["-c", *request["words"]]
+            exec(compile(request["code"], request["name"], "exec"), main.__dict__)
+        else:
+            from zarr_dali import cli
+
+            cli.main(request["words"], prog_name="zarr-dali")
+        status = 0
+    except SystemExit as ended:
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return status
+
+
+if __name__ == "__main__":
+    _serve()
