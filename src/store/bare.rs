@@ -104,7 +104,11 @@ impl Reading<'_> {
     /// Polls so many requests at once to the end. Returns the CPU time of the part that counts.
     fn on_this_thread(&self, requests: usize) -> io::Result<Duration> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let connections = Connections::new(Session::WHILE_OPENING, Arc::default(), Buffers::new(requests as u64 * Self::BUFFER_BYTES));
+        let connections = Connections::new(
+            Session::WHILE_OPENING,
+            Arc::default(),
+            Buffers::new(requests as u64 * Self::BUFFER_BYTES),
+        );
         let connected = self.store.connect(&connections)?;
         let store = connected.as_ref().unwrap_or(self.store);
         runtime.block_on(async {

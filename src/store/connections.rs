@@ -51,6 +51,12 @@ impl Connections {
         Ok(client)
     }
 
+    /// Of a test: nothing is repeated and no memory kept.
+    #[cfg(test)]
+    pub(super) fn impatient() -> Self {
+        Self::new(Duration::ZERO, Arc::default(), Buffers::none())
+    }
+
     /// How many clients there are.
     #[cfg(test)]
     pub(super) fn clients(&self) -> usize {

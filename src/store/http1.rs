@@ -170,7 +170,8 @@ impl Http1 {
             match self.begun(socket, prepared()?).await {
                 Ok(begun) => return self.answered(begun, &origin, None),
                 // It was closed as the request was sent: another one may not be.
-                Err(error) if error.kind() == HttpErrorKind::Request => {}
+                Err(error) if matches!(error.kind(), HttpErrorKind::Request | HttpErrorKind::Interrupted) => {
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -182,12 +183,15 @@ impl Http1 {
 
     /// The request as it is sent to a server.
     fn prepared(&self, request: &HttpRequest) -> Result<HttpRequest, HttpError> {
-        let failed = |error: http::Error| Failed::http(HttpErrorKind::Unknown, "error sending request", error);
+        let failed =
+            |error: http::Error| Failed::http(HttpErrorKind::Unknown, "error sending request", error);
         let uri = request.uri();
         let target = uri.path_and_query().map_or("/", |target| target.as_str());
         let mut prepared = http::Request::get(target).body(HttpRequestBody::empty()).map_err(failed)?;
         let host = match (uri.host().unwrap_or_default(), uri.scheme_str(), uri.port_u16()) {
-            (host, _, None) | (host, Some("http"), Some(80)) | (host, Some("https"), Some(443)) => host.into(),
+            (host, _, None) | (host, Some("http"), Some(80)) | (host, Some("https"), Some(443)) => {
+                host.into()
+            }
             (host, _, Some(port)) => format!("{host}:{port}"),
         };
         let host = HeaderValue::from_str(&host).map_err(|error| failed(error.into()))?;
@@ -248,22 +252,7 @@ impl Http1 {
         let stays = head.version == Version::HTTP_11 && !says_close(&head.headers);
         let home = stays.then(|| Home { pool: self.pool.clone(), origin: origin.clone() });
         let (source, came) = match plain_bytes(&head, &incoming) {
-            Some(bytes) => {
-                let mut came = BytesMut::new();
-                // What hyper has read already.
-                while let Some(Some(frame)) = incoming.frame().now_or_never() {
-                    let frame = frame.map_err(|error| {
-                        Failed::http(HttpErrorKind::Interrupted, "error reading the response body", error)
-                    })?;
-                    came.extend(frame.into_data().ok());
-                }
-                let parts = connection.into_parts();
-                came.extend_from_slice(&parts.read_buf);
-                // Nobody knows what bytes behind the body are.
-                let home = home.filter(|_| !ended && came.len() as u64 <= bytes);
-                came.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
-                (Source::Socket { socket: parts.io.into_inner(), left: bytes, home }, came.freeze())
-            }
+            Some(bytes) => taken_over(connection, incoming, bytes, home.filter(|_| !ended)),
             None => {
                 let driven = Driven { connection, _sender: sender, incoming, ended, home };
                 (Source::Hyper(Mutex::new(Box::new(driven))), Bytes::new())
@@ -272,6 +261,35 @@ impl Http1 {
         let body = Landing::new(source, came, self.patience, self.buffers.clone());
         Ok(Answered::Here(HttpResponse::from_parts(head, HttpResponseBody::new(body)), ends))
     }
+}
+
+/// A body of `bytes` bytes whose rest is read without hyper, and what hyper has read of it.
+fn taken_over(
+    connection: Connection<TokioIo<Socket>, HttpRequestBody>,
+    mut incoming: Incoming,
+    bytes: u64,
+    home: Option<Home>,
+) -> (Source, Bytes) {
+    let (mut came, mut broken) = (BytesMut::new(), None);
+    while let Some(Some(frame)) = incoming.frame().now_or_never() {
+        match frame {
+            Ok(frame) => came.extend(frame.into_data().ok()),
+            Err(error) => {
+                broken = Some(Landing::broken(error));
+                break;
+            }
+        }
+    }
+    let parts = connection.into_parts();
+    came.extend_from_slice(&parts.read_buf);
+    // Nobody knows what bytes behind the body are.
+    let home = home.filter(|_| came.len() as u64 <= bytes);
+    came.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+    let source = match broken {
+        Some(error) => Source::Broken(Some(error)),
+        None => Source::Socket { socket: parts.io.into_inner(), left: bytes, home },
+    };
+    (source, came.freeze())
 }
 
 /// The length of a body that has nothing but the bytes that were asked for.
@@ -297,3 +315,6 @@ fn says_close(headers: &HeaderMap) -> bool {
     let values = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|token| token.trim().eq_ignore_ascii_case("close"))
 }
+
+#[cfg(test)]
+mod tests;

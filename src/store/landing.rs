@@ -48,6 +48,8 @@ pub(super) enum Source {
     Hyper(Mutex<Box<Driven>>),
     /// That of another client.
     Client(HttpResponseBody),
+    /// There is nothing more, because of this.
+    Broken(Option<HttpError>),
     /// There is nothing more.
     Ended,
 }
@@ -81,6 +83,11 @@ impl Landing {
         Self { source, came, piece: None, failed: None, clock: Clock::new(patience), buffers }
     }
 
+    /// The error of a body that cannot be read on.
+    pub fn broken(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> HttpError {
+        Failed::http(HttpErrorKind::Interrupted, OF_BODY, error)
+    }
+
     /// A body of another client, which waits as long as it likes.
     pub fn copied(body: HttpResponseBody, buffers: Arc<Buffers>) -> HttpResponseBody {
         HttpResponseBody::new(Self::new(Source::Client(body), Bytes::new(), Duration::MAX, buffers))
@@ -93,7 +100,7 @@ impl Landing {
             Source::Socket { left, .. } => return (*left).min(Self::MOST_BYTES),
             Source::Hyper(driven) => known(lock(driven).incoming.size_hint()),
             Source::Client(body) => known(body.size_hint()),
-            Source::Ended => 0,
+            Source::Broken(_) | Source::Ended => 0,
         };
         copied.saturating_add(self.came.len() as u64).min(Self::MOST_COPIED_BYTES)
     }
@@ -103,8 +110,7 @@ impl Landing {
         if self.piece.is_none() {
             let bytes = self.piece_bytes();
             let taken = self.buffers.take(bytes);
-            let buffer =
-                taken.map_err(|refused| Failed::http(HttpErrorKind::Unknown, OF_BODY, refused))?;
+            let buffer = taken.map_err(|refused| Failed::http(HttpErrorKind::Unknown, OF_BODY, refused))?;
             self.piece = Some((buffer, bytes as usize));
         }
         loop {
@@ -122,6 +128,9 @@ impl Landing {
             }
             let came = match &mut self.source {
                 Source::Socket { left: 0, .. } | Source::Ended => return Poll::Ready(Ok(Filled::Ended)),
+                Source::Broken(error) => {
+                    return Poll::Ready(error.take().map_or(Ok(Filled::Ended), Err));
+                }
                 Source::Socket { socket, left, .. } => {
                     let mut into = buffer.bytes_mut().limit(room);
                     let read = pin!(socket.read_buf(&mut into)).poll(cx);
