@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import json
 import math
-import numbers
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, NoReturn
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import numpy as np
 
 from zarr_dali import (
-    _core,
     _element_types,
+    _loader_arguments,
     _loader_checks,
     _locations,
     _normalize,
     _ome_store,
     _outputs,
+    _place,
     _samples,
-    _select,
-    _steps,
 )
 from zarr_dali._locations import Paths
+from zarr_dali._place import Place
 
 if TYPE_CHECKING:
     import torch
@@ -31,23 +30,6 @@ if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
 
 READER = "reader"
-POSITION_VERSION = 3
-"""Of the reader's argument `position`, which a state of a loader is."""
-
-COUNTERS = ("version", "epoch", "batch", "num_shards", "batch_size", "played")
-
-
-class _Place(NamedTuple):
-    """Where an epoch stands: `batch` batches are done, behind what earlier configurations have played."""
-
-    epoch: int = 0
-    batch: int = 0
-    played: tuple[tuple[int, int, int], ...] = ()
-    """Ranks, batch size and batches of each rank."""
-
-    @property
-    def is_start(self) -> bool:
-        return self.batch == 0 and not self.played
 
 
 class Loader:
@@ -182,13 +164,15 @@ class Loader:
             path, arrays, self._images = images.path, images.arrays, images.called
             reader_arguments = images.with_arguments(reader_arguments)
             names = images.names if names is None and not reader_arguments.get("stack") else names
-        arguments = _with_text_options({name: _plain(value) for name, value in reader_arguments.items()})
+        arguments = _loader_arguments.with_text_options(
+            {name: _loader_arguments.plain(value) for name, value in reader_arguments.items()}
+        )
         if transform is not None and not callable(transform):
             raise TypeError(f"transform: has to be a function of a batch, not {type(transform).__name__}")
         self._transform = transform
         arguments = _normalize.reader_arguments(arguments, arrays)
-        arguments |= _stacking(arguments.pop("stack", None))
-        arguments = _with_selection(path, arrays, select, arguments, gaps)
+        arguments |= _loader_arguments.stacking(arguments.pop("stack", None))
+        arguments = _loader_arguments.with_selection(path, arrays, select, arguments, gaps)
         names = _outputs.names_of(arrays, arguments, names)
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
@@ -220,7 +204,7 @@ class Loader:
         }
         self._process = os.getpid()
         self._closed = False
-        self._place = _Place()
+        self._place = Place()
         """Of the batch that is handed out next."""
         self._resume = False
         """Whether the next iteration goes on at `_place` even in the middle of an epoch."""
@@ -238,7 +222,7 @@ class Loader:
 
     def __len__(self) -> int:
         """Batches of a whole epoch, the same on all ranks."""
-        return self._batches(())
+        return self._batches(Place())
 
     @property
     def epoch(self) -> int:
@@ -287,7 +271,7 @@ class Loader:
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, but the first is 0")
         if not (epoch == self._place.epoch and (self._resume or self._place.is_start)):
-            self._place, self._resume, self._turn = _Place(epoch), False, None
+            self._place, self._resume, self._turn = Place(epoch), False, None
 
     def set_samples(
         self, samples: Any = None, weights: Any = None, *, samples_per_epoch: int | None = None
@@ -320,7 +304,7 @@ class Loader:
                     f"set_samples: the state that was loaded is in the middle of epoch {place.epoch}, which "
                     "has other samples; finish it first, or begin another epoch with set_epoch"
                 )
-            place = _Place(place.epoch + 1)
+            place = Place(place.epoch + 1)
         before, self._samples = self._samples, chosen
         try:
             self._build(place, {"seed": self._identity["seed"]})
@@ -334,15 +318,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loader stands behind the batch handed out last: for JSON, and the same on all ranks."""
-        return {
-            "version": POSITION_VERSION,
-            "epoch": self._place.epoch,
-            "batch": self._place.batch,
-            "num_shards": self.world_size,
-            "batch_size": self.batch_size,
-            "played": [list(segment) for segment in self._place.played],
-            **self._identity,
-        }
+        return self._place.counters(self.world_size, self.batch_size) | self._identity
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Has the next iteration go on behind the batch that was the last one when `state_dict` was called.
@@ -355,10 +331,10 @@ class Loader:
                 another order.
         """
         self._check()
-        place = self._place_of(state_dict)
-        identity = _without_counters(state_dict)
-        if self._batches(place.played) <= place.batch:
-            place = _Place(place.epoch + 1)
+        place = _place.of_state(state_dict, self.world_size, self.batch_size)
+        identity = _place.identity_of(state_dict)
+        if self._batches(place) <= place.batch:
+            place = Place(place.epoch + 1)
         self._build(place, identity)
         self._identity = self._read_identity()
         self._place, self._resume, self._turn = place, True, None
@@ -392,14 +368,14 @@ class Loader:
     def _iterate(self) -> Iterator[dict[str, torch.Tensor]]:
         self._check()
         self._turn = turn = object()
-        place = self._place if self._resume or self._place.is_start else _Place(self._place.epoch + 1)
+        place = self._place if self._resume or self._place.is_start else Place(self._place.epoch + 1)
         self._place, self._resume = place, False
         if self._pipeline is None or self._ready != place:
             self._build(place, self._identity)
         for _ in range(self._surplus):
             self._run()
         self._surplus = 0
-        part, total = self._part(place), self._batches(place.played)
+        part, total = self._part(place), self._batches(place)
         for batch in range(place.batch, total):
             self._check()
             if self._turn is not turn:
@@ -412,9 +388,9 @@ class Loader:
             if batch + 1 < total:
                 self._place = self._ready = place._replace(batch=batch + 1)
             else:
-                self._place = self._ready = _Place(place.epoch + 1)
+                self._place = self._ready = Place(place.epoch + 1)
                 # With `drop_last` the reader has one more batch of this epoch.
-                self._surplus = self._batches(place.played, drop_last=False) - total
+                self._surplus = self._batches(place, drop_last=False) - total
             if valid < self.batch_size:
                 tensors = {name: tensor[:valid] for name, tensor in tensors.items()}
             tensors = self._outputs.of_batch(tensors)
@@ -434,23 +410,16 @@ class Loader:
             raise
         return tensors
 
-    def _build(self, place: _Place, identity: Mapping[str, Any] | None = None) -> None:
+    def _build(self, place: Place, identity: Mapping[str, Any] | None = None) -> None:
         """A new pipeline that stands at a place, instead of the old one."""
         from nvidia.dali import Pipeline, fn
         from nvidia.dali.plugin.pytorch import DALIGenericIterator
 
         self._drop()
         arguments = self._reader | self._samples.arguments
-        if identity or place != _Place():
-            position = {
-                "version": POSITION_VERSION,
-                "epoch": place.epoch,
-                "batch": place.batch,
-                "num_shards": self.world_size,
-                "batch_size": self.batch_size,
-                "played": place.played,
-            }
-            arguments["position"] = json.dumps(position | dict(identity or {}))
+        if identity or place != Place():
+            position = place.counters(self.world_size, self.batch_size) | dict(identity or {})
+            arguments["position"] = json.dumps(position)
         seed = {} if self._outputs.graph is None else {"seed": self._seed_of_operators(place)}
         pipeline = Pipeline(**self._settings, **seed)
         with pipeline:
@@ -463,7 +432,7 @@ class Loader:
         self._batches_of_pipeline = DALIGenericIterator([pipeline], self.names, prepare_first_batch=False)
         self._pipeline, self._ready, self._surplus = pipeline, place, 0
 
-    def _seed_of_operators(self, place: _Place) -> int:
+    def _seed_of_operators(self, place: Place) -> int:
         """Of the random operators in `graph`: other numbers on each rank, and wherever a pipeline begins."""
         given = [self._reader["seed"], self.rank, place.epoch, place.batch, len(place.played)]
         return int(np.random.SeedSequence([number % 2**64 for number in given]).generate_state(1)[0] >> 1)
@@ -477,34 +446,11 @@ class Loader:
         return stats(self._pipeline, READER)
 
     def _read_identity(self) -> dict[str, Any]:
-        return _without_counters(self._read_stats()["position"])
+        return _place.identity_of(self._read_stats()["position"])
 
-    def _place_of(self, state: Mapping[str, Any]) -> _Place:
-        """The place that a state names, in this loader's ranks and batch size."""
-        if not isinstance(state, Mapping) or state.get("version") != POSITION_VERSION:
-            raise ValueError(
-                f"state_dict is no state of a Loader with version {POSITION_VERSION}: {state!r:.200}"
-            )
-        try:
-            epoch, batch = int(state["epoch"]), int(state["batch"])
-            ranks, batch_size = int(state["num_shards"]), int(state["batch_size"])
-            played = tuple((int(a), int(b), int(c)) for a, b, c in state["played"])
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"state_dict is damaged ({error!r}): {state!r:.200}") from error
-        if (ranks, batch_size) == (self.world_size, self.batch_size):
-            return _Place(epoch, batch, played)
-        return _Place(epoch, 0, (*played, (ranks, batch_size, batch)) if batch else played)
-
-    def _left(self, played: Sequence[tuple[int, int, int]]) -> int:
-        """Samples of an epoch that are left behind what was played of it."""
-        left = self._count
-        for ranks, batch_size, batches in played:
-            left = sum(max(0, part - batches * batch_size) for part in _parts(left, ranks))
-        return left
-
-    def _batches(self, played: Sequence[tuple[int, int, int]], drop_last: bool | None = None) -> int:
+    def _batches(self, place: Place, drop_last: bool | None = None) -> int:
         """Batches on each rank behind what was played of an epoch."""
-        left = self._left(played)
+        left = place.left(self._count)
         if self.drop_last if drop_last is None else drop_last:
             return left // self.world_size // self.batch_size
         return math.ceil(math.ceil(left / self.world_size) / self.batch_size)
@@ -516,11 +462,11 @@ class Loader:
                 f"each of {self.world_size} ranks"
             )
 
-    def _part(self, place: _Place) -> int:
+    def _part(self, place: Place) -> int:
         """Samples of this rank behind what was played of an epoch."""
         stick = self._reader.get("stick_to_shard")
         part = self.rank if stick else (self.rank + place.epoch) % self.world_size
-        return _parts(self._left(place.played), self.world_size)[part]
+        return _place.parts(place.left(self._count), self.world_size)[part]
 
     def _check(self) -> None:
         if self._closed:
@@ -541,105 +487,3 @@ class Loader:
                 f"{self.world_size}, and says rank {now[0]} of {now[1]}: make the Loader afterwards (in "
                 "Lightning, in train_dataloader), or give rank and world_size"
             )
-
-
-def _without_counters(position: Mapping[str, Any]) -> dict[str, Any]:
-    """What a position says besides where it is: seed, kind of shuffle and fingerprint of the reader."""
-    return {name: value for name, value in position.items() if name not in COUNTERS}
-
-
-def _parts(count: int, ranks: int) -> list[int]:
-    """The sizes of the parts into which samples are cut."""
-    return [count * (part + 1) // ranks - count * part // ranks for part in range(ranks)]
-
-
-def _with_selection(
-    path: str | list[str],
-    arrays: list[str],
-    labels: Mapping[str, Any] | None,
-    arguments: dict[str, Any],
-    gaps: str | None,
-) -> dict[str, Any]:
-    """The reader's arguments, with indices for what labels and time spans mean."""
-    asked = ("offsets", "exclude")
-    if labels is None:
-        asked = tuple(name for name in asked if not _is_of_indices(arguments.get(name)))
-    else:
-        _loader_checks.check_labels(labels, arguments)
-    if labels is None and not asked:
-        arguments = arguments | {"path": path}
-        return arguments | _without_gaps(arrays, arguments, gaps)
-    computed = {"window", "offsets", *asked}
-    chosen = _select.select(
-        path,
-        arrays=arrays or None,
-        join=arguments.get("join", "concat"),
-        **{name: arguments.get(name) for name in computed},
-        gaps=gaps,
-        follow_links=arguments.get("follow_links", True),
-        storage_options=arguments.get("storage_options"),
-        **(labels or {}),
-    )
-    others = {name: value for name, value in arguments.items() if name not in computed}
-    for name in ("breaks", "per_store"):
-        if name in chosen and others.get(name) is not None:
-            raise ValueError(f"{name} and labels, time spans or gaps: give one of them")
-    return others | {name: value for name, value in chosen.items() if name != "arrays"}
-
-
-def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
-    """The reader's arguments that keep samples from reaching over gaps, for a reader of indices."""
-    several = _steps.are_several(arguments.get("window"), arguments.get("offsets"))
-    if gaps == "allow" or not (several or gaps is not None):
-        return {}
-    if arguments.get("breaks") is not None:
-        if gaps is not None:
-            raise ValueError("breaks and gaps: give one of them")
-        return {}
-    try:
-        return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)
-    except (ImportError, ValueError, RuntimeError):
-        # Nobody asked, and what is wrong with the store the reader says.
-        if gaps is not None:
-            raise
-        return {}
-
-
-def _is_of_indices(value: Any) -> bool:
-    """Whether `offsets` or `exclude` can be the reader's as they are."""
-    values = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
-    no_index = (bool, np.bool_, np.timedelta64, np.datetime64)
-    return value is None or all(
-        isinstance(one, numbers.Integral) and not isinstance(one, no_index) for one in values
-    )
-
-
-def _stacking(stack: bool | str | None) -> dict[str, bool]:
-    """The reader's arguments for `stack`."""
-    if isinstance(stack, str):
-        if stack != "channels":
-            raise ValueError(f'stack is {stack!r}, but has to be True, False or "channels"')
-        return {"stack_channels": True}
-    return {} if stack is None else {"stack": bool(stack)}
-
-
-def _plain(value: Any) -> Any:
-    """DALI takes numbers from lists only."""
-    import torch
-
-    if isinstance(value, range):
-        return list(value)
-    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "mM":  # would be bare numbers
-        return list(value) if value.ndim else value
-    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
-
-
-def _with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The operator takes `storage_options` as JSON, and names of files and folders as text."""
-    for name in ("cache_dir", "mask_cache"):
-        if isinstance(arguments.get(name), os.PathLike):
-            arguments[name] = os.fspath(arguments[name])
-    options = arguments.get("storage_options")
-    if isinstance(options, Mapping):
-        arguments["storage_options"] = _core.as_json(options)
-    return arguments

@@ -31,8 +31,6 @@ import rechunk
 import report
 from zarr_dali._profile import findings
 
-pytestmark = pytest.mark.alone
-
 BENCHES = Path(common.__file__).parent
 SCRIPTS = (
     "scaling",
@@ -122,6 +120,7 @@ def test_help(script):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_results_say_how_they_came_about(quick, data, results):
     result = scaling(quick)
     assert result["kind"] == "scaling"
@@ -133,6 +132,7 @@ def test_results_say_how_they_came_about(quick, data, results):
         assert str(place) not in json.dumps(result)
 
 
+@pytest.mark.alone
 def test_scaling(quick):
     rows = rows_of(scaling(quick))
     for order in ("in order", "shuffled"):
@@ -154,6 +154,7 @@ def test_points_that_match_nothing_are_an_error():
     assert "nothing/*" in done.stderr and "windows/raw/1/2/in order" in done.stderr
 
 
+@pytest.mark.alone
 def test_cuts_hold_the_same_values(quick, data):
     import zarr
 
@@ -164,6 +165,7 @@ def test_cuts_hold_the_same_values(quick, data):
     assert (cut[:] == expected).all()
 
 
+@pytest.mark.alone
 def test_budgets(quick):
     rows = rows_of(small_budgets(quick))
     row = rows["raw/40MB/1"]
@@ -187,6 +189,7 @@ def test_a_watch_sees_the_peak_and_its_end():
     assert (watch.peak, watch.looks) == (30, 3)
 
 
+@pytest.mark.alone
 def test_cold(quick):
     (row,) = from_cold(quick)["rows"]
     assert row["disk_way"] in row["disk_rounds"]
@@ -201,6 +204,7 @@ def rechunked(quick):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_rechunk(quick):
     rows = rows_of(rechunked(quick))
     copy, after = rows["copy"], rows["after"]
@@ -212,6 +216,7 @@ def test_rechunk(quick):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_rechunk_by_a_cluster(quick):
     pytest.importorskip("distributed")
     rows = rows_of(quick("rechunk_cluster"))
@@ -312,6 +317,7 @@ def test_gds_needs_a_gpu():
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_beside_training(quick):
     (row,) = beside(quick)["rows"]
     assert row["share_of_alone"] == row["samples_per_s"] / row["alone_samples_per_s"]
@@ -323,6 +329,7 @@ def test_beside_training(quick):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_hungry(quick):
     result = quick("hungry", "--stores", "zstd", "--layers", "4,2", "--warm-steps", "2")
     cores = len(os.sched_getaffinity(0))
@@ -354,6 +361,7 @@ def test_steps_of_a_hungry_training():
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_cpu_backend(quick, tmp_path):
     program = tmp_path / "zarrs_direct"
     program.write_text('#!/bin/sh\n[ "$2 $3" = "/ 2" ] && [ -d "$1" ] && echo "{\\"gb_per_s\\": 1e-6}"\n')
@@ -369,6 +377,7 @@ def test_cpu_backend(quick, tmp_path):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_a_peer_that_fails_costs_its_own_figures_only(quick):
     result = quick("cpu_backend", "--stores", "raw", "--rounds", "1", "--zarrs-direct", "/bin/false")
     (row,) = result["rows"]
@@ -554,6 +563,7 @@ def reported(quick, tmp_path_factory):
 
 
 @pytest.mark.full
+@pytest.mark.alone
 def test_report(reported):
     pytest.importorskip("matplotlib")
     results, page = reported / "results", reported / "performance.md"

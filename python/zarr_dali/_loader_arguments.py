@@ -1,0 +1,104 @@
+"""The arguments of a loader in the words of the reader."""
+
+from __future__ import annotations
+
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from zarr_dali import _core, _loader_checks, _select, _steps
+
+
+def with_selection(
+    path: str | list[str],
+    arrays: list[str],
+    labels: Mapping[str, Any] | None,
+    arguments: dict[str, Any],
+    gaps: str | None,
+) -> dict[str, Any]:
+    """The reader's arguments, with indices for what labels and time spans mean."""
+    asked = ("offsets", "exclude")
+    if labels is None:
+        asked = tuple(name for name in asked if not _is_of_indices(arguments.get(name)))
+    else:
+        _loader_checks.check_labels(labels, arguments)
+    if labels is None and not asked:
+        arguments = arguments | {"path": path}
+        return arguments | _without_gaps(arrays, arguments, gaps)
+    computed = {"window", "offsets", *asked}
+    chosen = _select.select(
+        path,
+        arrays=arrays or None,
+        join=arguments.get("join", "concat"),
+        **{name: arguments.get(name) for name in computed},
+        gaps=gaps,
+        follow_links=arguments.get("follow_links", True),
+        storage_options=arguments.get("storage_options"),
+        **(labels or {}),
+    )
+    others = {name: value for name, value in arguments.items() if name not in computed}
+    for name in ("breaks", "per_store"):
+        if name in chosen and others.get(name) is not None:
+            raise ValueError(f"{name} and labels, time spans or gaps: give one of them")
+    return others | {name: value for name, value in chosen.items() if name != "arrays"}
+
+
+def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
+    """The reader's arguments that keep samples from reaching over gaps, for a reader of indices."""
+    several = _steps.are_several(arguments.get("window"), arguments.get("offsets"))
+    if gaps == "allow" or not (several or gaps is not None):
+        return {}
+    if arguments.get("breaks") is not None:
+        if gaps is not None:
+            raise ValueError("breaks and gaps: give one of them")
+        return {}
+    try:
+        return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)
+    except (ImportError, ValueError, RuntimeError):
+        # Nobody asked, and what is wrong with the store the reader says.
+        if gaps is not None:
+            raise
+        return {}
+
+
+def _is_of_indices(value: Any) -> bool:
+    """Whether `offsets` or `exclude` can be the reader's as they are."""
+    values = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
+    no_index = (bool, np.bool_, np.timedelta64, np.datetime64)
+    return value is None or all(
+        isinstance(one, numbers.Integral) and not isinstance(one, no_index) for one in values
+    )
+
+
+def stacking(stack: bool | str | None) -> dict[str, bool]:
+    """The reader's arguments for `stack`."""
+    if isinstance(stack, str):
+        if stack != "channels":
+            raise ValueError(f'stack is {stack!r}, but has to be True, False or "channels"')
+        return {"stack_channels": True}
+    return {} if stack is None else {"stack": bool(stack)}
+
+
+def plain(value: Any) -> Any:
+    """DALI takes numbers from lists only."""
+    import torch
+
+    if isinstance(value, range):
+        return list(value)
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "mM":  # would be bare numbers
+        return list(value) if value.ndim else value
+    return value.tolist() if isinstance(value, (np.ndarray, np.generic, torch.Tensor)) else value
+
+
+def with_text_options(arguments: dict[str, Any]) -> dict[str, Any]:
+    """The operator takes `storage_options` as JSON, and names of files and folders as text."""
+    for name in ("cache_dir", "mask_cache"):
+        if isinstance(arguments.get(name), os.PathLike):
+            arguments[name] = os.fspath(arguments[name])
+    options = arguments.get("storage_options")
+    if isinstance(options, Mapping):
+        arguments["storage_options"] = _core.as_json(options)
+    return arguments
