@@ -244,7 +244,7 @@ impl Http1 {
     /// The answer with its body.
     fn answered(&self, begun: Begun, origin: &Arc<str>, ends: Socketed) -> Result<Answered, HttpError> {
         let Begun { answer, connection, sender, ended } = begun;
-        let (head, mut incoming) = answer.into_parts();
+        let (head, incoming) = answer.into_parts();
         if matches!(head.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
             self.redirects.store(true, Ordering::Relaxed);
             return Ok(Answered::Elsewhere);

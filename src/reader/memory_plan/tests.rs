@@ -134,7 +134,7 @@ fn batches_in_flight_hold_what_is_on_its_way_from_a_remote_store() {
     const GIB: u64 = 1 << 30;
     let (chunk_bytes, chunks) = (19_660_800, 8);
     let part = PartNeeds {
-        unit_bytes: 0,
+        unit_bytes: 1,
         upload_bytes: chunk_bytes,
         chunk_bytes,
         gpu_decodes: false,
