@@ -135,7 +135,6 @@ impl Setup {
             largest_chunk: largest,
             reusable_bytes: Box::new(|depth| self.reuse.useful_bytes(depth)),
             all_chunk_bytes: self.reuse.all_bytes,
-            is_remote: self.planned_parts().any(|(array, _)| array.objects.folder().is_none()),
         }
     }
 

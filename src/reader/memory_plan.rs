@@ -26,8 +26,6 @@ const MOST_COPIED: u64 = 16;
 const MAX_GPU_WORKERS: u64 = 4;
 /// The most batches in flight on the CPU backend, where latency is short: enough to keep every thread busy.
 const MAX_CPU_DEPTH: u64 = 8;
-/// The most more of remote stores, whose chunks are on their way for long.
-const MOST_FETCHED_DEPTH: u64 = 128;
 /// 1/32 of the device budget is left for what the driver rounds allocations up to, so that the budget holds when it is
 /// watched from outside (`benches/budgets.py`).
 const ROUNDING_SHARE: u64 = 32;
@@ -112,20 +110,9 @@ pub struct Needs<'a> {
     pub reusable_bytes: Box<dyn Fn(u64) -> u64 + 'a>,
     /// Decoded bytes of all chunks that any sample touches.
     pub all_chunk_bytes: u64,
-    /// Whether chunks come from stores that are not folders of this machine.
-    pub is_remote: bool,
 }
 
 impl Needs<'_> {
-    /// Batches in flight, each with `bytes` of new chunks, that wait for what memory and requests allow to be on its way; none of local stores.
-    fn fetched_depth(&self, host_bytes: u64, bytes: u64) -> u64 {
-        let requests = Options::REQUESTS_IN_FLIGHT as u64 * Options::SPLIT_ABOVE_BYTES;
-        match self.is_remote {
-            true => (host_bytes / FETCHED_SHARE).min(requests).div_ceil(bytes.max(1)).min(MOST_FETCHED_DEPTH),
-            false => 0,
-        }
-    }
-
     fn cache_text(&self) -> String {
         match self.cache_bytes {
             0 => String::new(),
@@ -285,9 +272,9 @@ impl MemoryPlan {
         let (batch, least, threads) = (needs.batch_bytes, needs.least_depth, host.decode_threads);
         let bytes =
             |depth: u64| batch.saturating_mul(depth).saturating_add(needs.overhead.bytes(threads, depth));
-        let most = MAX_CPU_DEPTH + needs.fetched_depth(host.bytes, batch);
-        let depth_in =
-            |budget: u64| (least..=most).rev().find(|&depth| bytes(depth) <= budget).unwrap_or(least);
+        let depth_in = |budget: u64| {
+            (least..=MAX_CPU_DEPTH).rev().find(|&depth| bytes(depth) <= budget).unwrap_or(least)
+        };
         let chunk_cache_bytes = needs.chunk_cache_bytes(host.bytes, bytes(least), depth_in(host.bytes));
         Self {
             depth: depth_in(host.bytes - chunk_cache_bytes),
@@ -319,7 +306,7 @@ impl MemoryPlan {
         let chunks = chunks();
         let planned = (host.bytes / PLAN_SHARE).saturating_add(Options::UNCOUNTED_HOST_BYTES);
         let most_depth = gpu
-            .useful_depth(needs, host, &chunks.new)
+            .useful_depth(&chunks.new)
             .min(planned / needs.overhead.planned_bytes.max(1))
             .max(needs.least_depth);
         let most_depth = gpu.fitting_depth(needs, host, most_depth);
@@ -435,15 +422,14 @@ impl GpuNeeds {
         if self.parts.iter().any(is_slow) { &Shares::SEQUENTIAL } else { &Shares::PARALLEL }
     }
 
-    /// The number of batches in flight that keeps the GPU busy, if each batch has `new_chunks` of each part, and those that are on their way.
-    fn useful_depth(&self, needs: &Needs, host: HostShare, new_chunks: &[u64]) -> u64 {
+    /// The number of batches in flight that keeps the GPU busy, if each batch has `new_chunks` of each part.
+    fn useful_depth(&self, new_chunks: &[u64]) -> u64 {
         let shares = self.shares();
         let chunks = self.batch_bytes(new_chunks, |_| 1).max(1);
         let bytes = self.batch_bytes(new_chunks, |part| part.chunk_bytes).max(1);
         let wanted = shares.chunks_in_flight.div_ceil(chunks).max(shares.bytes_in_flight.div_ceil(bytes));
         let decodes = self.parts.iter().any(|part| part.gpu_decodes);
-        let wanted = wanted.clamp(shares.least_depth, if decodes { MOST_DEPTH } else { MOST_COPIED });
-        wanted + needs.fetched_depth(host.bytes, bytes)
+        wanted.clamp(shares.least_depth, if decodes { MOST_DEPTH } else { MOST_COPIED })
     }
 
     /// As many batches in flight, up to `most`, as the host budget has room for beside the largest piece of pinned memory.

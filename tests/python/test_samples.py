@@ -261,7 +261,7 @@ def test_resuming_on_other_ranks(backend, store, seed):
     after = ranks(3, 2)
     for loader in after:
         loader.load_state_dict(before[0].state_dict())
-        left = loader._left(loader._place.played)
+        left = loader._place.left(loader._count)
         part = loader._part(loader._place)
         numbers = [i for batch in loader for i in batch["index"].ravel().tolist()]
         seen.update(numbers[:part])

@@ -14,7 +14,6 @@ struct Case {
     /// Reusable bytes for each batch in flight.
     reusable_bytes: u64,
     all_chunk_bytes: u64,
-    is_remote: bool,
     gpu: GpuNeeds,
     chunks: BatchChunks,
     device: DeviceBudget,
@@ -33,7 +32,6 @@ impl Case {
             largest_chunk: Some(LargestChunk { bytes: 1000, array: "array \"a\"".into() }),
             reusable_bytes: Box::new(|depth| (depth * self.reusable_bytes).min(self.all_chunk_bytes)),
             all_chunk_bytes: self.all_chunk_bytes,
-            is_remote: self.is_remote,
         }
     }
 
@@ -101,7 +99,7 @@ fn cases() -> impl Strategy<Value = Case> {
         });
     let budgets = (bytes(33), 1u64..5, bytes(36), 1u64..5);
     let cache = prop_oneof![Just(0), bytes(28)];
-    let reuse = (prop_oneof![Just(0), bytes(24)], bytes(30), any::<bool>());
+    let reuse = (prop_oneof![Just(0), bytes(24)], bytes(30));
     let numbers = (bytes(28), 1u64..20, cache, (0u64..20, 0u64..20));
     (numbers, budgets, overhead, reuse, gpu).prop_map(
         |((batch_bytes, least_depth, cache_bytes, threads), budgets, overhead, reuse, (gpu, chunks))| Case {
@@ -113,7 +111,6 @@ fn cases() -> impl Strategy<Value = Case> {
             overhead,
             reusable_bytes: reuse.0,
             all_chunk_bytes: reuse.1,
-            is_remote: reuse.2,
             gpu,
             chunks,
             device: DeviceBudget { bytes: budgets.2, most_bytes: budgets.2 * budgets.3 },
@@ -129,45 +126,6 @@ fn needed<T: std::fmt::Debug>(name: &str, plan: Result<T>) -> Option<u64> {
     }
 }
 
-#[test]
-fn batches_in_flight_hold_what_is_on_its_way_from_a_remote_store() {
-    const GIB: u64 = 1 << 30;
-    let (chunk_bytes, chunks) = (19_660_800, 8);
-    let part = PartNeeds {
-        unit_bytes: 1,
-        upload_bytes: chunk_bytes,
-        chunk_bytes,
-        gpu_decodes: false,
-        is_sequential: false,
-    };
-    let case = |is_remote: bool, host_bytes: u64| Case {
-        batch_bytes: chunks * chunk_bytes,
-        least_depth: 1,
-        cache_bytes: 0,
-        threads: (2, 2),
-        host: HostBudget { bytes: host_bytes, most_bytes: host_bytes },
-        overhead: Overhead::new(chunks, 0, 0, 0),
-        reusable_bytes: 0,
-        all_chunk_bytes: 0,
-        is_remote,
-        gpu: GpuNeeds { parts: vec![part], largest_pinned_bytes: chunk_bytes, uses_cufile: false },
-        chunks: BatchChunks { touched: vec![chunks], new: vec![chunks] },
-        device: DeviceBudget { bytes: 32 * GIB, most_bytes: 32 * GIB },
-    };
-    let in_flight = |is_remote, host_bytes| {
-        let case = case(is_remote, host_bytes);
-        let (cpu, (gpu, _)) = (case.on_cpu().unwrap(), case.on_gpu().unwrap());
-        (cpu.depth * case.batch_bytes, gpu.depth * case.batch_bytes)
-    };
-    // 12.5 GB/s and 100 ms to the first byte.
-    let needed = 1_250_000_000 / 2 * 3;
-    let (cpu, gpu) = in_flight(true, 16 * GIB);
-    assert!(cpu >= needed && gpu >= needed, "{cpu} {gpu}");
-    // Without memory for more, or latency, there are no more.
-    assert_eq!(in_flight(false, 16 * GIB), (8 * chunks * chunk_bytes, 8 * chunks * chunk_bytes));
-    assert!(in_flight(true, GIB).0 <= GIB);
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
@@ -178,8 +136,7 @@ proptest! {
             + case.overhead_bytes(plan.decode_threads, plan.depth)
             + plan.chunk_cache_bytes;
         prop_assert!(used <= plan.host_bytes && plan.host_bytes <= case.host.most_bytes, "{used} {plan:?}");
-        let most = MAX_CPU_DEPTH + if case.is_remote { MOST_FETCHED_DEPTH } else { 0 };
-        prop_assert!(plan.depth >= case.least_depth && plan.depth <= most.max(case.least_depth));
+        prop_assert!(plan.depth >= case.least_depth && plan.depth <= MAX_CPU_DEPTH.max(case.least_depth));
         prop_assert!(plan.decode_threads as u64 <= case.threads.1);
         prop_assert_eq!(plan.decode_threads == 0, case.threads.1 == 0);
         prop_assert!(plan.chunk_cache_bytes >= case.cache_bytes.min(case.all_chunk_bytes), "{plan:?}");
