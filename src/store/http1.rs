@@ -5,14 +5,15 @@
 
 use super::buffers::Buffers;
 use super::landing::{Driven, Landing, Source};
+use super::pool::{Home, Pool};
 use super::socket::{Dialer, Failed, Socket};
 
 use std::future::poll_fn;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use futures::FutureExt;
@@ -54,53 +55,6 @@ pub(super) enum Answered {
 
 /// The ends of a connection that was opened for an answer.
 pub(super) type Socketed = Option<(std::net::SocketAddr, std::net::SocketAddr)>;
-
-/// Connections that wait for the next request.
-#[derive(Debug, Default)]
-struct Pool(Mutex<Vec<Idle>>);
-
-#[derive(Debug)]
-struct Idle {
-    origin: Arc<str>,
-    socket: Socket,
-    since: Instant,
-}
-
-/// Where a connection goes when an answer has come.
-pub(super) struct Home {
-    pool: Arc<Pool>,
-    origin: Arc<str>,
-}
-
-impl Home {
-    /// Keeps the connection for the next request.
-    pub fn park(self, socket: Socket) {
-        let mut idle = self.pool.lock();
-        idle.retain(|idle| idle.since.elapsed() < Pool::PATIENCE);
-        idle.push(Idle { origin: self.origin, socket, since: Instant::now() });
-    }
-}
-
-impl Pool {
-    /// So long a connection waits.
-    const PATIENCE: Duration = Duration::from_secs(90);
-
-    /// A connection that can be used at once, the one that waits for the shortest time.
-    fn take(&self, origin: &str) -> Option<Socket> {
-        let mut idle = self.lock();
-        while let Some(place) = idle.iter().rposition(|idle| &*idle.origin == origin) {
-            let Idle { mut socket, since, .. } = idle.remove(place);
-            if since.elapsed() < Self::PATIENCE && socket.is_quiet() {
-                return Some(socket);
-            }
-        }
-        None
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<Idle>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
 
 /// What is left of hyper when the head of an answer has come.
 struct Begun {

@@ -7,7 +7,7 @@
 //! ```
 
 use super::buffers::{Buffer, Buffers};
-use super::http1::Home;
+use super::pool::Home;
 use super::socket::{Failed, Socket};
 
 use std::io;

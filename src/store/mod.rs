@@ -16,6 +16,7 @@ mod icechunk;
 mod landing;
 mod local;
 mod memory;
+mod pool;
 mod references;
 mod retries;
 mod session;
