@@ -1,6 +1,5 @@
 //! Requests of threads that wait for their answers, such as the one that opens a store.
 
-use super::buffers::Buffers;
 use super::connections::Connections;
 use super::contract::{Extent, Head, Listing, Store, Version, read_part, read_whole};
 
@@ -29,8 +28,7 @@ pub struct Session {
 impl Sessions {
     /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
     pub fn new(patience: Duration) -> Self {
-        let connections = Connections::new(patience, Arc::default(), Buffers::none());
-        Self { connections, runtime: OnceCell::new() }
+        Self { connections: Connections::new(patience, Arc::default()), runtime: OnceCell::new() }
     }
 
     /// A session with a store.
