@@ -1,6 +1,5 @@
 //! Reads encoded bytes: a trait, its backends, and the search for a read chunk's place in its file.
 
-mod buffers;
 mod coalesce;
 pub mod cufile;
 mod disk_cache;

@@ -7,13 +7,12 @@
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. The most urgent request is that of
 //! the earliest batch, and of one batch that which was made first. Memory is reserved for no other, so that the earliest batch always goes on.
 
-use super::buffers::Buffers;
 use super::request::{Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
 use super::transfer::{Client, Common, Stopped, Transfer, units};
 use crate::stats::Counters;
-use crate::store::{Connections, Session, Store, Traffic};
+use crate::store::{Buffers, Connections, Session, Store};
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
@@ -166,12 +165,12 @@ impl<T: Send + 'static> Scheduler<T> {
     /// Threads that cannot be had.
     pub fn new(limits: Limits, deliver: Arc<dyn Deliver<T>>, counters: Arc<Counters>) -> io::Result<Self> {
         let (queue, slots) = (Queue::new(), Slots::new(limits.requests));
+        let buffers = Buffers::new(limits.bytes);
         let common = Arc::new(Common {
             slots: slots.clone(),
             traffic: Arc::default(),
             counters,
             tail: Tail::new(),
-            buffers: Buffers::new(limits.bytes),
             all_units: units(limits.bytes).max(1),
             split_above_bytes: limits.split_above_bytes,
         });
@@ -181,7 +180,9 @@ impl<T: Send + 'static> Scheduler<T> {
             (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
         let mut start = |sender: &mpsc::UnboundedSender<Message<T>>, receiver| -> io::Result<()> {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-            let network = Network { receiver, queue: queue.clone(), common: common.clone() };
+            let connections =
+                Connections::new(Session::WHILE_READING, common.traffic.clone(), buffers.clone());
+            let network = Network { receiver, queue: queue.clone(), common: common.clone(), connections };
             // The first thread admits requests, too.
             let admission = admission.take().map(|queue| admit(queue, senders.clone(), common.clone()));
             let work = move || {
@@ -258,12 +259,13 @@ struct Network<T> {
     /// For requests whose answers are longer than was expected.
     queue: Arc<Queue<T>>,
     common: Arc<Common>,
+    connections: Connections,
 }
 
 impl<T: Send + 'static> Network<T> {
     /// Polls requests until the scheduler is dropped.
     async fn run(mut self) {
-        let mut clients = Clients::new(self.common.traffic.clone());
+        let mut clients = Clients { connections: self.connections, by_address: HashMap::new() };
         while let Some(Message::Send(admitted)) = self.receiver.recv().await {
             let Admitted { mut request, ticket, memory, slot } = *admitted;
             let client = match clients.of(&request.store) {
@@ -306,11 +308,6 @@ struct Clients {
 }
 
 impl Clients {
-    fn new(traffic: Arc<Traffic>) -> Self {
-        let connections = Connections::new(Session::WHILE_READING, traffic);
-        Self { connections, by_address: HashMap::new() }
-    }
-
     fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<Client>> {
         let address = Arc::as_ptr(store).cast::<()>();
         if let Some((_, known)) = self.by_address.get(&address) {

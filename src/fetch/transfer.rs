@@ -1,6 +1,5 @@
 //! One request from its first byte to its last: in parts if it is large, again if the connection breaks, twice if no answer comes.
 
-use super::buffers::{Buffer, Buffers};
 use super::coalesce::split;
 use super::request::{Parts, Received, Request};
 use super::slots::{Slot, Slots};
@@ -16,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use futures::future::{Either, select, try_join, try_join_all};
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -34,8 +34,6 @@ pub(super) struct Common {
     pub traffic: Arc<Traffic>,
     pub counters: Arc<Counters>,
     pub tail: Tail,
-    /// Memory for answers.
-    pub buffers: Arc<Buffers>,
     /// All units of memory.
     pub all_units: u32,
     /// More bytes than that are fetched in parts, of at most three quarters of it.
@@ -54,7 +52,7 @@ pub(super) struct Client {
 struct Part {
     head: Head,
     range: Range<u64>,
-    bytes: Buffer,
+    pieces: Vec<Bytes>,
 }
 
 /// Why a transfer ends without an answer to hand over.
@@ -177,7 +175,7 @@ impl Transfer<'_> {
         if parts.iter().any(|part| part.head != head) {
             return Err(Obstacle::Changed.into());
         }
-        let parts = Arc::new(Parts(parts.drain(..).map(|part| part.bytes).collect()));
+        let parts = Arc::new(Parts(parts.drain(..).flat_map(|part| part.pieces).collect()));
         Ok(Some(Received { range: start..end, head, parts, _memory: memory }))
     }
 
@@ -303,13 +301,13 @@ impl Transfer<'_> {
     /// to what has come.
     async fn read(&self, extent: &Extent, mut body: Body) -> io::Result<Part> {
         let (head, range) = (body.head.clone(), body.range.clone());
-        let mut buffer = self.common.buffers.take(range.end - range.start).map_err(io::Error::other)?;
+        let (mut pieces, mut had) = (vec![], 0);
         let most_repeats = if head.version.tells_bytes() { 1 } else { MOST_REPEATS };
         let began = Instant::now();
         for repeats in 0.. {
-            let had = buffer.len();
-            let read = body.read_to(buffer.bytes_mut()).await;
-            self.common.counters.bytes_fetched.add((buffer.len() - had) as u64);
+            let read = body.read_pieces(&mut pieces).await;
+            let has = pieces.iter().map(|piece: &Bytes| piece.len() as u64).sum();
+            self.common.counters.bytes_fetched.add(has - had);
             match read {
                 Ok(_) => break,
                 Err(error)
@@ -319,14 +317,14 @@ impl Transfer<'_> {
                 {
                     return Err(error);
                 }
-                Err(_) => {}
+                Err(_) => had = has,
             }
             self.common.counters.requests_repeated.add(1);
             tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
             if !head.version.tells_bytes() {
-                buffer.bytes_mut().clear();
+                (pieces, had) = (vec![], 0);
             }
-            let left = range.start + buffer.len() as u64..range.end;
+            let left = range.start + had..range.end;
             let is_whole = left == range && *extent == Extent::Whole;
             let again = if is_whole { Extent::Whole } else { Extent::Range(left.clone()) };
             let answer = self.ask(&again, Some(&head.version)).await.map_err(Obstacle::of_present)?;
@@ -335,7 +333,7 @@ impl Transfer<'_> {
                 return Err(Obstacle::Changed.into());
             }
         }
-        Ok(Part { head, range, bytes: buffer })
+        Ok(Part { head, range, pieces })
     }
 }
 

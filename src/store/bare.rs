@@ -1,5 +1,6 @@
 //! What a store gives to a client that does nothing with the bytes: objects are requested, and dropped as they come.
 
+use super::buffers::Buffers;
 use super::connections::Connections;
 use super::contract::{Extent, Store};
 use super::session::Session;
@@ -97,10 +98,17 @@ pub fn read_bare(store: &Arc<dyn Store>, keys: &[String], how: How) -> io::Resul
 }
 
 impl Reading<'_> {
+    /// Memory that is used again, for each request.
+    const BUFFER_BYTES: u64 = 16 << 20;
+
     /// Polls so many requests at once to the end. Returns the CPU time of the part that counts.
     fn on_this_thread(&self, requests: usize) -> io::Result<Duration> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let connections = Connections::new(Session::WHILE_OPENING, Arc::default());
+        let connections = Connections::new(
+            Session::WHILE_OPENING,
+            Arc::default(),
+            Buffers::new(requests as u64 * Self::BUFFER_BYTES),
+        );
         let connected = self.store.connect(&connections)?;
         let store = connected.as_ref().unwrap_or(self.store);
         runtime.block_on(async {

@@ -19,6 +19,8 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::{Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue, ObjectStore};
 use reqwest::header::HeaderName;
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 
 /// What a client is made of.
@@ -30,6 +32,8 @@ pub(super) struct Builder {
     retries: Retries,
     /// What goes with every request behind the path of its URL. May be a secret.
     query: Arc<str>,
+    /// Trusted beside those of the system.
+    certificates: Arc<[CertificateDer<'static>]>,
 }
 
 #[derive(Clone)]
@@ -54,14 +58,14 @@ impl Builder {
             config.add_profile(|name| std::env::var(name).ok())?;
         }
         config.allow_http();
-        let retries = config.retries;
+        let (retries, certificates) = (config.retries, std::mem::take(&mut config.certificates).into());
         let of = match kind {
             Kind::S3 => config.s3(host)?,
             Kind::Google => config.google(host)?,
             Kind::Azure => config.azure(host, scheme)?,
             Kind::Http => config.http(&format!("{scheme}://{host}"))?,
         };
-        Ok(Self { name, of, retries, query: query.into() })
+        Ok(Self { name, of, retries, query: query.into(), certificates })
     }
 
     /// What the client is of.
@@ -99,7 +103,12 @@ impl Builder {
     /// Options that do not fit together.
     pub fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = self.retries.config(connections.patience);
-        let counting = || Connector { traffic: connections.traffic.clone(), query: self.query.clone() };
+        let counting = || Connector {
+            traffic: connections.traffic.clone(),
+            query: self.query.clone(),
+            certificates: self.certificates.clone(),
+            buffers: connections.buffers.clone(),
+        };
         Ok(match self.of.clone() {
             Of::S3(builder) => Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?),
             Of::Google(builder) => {
@@ -149,6 +158,8 @@ struct Config {
     kind: Kind,
     named: Vec<(String, String)>,
     client: ClientOptions,
+    /// Those of `client` that are trusted beside those of the system.
+    certificates: Vec<CertificateDer<'static>>,
     /// Sent with every request.
     headers: HeaderMap,
     /// The name of a profile of the AWS tools.
@@ -171,6 +182,7 @@ impl Config {
             kind,
             named: vec![],
             client,
+            certificates: vec![],
             headers: HeaderMap::new(),
             profile: None,
             retries: Retries::default(),
@@ -292,8 +304,10 @@ impl Config {
         let refused =
             |problem: String| argument("storage_options", format!("has ca_bundle=\"{path}\", {problem}"));
         let pem = std::fs::read(path).map_err(|error| refused(format!("which cannot be read ({error})")))?;
-        let certificates =
-            Certificate::from_pem_bundle(&pem).map_err(|_| refused("which is no PEM file".into()))?;
+        let no_pem = || refused("which is no PEM file".into());
+        let certificates = Certificate::from_pem_bundle(&pem).map_err(|_| no_pem())?;
+        let trusted = CertificateDer::pem_slice_iter(&pem).collect::<std::result::Result<Vec<_>, _>>();
+        self.certificates.extend(trusted.map_err(|_| no_pem())?);
         if certificates.is_empty() {
             return Err(refused("in which there is no certificate".into()));
         }

@@ -353,8 +353,6 @@ impl Store for CloudStore {
 mod tests {
     use super::*;
 
-    use std::time::Duration;
-
     use serde_json::{Value, json};
 
     fn open(url: &str, options: Value) -> Result<CloudStore> {
@@ -457,13 +455,13 @@ mod tests {
             assert_eq!(store.prefix.as_ref(), prefix, "{url}");
             let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
             assert_eq!(store.path("c/0/1").unwrap().as_ref(), format!("{prefix}c/0/1"));
-            assert!(store.connect(&Connections::new(Duration::ZERO, Arc::default())).unwrap().is_some());
+            assert!(store.connect(&Connections::impatient()).unwrap().is_some());
         }
     }
 
     #[test]
     fn stores_in_one_bucket_with_the_same_options_share_a_client() {
-        let connections = Connections::new(Duration::ZERO, Arc::default());
+        let connections = Connections::impatient();
         let options = json!({"anon": true, "region": "eu-west-1"});
         for (url, options, clients) in [
             ("s3://bucket/a.zarr", &options, 1),
@@ -482,7 +480,7 @@ mod tests {
     #[test]
     fn options_that_do_not_fit_together_are_refused_with_the_url() {
         let store = open("az://container/x", json!({"anon": true})).unwrap();
-        let error = store.connect(&Connections::new(Duration::ZERO, Arc::default())).unwrap_err().to_string();
+        let error = store.connect(&Connections::impatient()).unwrap_err().to_string();
         assert!(error.contains("az://container/x") && error.contains("ccount"), "{error}");
     }
 

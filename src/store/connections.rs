@@ -1,5 +1,6 @@
 //! The connections of one thread to the stores that it asks.
 
+use super::buffers::Buffers;
 use super::traffic::Traffic;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,8 @@ pub struct Connections {
     pub patience: Duration,
     /// Is told what fails and is sent again.
     pub traffic: Arc<Traffic>,
+    /// Memory for bodies.
+    pub buffers: Arc<Buffers>,
     clients: Arc<Mutex<BTreeMap<String, Arc<dyn ObjectStore>>>>,
 }
 
@@ -28,9 +31,9 @@ impl fmt::Debug for Connections {
 }
 
 impl Connections {
-    /// None yet.
-    pub fn new(patience: Duration, traffic: Arc<Traffic>) -> Self {
-        Self { patience, traffic, clients: Arc::default() }
+    /// None yet. Bodies go to memory of `buffers`.
+    pub fn new(patience: Duration, traffic: Arc<Traffic>, buffers: Arc<Buffers>) -> Self {
+        Self { patience, traffic, buffers, clients: Arc::default() }
     }
 
     /// The client of that name, which is made if there is none.
@@ -46,6 +49,12 @@ impl Connections {
         let client = make()?;
         clients.insert(name.into(), client.clone());
         Ok(client)
+    }
+
+    /// Of a test: nothing is repeated and no memory kept.
+    #[cfg(test)]
+    pub(super) fn impatient() -> Self {
+        Self::new(Duration::ZERO, Arc::default(), Buffers::none())
     }
 
     /// How many clients there are.

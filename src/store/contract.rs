@@ -92,7 +92,8 @@ pub struct Body {
     pub head: Head,
     /// Which of its bytes the stream yields.
     pub range: Range<u64>,
-    /// The bytes of the range, in order. [`Body::read_to`] checks that all of them come.
+    /// The bytes of the range, in order. [`Body::read_to`] checks that all of them come. A piece holds no more memory than it is long, or
+    /// memory that is there without it.
     pub stream: BoxStream<'static, io::Result<Bytes>>,
 }
 
@@ -107,19 +108,31 @@ impl Body {
     ///
     /// # Errors
     /// What the store says, or that more or fewer bytes came than the range has.
-    pub async fn read_to(mut self, into: &mut Vec<u8>) -> io::Result<Head> {
-        let (start, expected) = (into.len(), self.range.end - self.range.start);
-        let received = |into: &Vec<u8>| (into.len() - start) as u64;
-        while let Some(part) = self.stream.next().await {
-            let part = part?;
-            if received(into) + part.len() as u64 > expected {
+    pub async fn read_to(self, into: &mut Vec<u8>) -> io::Result<Head> {
+        self.read(|piece| into.extend_from_slice(&piece)).await
+    }
+
+    /// Appends all bytes to `pieces`, without a copy.
+    ///
+    /// # Errors
+    /// As [`Body::read_to`]; what came is there.
+    pub async fn read_pieces(self, pieces: &mut Vec<Bytes>) -> io::Result<Head> {
+        self.read(|piece| pieces.push(piece)).await
+    }
+
+    async fn read(mut self, mut take: impl FnMut(Bytes)) -> io::Result<Head> {
+        let (mut received, expected) = (0, self.range.end - self.range.start);
+        while let Some(piece) = self.stream.next().await {
+            let piece = piece?;
+            received += piece.len() as u64;
+            if received > expected {
                 return Err(Obstacle::Overlong { expected_bytes: expected }.into());
             }
-            into.extend_from_slice(&part);
+            take(piece);
         }
-        match received(into) {
-            received if received == expected => Ok(self.head),
-            received => Err(Obstacle::CutShort { expected_bytes: expected, received_bytes: received }.into()),
+        match received == expected {
+            true => Ok(self.head),
+            false => Err(Obstacle::CutShort { expected_bytes: expected, received_bytes: received }.into()),
         }
     }
 }

@@ -317,13 +317,11 @@ mod tests {
     use super::parquet::tests::parquet;
     use super::*;
 
-    use std::time::Duration;
-
     use futures::executor::block_on;
 
     /// The store of a document in `documents` that names files in a folder.
     fn connected(store: &ReferenceStore) -> Arc<dyn Store> {
-        store.connect(&Connections::new(Duration::ZERO, Arc::default())).unwrap().unwrap()
+        store.connect(&Connections::impatient()).unwrap().unwrap()
     }
 
     fn targets(folder: &tempfile::TempDir) -> Targets {

@@ -1,5 +1,6 @@
 //! Requests of threads that wait for their answers, such as the one that opens a store.
 
+use super::buffers::Buffers;
 use super::connections::Connections;
 use super::contract::{Extent, Head, Listing, Store, Version, read_part, read_whole};
 
@@ -28,7 +29,8 @@ pub struct Session {
 impl Sessions {
     /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
     pub fn new(patience: Duration) -> Self {
-        Self { connections: Connections::new(patience, Arc::default()), runtime: OnceCell::new() }
+        let connections = Connections::new(patience, Arc::default(), Buffers::none());
+        Self { connections, runtime: OnceCell::new() }
     }
 
     /// A session with a store.

@@ -384,7 +384,7 @@ mod tests {
 
     fn targets(origin: Origin, follow_links: bool, options: &Value) -> Targets {
         let storage_options = StorageOptions::parse(&options.to_string()).unwrap();
-        let connections = Connections::new(Duration::ZERO, Arc::default());
+        let connections = Connections::impatient();
         Targets::new(Access { follow_links, storage_options }, origin).connect(&connections)
     }
 

@@ -1,5 +1,9 @@
 //! What clients see of their requests that those who make them do not: what failed and was sent again.
 
+use super::buffers::Buffers;
+use super::http1::{Answered, Http1};
+use super::landing::Landing;
+
 use std::fmt;
 use std::net::SocketAddr;
 use std::num::NonZeroUsize;
@@ -8,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures::FutureExt;
 use futures::future::BoxFuture;
+use hyper::Method;
 use hyper_util::client::legacy::connect::HttpInfo;
 use lru::LruCache;
 use object_store::ClientOptions;
@@ -15,6 +20,7 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService,
     ReqwestConnector,
 };
+use rustls::pki_types::CertificateDer;
 
 /// Counts requests that failed for a reason that may pass, and connections.
 #[derive(Debug)]
@@ -76,6 +82,10 @@ pub(super) struct Connector {
     pub traffic: Arc<Traffic>,
     /// What every request has behind the path of its URL, such as a signature. Empty if nothing.
     pub query: Arc<str>,
+    /// Trusted beside those of the system.
+    pub certificates: Arc<[CertificateDer<'static>]>,
+    /// Memory for bodies.
+    pub buffers: Arc<Buffers>,
 }
 
 impl fmt::Debug for Connector {
@@ -87,8 +97,9 @@ impl fmt::Debug for Connector {
 impl HttpConnector for Connector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
         let client = ReqwestConnector::default().connect(options)?;
-        let (traffic, query) = (self.traffic.clone(), self.query.clone());
-        Ok(HttpClient::new(Counted { client, traffic, query }))
+        let http1 = Http1::new(options, self.certificates.clone(), self.buffers.clone());
+        let (traffic, query, buffers) = (self.traffic.clone(), self.query.clone(), self.buffers.clone());
+        Ok(HttpClient::new(Counted { http1, client, traffic, query, buffers }))
     }
 }
 
@@ -112,9 +123,32 @@ pub(super) fn is_of_certificate(said: &str) -> bool {
 }
 
 struct Counted {
+    /// Asks for what it can; `None` if options say how connections are used.
+    http1: Option<Http1>,
+    /// Asks for the rest.
     client: HttpClient,
     traffic: Arc<Traffic>,
     query: Arc<str>,
+    buffers: Arc<Buffers>,
+}
+
+impl Counted {
+    async fn answer(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        if let Some(http1) = &self.http1
+            && let Answered::Here(answer, ends) = http1.call(&request).await?
+        {
+            if let Some((here, there)) = ends {
+                self.traffic.note_connection(here, there);
+            }
+            return Ok(answer);
+        }
+        let is_get = *request.method() == Method::GET;
+        let answer = self.client.execute(request).await?;
+        if let Some(ends) = answer.extensions().get::<HttpInfo>() {
+            self.traffic.note_connection(ends.local_addr(), ends.remote_addr());
+        }
+        Ok(if is_get { answer.map(|body| Landing::copied(body, self.buffers.clone())) } else { answer })
+    }
 }
 
 impl fmt::Debug for Counted {
@@ -136,13 +170,8 @@ impl HttpService for Counted {
                 *request.uri_mut() =
                     url.parse().map_err(|error| HttpError::new(HttpErrorKind::Request, error))?;
             }
-            let mut answer = self.client.execute(request).await;
+            let mut answer = self.answer(request).await;
             self.traffic.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
-            if let Ok(answer) = &answer
-                && let Some(ends) = answer.extensions().get::<HttpInfo>()
-            {
-                self.traffic.note_connection(ends.local_addr(), ends.remote_addr());
-            }
             // Weak tags do not tell the bytes, and the client would put bodies together by them.
             if let Ok(answer) = &mut answer
                 && answer.headers().get("etag").is_some_and(|tag| tag.as_bytes().starts_with(b"W/"))

@@ -145,14 +145,16 @@ impl ZipStore {
 
 /// The bytes of an entry out of a body that begins with its local header.
 async fn behind_header(mut body: Body, entry: &Entry) -> io::Result<BoxStream<'static, io::Result<Bytes>>> {
-    let mut begin = vec![];
-    while (begin.len() as u64) < entry.header_bytes() {
+    let (mut begin, mut header) = (vec![], vec![]);
+    while (header.len() as u64) < entry.header_bytes() {
         let Some(piece) = body.stream.next().await.transpose()? else { break };
-        begin.extend_from_slice(&piece);
+        let missing = entry.header_bytes() - header.len() as u64;
+        header.extend_from_slice(&piece[..piece.len().min(missing as usize)]);
+        begin.push(Ok(piece));
     }
-    let start = entry.set_start(&begin).map_err(damaged)?;
+    let start = entry.set_start(&header).map_err(damaged)?;
     let (mut skip, mut left) = (start - entry.room.start, entry.bytes);
-    let begin = stream::once(async move { Ok(Bytes::from(begin)) });
+    let begin = stream::iter(begin);
     // What is skipped, and what follows the entry, is not handed on.
     let bytes = begin.chain(body.stream).map_ok(move |mut piece| {
         let skipped = skip.min(piece.len() as u64);

@@ -1,4 +1,4 @@
-//! Memory for answers that is used again. The system clears memory that it gives anew, which costs more time than to receive the bytes.
+//! Memory for bodies that is used again. The system clears memory that it gives anew, which costs more time than to receive the bytes.
 
 use crate::memory::{self, Refused};
 
@@ -37,6 +37,11 @@ impl Buffers {
     /// Keeps buffers as long as all of them have at most so many bytes.
     pub fn new(most_bytes: u64) -> Arc<Self> {
         Arc::new(Self { most_bytes, state: Mutex::default() })
+    }
+
+    /// Keeps none.
+    pub fn none() -> Arc<Self> {
+        Self::new(0)
     }
 
     /// An empty buffer with room for so many bytes.
@@ -106,21 +111,11 @@ impl Buffer {
     pub fn bytes_mut(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
-
-    /// The bytes, in memory that is not used again.
-    pub fn into_vec(mut self) -> Vec<u8> {
-        let bytes = std::mem::take(&mut self.bytes);
-        if let Some(of) = self.of.take() {
-            let mut state = of.lock();
-            state.used_bytes = state.used_bytes.saturating_sub(bytes.capacity() as u64);
-        }
-        bytes
-    }
 }
 
-impl From<Vec<u8>> for Buffer {
-    fn from(bytes: Vec<u8>) -> Self {
-        Self { bytes, of: None }
+impl AsRef<[u8]> for Buffer {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
@@ -171,10 +166,10 @@ mod tests {
         assert_eq!(free_and_used(), (0, 9 * MIB));
         // More than all of it is had, and not kept.
         let larger = buffers.take(12 * MIB).unwrap();
-        drop((larger, large.into_vec()));
-        assert_eq!(free_and_used(), (0, MIB));
+        drop((larger, large));
+        assert_eq!(free_and_used(), (8 * MIB, MIB));
         drop((small, buffers.take(10).unwrap()));
-        assert_eq!(free_and_used(), (MIB, 0));
+        assert_eq!(free_and_used(), (9 * MIB, 0));
         assert!(buffers.take(u64::MAX).is_err());
     }
 
