@@ -180,7 +180,7 @@ def test_stores_by_themselves_and_channels(backend, tmp_path):
     channels = zarr_dali.select(paths[0], arrays=["t"], offsets={"lead_time": [0, 3, 13]})
     (t,) = read_all(backend, stack_channels=True, **channels)
     np.testing.assert_array_equal(t[2], values[0][2:3, [0, 3, 13]])
-    with pytest.raises(ValueError, match="stack_channels.*lead_time|stack_channels.*dimension 1"):
+    with pytest.raises(ValueError, match=r"stack_channels.*dimension 1"):
         build(
             backend,
             path=paths[0],
@@ -239,9 +239,9 @@ def test_wrapper_and_info_take_dictionaries(backend, runs):
     ]:
         with pytest.raises(ValueError, match=text):
             zarr_dali.Loader(path, ["t"], 2, device="cpu", offsets=offsets)
-    with pytest.raises(ValueError, match="no number of steps; zarr_dali.select"):
+    with pytest.raises(ValueError, match=r"no number of steps; zarr_dali\.select"):
         readers.zarr(path=str(path), arrays=["t"], offsets={"lead_time": ["6h"]})
-    with pytest.raises(ValueError, match="named twice|both are given"):
+    with pytest.raises(ValueError, match=r"both are given"):
         zarr_dali.select(path, arrays=["t"], offsets={"lead_time": [0], 1: [2]})
-    with pytest.raises(ValueError, match="no dimension 'level'.*init_time, lead_time"):
+    with pytest.raises(ValueError, match=r"no dimension 'level'.*init_time, lead_time"):
         zarr_dali.select(path, arrays=["t"], offsets={"level": [0]})
