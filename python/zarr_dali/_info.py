@@ -107,6 +107,8 @@ def info(
         paths, arrays = images.paths, images.arrays
     elif arrays is None:
         paths = _ome_store.collection(paths, *opening) or paths
+    elif images := _ome_store.asked(paths, arrays, None, (), *opening):
+        paths = images.paths
     if len(paths) > 1 and paths != location.paths:
         given.setdefault("join", "separate")
     if arrays is not None:

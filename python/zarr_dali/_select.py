@@ -90,9 +90,11 @@ def select(
         arrays = location.arrays
     if arrays is None:
         reading, labels = _ome_store.from_labels(location.paths, labels, storage_options, follow_links)
-        if reading is not None:
-            path, arrays = reading.path, reading.arrays
-            join = join or ("concat" if isinstance(path, str) else "separate")
+    else:
+        reading = _ome_store.asked(location.paths, arrays, None, (), storage_options, follow_links)
+    if reading is not None:
+        path, arrays = reading.path, reading.arrays
+        join = join or ("concat" if isinstance(path, str) else "separate")
     join = "concat" if join is None else join
     if join not in ("concat", "separate"):
         raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
