@@ -132,9 +132,9 @@ class Loader:
                 (True, or "channels": levels and arrays as channels, named by `loader.channels`),
                 `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and
                 others; `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a
-                file of JSON. `samples`, `weights` and `samples_per_epoch` as `set_samples` takes them, `mask`.
-                In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one number for
-                each index of the first dimension behind those of the window.
+                file of JSON. `samples`, `weights` and `samples_per_epoch` as `set_samples` takes them,
+                `mask`. In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
+                number for each index of the first dimension behind those of the window.
 
         Raises:
             ValueError: Arguments or the store do not fit.
