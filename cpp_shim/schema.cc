@@ -206,8 +206,8 @@ that a sample has the shape ``window + array.shape[len(window):]``. If not given
                              R"code(Steps between the starts of neighbouring samples, in elements.
 
 One value, at least 1, for each extent of `window`; one value if `window` is not given. By default 1
-in the first dimension and as many as the window spans, so that samples do not overlap, in the
-others; with `samples` 1 in all.)code",
+in the first dimension and in those with offsets, and as many as the window spans, so that samples do
+not overlap, in the others; with `samples` 1 in all.)code",
                              nullptr)
     .AddOptionalArg<Indices>("dilation",
                              R"code(Steps between neighbouring elements of a window, in elements.
@@ -224,6 +224,19 @@ and lead times. Instead of `window` and `dilation` in the first dimension; `wind
 the later ones, its first extent then is the number of offsets. ``t`` starts where all steps lie in
 the array and in `roi_start`, `roi_end`.)code",
         nullptr)
+    .AddOptionalArg(
+        "dimension_offsets",
+        R"code(Steps of a sample in dimensions by name, relative to the index it is named by there, as JSON.
+
+An object with a list for each dimension: ``{"lead_time": [0, 1, 4, 12]}`` takes of forecast runs over
+``(init_time, lead_time, lat, lon)`` four lead times that are unevenly apart. A dimension without a name is
+given by its number, from ``"0"`` on; the first one is that of `offsets`. Samples cover all dimensions up to
+the last that is named: those without offsets have the extents of `window`, or 1 without it, and none is left
+out of the shape. Where `stride` is not given, it is 1 in dimensions with offsets. In place of a list may be
+an object, ``{"offsets": [0, 1, 4, 12], "breaks": [61]}``, with `breaks` of that dimension.
+``zarr_dali.select`` and ``zarr_dali.Loader`` take a dictionary as `offsets`, also with time spans, and make
+this; ``zarr_dali.readers.zarr`` takes one with steps.)code",
+        "")
     .AddOptionalArg<Indices>(
         "roi_start",
         R"code(Start of the region that samples are taken from, an index for each leading dimension.

@@ -87,6 +87,7 @@ core::ReaderArgs Arguments(const dali::OpSpec& spec, int max_batch_size) {
   args.has_stride = ListArgument(spec, "stride", args.stride);
   args.has_dilation = ListArgument(spec, "dilation", args.dilation);
   args.has_offsets = ListArgument(spec, "offsets", args.offsets);
+  args.dimension_offsets = spec.GetArgument<std::string>("dimension_offsets");
   args.has_roi_start = ListArgument(spec, "roi_start", args.roi_start);
   args.has_roi_end = ListArgument(spec, "roi_end", args.roi_end);
   args.select = spec.GetArgument<std::string>("select");

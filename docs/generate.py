@@ -30,7 +30,7 @@ GROUPS = {
         *("missing_chunks", "follow_links", "storage_options"),
     ),
     "Samples": (
-        *("window", "stride", "dilation", "offsets"),
+        *("window", "stride", "dilation", "offsets", "dimension_offsets"),
         *("roi_start", "roi_end", "select", "exclude", "breaks"),
         *("samples", "weights", "samples_per_epoch", "mask", "min_foreground", "mask_cache"),
         "return_index",
@@ -160,7 +160,10 @@ def wrapper() -> str:
     signature = []
     for argument in found.values():
         default = "" if argument.default is None else f" = {argument.default}"
-        signature.append(f"    {argument.name}: {argument.annotation}{default},")
+        annotation = argument.annotation
+        if argument.name == "offsets":  # the wrapper makes `dimension_offsets` of a dictionary
+            annotation = f"{annotation.removesuffix(' | None')} | Mapping[str, Sequence[int]] | None"
+        signature.append(f"    {argument.name}: {annotation}{default},")
     first, *rest = _plain(backend.GetSchema(SCHEMA).Dox()).split("\n\n")
     body = [" ".join(first.split()), ""]
     for paragraph in rest:
@@ -210,8 +213,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+from zarr_dali import _offsets
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
@@ -229,7 +234,7 @@ def zarr(
     given = locals()
     from nvidia.dali import fn  # here, because the package says first which release of DALI it needs
 
-    return fn.readers.zarr(**_other_than_defaults(given))
+    return fn.readers.zarr(**_offsets.reader_arguments(_other_than_defaults(given)))
 
 
 def _other_than_defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -56,6 +56,8 @@ mod ffi {
         dilation: Vec<i64>,
         has_offsets: bool,
         offsets: Vec<i64>,
+        /// JSON; empty: not given.
+        dimension_offsets: String,
         has_roi_start: bool,
         roi_start: Vec<i64>,
         has_roi_end: bool,
@@ -231,6 +233,7 @@ fn open_reader(args: &ffi::ReaderArgs) -> Result<Box<Reader>> {
             stride: args.has_stride.then(|| args.stride.clone()),
             dilation: args.has_dilation.then(|| args.dilation.clone()),
             offsets: args.has_offsets.then(|| args.offsets.clone()),
+            dimension_offsets: args.dimension_offsets.clone(),
             roi_start: args.has_roi_start.then(|| args.roi_start.clone()),
             roi_end: args.has_roi_end.then(|| args.roi_end.clone()),
             select: args.select.clone(),

@@ -64,6 +64,7 @@ pub fn arguments(text: &str) -> Result<Arguments> {
             stride,
             dilation,
             offsets,
+            dimension_offsets,
             roi_start,
             roi_end,
             select,

@@ -112,6 +112,8 @@ pub struct Arguments {
     pub dilation: Option<Vec<i64>>,
     /// Steps of a sample in the first dimension, relative to the one that it is named by.
     pub offsets: Option<Vec<i64>>,
+    /// The same for dimensions by name or number, and what windows may not reach over there: JSON, or empty.
+    pub dimension_offsets: String,
     /// Where the region that samples are taken from starts, along the leading dimensions.
     pub roi_start: Option<Vec<i64>>,
     /// Where it ends.
@@ -220,6 +222,7 @@ impl Arguments {
             stride: None,
             dilation: None,
             offsets: None,
+            dimension_offsets: String::new(),
             roi_start: None,
             roi_end: None,
             select: String::new(),

@@ -126,6 +126,21 @@ class Coordinates:
         first = self.dimensions[0]
         return _steps.Line(first, self.indexes.get(first), start, end, store)
 
+    def line_along(
+        self,
+        at: int,
+        region: Sequence[tuple[int, int]],
+        pieces: Mapping[str, np.ndarray],
+        store: str = "",
+    ) -> _steps.Line:
+        """What is selected of dimension number `at`, which is not the first."""
+        name = self.dimensions[at]
+        index, size = self.indexes.get(name), self.sizes[name]
+        if name in pieces:  # indices count in these
+            index, size = None if index is None else index[pieces[name]], len(pieces[name])
+        start, end = region[at] if at < len(region) else (0, size)
+        return _steps.Line(name, index, start, end, store, is_first=False)
+
     def extent(self, name: str) -> str:
         """The index of a dimension in words."""
         index = self.indexes.get(name)

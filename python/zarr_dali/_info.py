@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _ome_store, _plugin
+from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _offsets, _ome_store, _plugin
 from zarr_dali._description import Advice, ArrayReport, Output, Reading
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def info(
     location = _locations.located(path, reader_arguments.pop("storage_options", None))
     if location.storage_options is not None:
         reader_arguments["storage_options"] = location.storage_options
+    reader_arguments = _offsets.reader_arguments(reader_arguments)
     arrays = arrays if arrays is not None else location.arrays or None
     arrays = [arrays] if isinstance(arrays, str) else arrays and list(arrays)
     given = {name: _plain(name, value) for name, value in reader_arguments.items() if value is not None}
@@ -106,6 +107,8 @@ def info(
         paths, arrays = images.paths, images.arrays
     elif arrays is None:
         paths = _ome_store.collection(paths, *opening) or paths
+    elif images := _ome_store.asked(paths, arrays, None, (), *opening):
+        paths = images.paths
     if len(paths) > 1 and paths != location.paths:
         given.setdefault("join", "separate")
     if arrays is not None:

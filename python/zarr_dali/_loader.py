@@ -127,12 +127,13 @@ class Loader:
                 the training. What it returns is the batch.
             num_threads: Threads of the pipeline. The reader has its own, see `num_io_threads`.
             prefetch: Batches that are kept ready besides those that the reader has in flight.
-            **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets`, `stack` (True, or
-                "channels": levels and arrays as channels, named by `loader.channels`), `mask_and_scale`,
-                `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and others;
-                `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a file of
-                JSON. `samples`, `weights` and `samples_per_epoch` as `set_samples` takes them, `mask`. In
-                `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
+            **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets` (a list for the
+                first dimension, or by dimensions as in `{"lead_time": ["0h", "3D"]}`), `stack`
+                (True, or "channels": levels and arrays as channels, named by `loader.channels`),
+                `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and
+                others; `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a
+                file of JSON. `samples`, `weights` and `samples_per_epoch` as `set_samples` takes them,
+                `mask`. In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
                 number for each index of the first dimension behind those of the window.
 
         Raises:

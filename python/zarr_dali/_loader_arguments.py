@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from zarr_dali import _core, _loader_checks, _select, _steps
+from zarr_dali import _core, _loader_checks, _offsets, _select, _steps
 
 
 def with_selection(
@@ -20,15 +20,30 @@ def with_selection(
     gaps: str | None,
 ) -> dict[str, Any]:
     """The reader's arguments, with indices for what labels and time spans mean."""
-    asked = ("offsets", "exclude")
+    asked: tuple[str, ...] = ("offsets", "exclude")
     if labels is None:
         asked = tuple(name for name in asked if not _is_of_indices(arguments.get(name)))
     else:
         _loader_checks.check_labels(labels, arguments)
+    if arguments.get("dimension_offsets") and isinstance(arguments.get("offsets"), Mapping):
+        raise ValueError("offsets by dimension and dimension_offsets: give one of them")
+    if not asked and isinstance(arguments.get("offsets"), Mapping):
+        return _by_dimension(path, arrays, arguments, gaps)
     if labels is None and not asked:
         arguments = arguments | {"path": path}
         return arguments | _without_gaps(arrays, arguments, gaps)
-    computed = {"window", "offsets", *asked}
+    return _selected(path, arrays, labels or {}, arguments, gaps, {"window", "offsets", *asked})
+
+
+def _selected(
+    path: str | list[str],
+    arrays: list[str],
+    labels: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+    gaps: str | None,
+    computed: set[str],
+) -> dict[str, Any]:
+    """The reader's arguments, of which `select` makes those that are `computed`."""
     chosen = _select.select(
         path,
         arrays=arrays or None,
@@ -37,13 +52,29 @@ def with_selection(
         gaps=gaps,
         follow_links=arguments.get("follow_links", True),
         storage_options=arguments.get("storage_options"),
-        **(labels or {}),
+        **labels,
     )
     others = {name: value for name, value in arguments.items() if name not in computed}
-    for name in ("breaks", "per_store"):
+    for name in ("breaks", "per_store", "dimension_offsets"):
         if name in chosen and others.get(name) is not None:
             raise ValueError(f"{name} and labels, time spans or gaps: give one of them")
     return others | {name: value for name, value in chosen.items() if name != "arrays"}
+
+
+def _by_dimension(
+    path: str | list[str], arrays: list[str], arguments: Mapping[str, Any], gaps: str | None
+) -> dict[str, Any]:
+    """The reader's arguments for a dictionary of offsets in steps, with gaps as `_without_gaps` has them."""
+    plain = _offsets.reader_arguments(arguments) | {"path": path}
+    if gaps == "allow" or (gaps is None and arguments.get("breaks") is not None):
+        return plain
+    try:
+        return _selected(path, arrays, {}, arguments, gaps, {"window", "offsets"})
+    except (ImportError, ValueError, RuntimeError):
+        # As there.
+        if gaps is not None:
+            raise
+        return plain
 
 
 def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
@@ -66,6 +97,8 @@ def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | N
 
 def _is_of_indices(value: Any) -> bool:
     """Whether `offsets` or `exclude` can be the reader's as they are."""
+    if isinstance(value, Mapping):
+        return _offsets.of_indices(value)
     values = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
     no_index = (bool, np.bool_, np.timedelta64, np.datetime64)
     return value is None or all(

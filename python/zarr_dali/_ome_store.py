@@ -99,7 +99,8 @@ def asked(
     options: _core.StorageOptions,
     follow_links: bool,
 ) -> Reading | None:
-    """What `level` and `labels` ask for; without them and without `arrays` an image, if the path is one.
+    """What `level` and `labels` ask for; without them and without `arrays` an image, if the path is one; and
+    `arrays` of all fields of plates and wells.
 
     Raises:
         ValueError: As `ome_zarr`.
@@ -112,20 +113,46 @@ def asked(
                 'arrays=["0", "labels/cells/0"]'
             )
         return read(paths, 0 if level is None else level, labels, options, follow_links)
-    if arrays or not is_ome(paths, options, follow_links):
+    if arrays:
+        return _of_fields(paths, arrays, options, follow_links)
+    if not is_ome(paths, options, follow_links):
         return None
     return read(paths, 0, (), options, follow_links)
+
+
+def _of_fields(
+    paths: Sequence[str], arrays: Sequence[str], options: _core.StorageOptions, follow_links: bool
+) -> Reading | None:
+    """Arrays of each field of plates and wells; None of other stores, and of arrays by paths in the plate."""
+    try:
+        images = None
+        if any(key in _root_of_first(paths, options, follow_links) for key in ("plate", "well")):
+            opened = _opened(paths[:1], options, follow_links)[0]
+            if _dimensions.shape_of(opened, arrays[0].strip("/")) is None:
+                images = collection(paths, options, follow_links)
+    except (RuntimeError, LookupError):  # the reader will say it better
+        return None
+    if not images:
+        return None
+    return Reading(images if len(images) > 1 else images[0], list(arrays), list(arrays))
 
 
 def is_ome(paths: Sequence[str], options: _core.StorageOptions, follow_links: bool) -> bool:
     """Whether the first of these stores has images of OME-Zarr, as far as its metadata can be read."""
     try:
-        first = _core.expand(list(paths[:1]), options)[:1]
-        objects = _core.Objects(first[0], options, follow_links=follow_links, soon=True)
-        metadata = _ome.metadata_of(_root(objects))
+        metadata = _root_of_first(paths, options, follow_links)
         return any(key in metadata for key in ("multiscales", "plate", "well", _SERIES))
     except (ValueError, RuntimeError, LookupError):  # the reader will say it better
         return False
+
+
+def _root_of_first(
+    paths: Sequence[str], options: _core.StorageOptions, follow_links: bool
+) -> Mapping[str, Any]:
+    """The OME-Zarr part of the attributes of the first store."""
+    first = _core.expand(list(paths[:1]), options)[:1]
+    objects = _core.Objects(first[0], options, follow_links=follow_links, soon=True)
+    return _ome.metadata_of(_root(objects))
 
 
 def collection(paths: Sequence[str], options: _core.StorageOptions, follow_links: bool) -> list[str] | None:

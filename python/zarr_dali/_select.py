@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from zarr_dali import _core, _locations, _ome_store, _pieces, _steps
+from zarr_dali import _core, _locations, _offsets, _ome_store, _pieces, _steps
 from zarr_dali._coordinates import AbsentError, Coordinates, check_dimensions, import_xarray
 from zarr_dali._locations import Paths
 from zarr_dali._store_coordinates import opened_stores
@@ -24,7 +24,7 @@ def select(
     arrays: str | Sequence[str] | None = None,
     join: Literal["concat", "separate"] | None = None,
     window: int | Sequence[int] | None = None,
-    offsets: Sequence[Any] | None = None,
+    offsets: Sequence[Any] | Mapping[str | int, Sequence[Any]] | None = None,
     exclude: Any = None,
     gaps: Literal["error", "skip", "allow"] | None = None,
     follow_links: bool = True,
@@ -48,7 +48,10 @@ def select(
         window: As for the reader, which gets it: whether a sample has several steps, between which gaps can
             be.
         offsets: Steps of a sample along the first dimension: indices, or time spans such as "-6h", timedelta
-            or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate.
+            or numpy.timedelta64, which become indices by the spacing of the first dimension's coordinate. For
+            others a dictionary of such lists by name or number of the dimension: `{"lead_time": ["0h", "6h",
+            "3D"]}` takes three lead times of each forecast run. Gaps in these coordinates are treated alike,
+            if they hold times.
         exclude: What no sample may touch along the first dimension: a label, a slice or a list of them, of
             which a text that is a part of a date means all of it; or a mask, True for what is left out: a
             DataArray over the first dimension, or as many values as it has indices.
@@ -70,8 +73,9 @@ def select(
 
     Returns:
         `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `select`, `window`, `offsets`,
-        `exclude`, `breaks`, `follow_links` and `storage_options` where they apply. `select` has what is no
-        range of the leading dimensions of all arrays: `window` has to cover all of it, or none.
+        `dimension_offsets`, `exclude`, `breaks`, `follow_links` and `storage_options` where they apply.
+        `select` has what is no range of the leading dimensions of all arrays: `window` has to cover all of
+        it, or none.
 
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected along the first dimension
@@ -86,9 +90,11 @@ def select(
         arrays = location.arrays
     if arrays is None:
         reading, labels = _ome_store.from_labels(location.paths, labels, storage_options, follow_links)
-        if reading is not None:
-            path, arrays = reading.path, reading.arrays
-            join = join or ("concat" if isinstance(path, str) else "separate")
+    else:
+        reading = _ome_store.asked(location.paths, arrays, None, (), storage_options, follow_links)
+    if reading is not None:
+        path, arrays = reading.path, reading.arrays
+        join = join or ("concat" if isinstance(path, str) else "separate")
     join = "concat" if join is None else join
     if join not in ("concat", "separate"):
         raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
@@ -103,10 +109,13 @@ def select(
         chosen["arrays"] = arrays
     if window is not None:
         chosen["window"] = np.atleast_1d(window).tolist()
-    several = _steps.are_several(window, offsets)
-    covered = len(chosen.get("window", [1]))
+    by_dimension = _offsets.by_dimension(offsets, opened[0][1].dimensions)
+    first = by_dimension.pop(0, None)
+    several = _steps.are_several(window, first)
+    covered = max(len(chosen.get("window", [1])), 1 + max(by_dimension, default=0))
     if join == "separate":
-        return chosen | {"join": join} | _separately(opened, labels, covered, offsets, exclude, gaps, several)
+        found = _separately(opened, labels, covered, (first, by_dimension), exclude, gaps, several)
+        return chosen | {"join": join} | found
     known = Coordinates.joined(opened)
     (start, end), region, pieces = known.selected(labels, covered)
     if region:
@@ -114,7 +123,9 @@ def select(
         chosen["roi_end"] = [end for _, end in region]
     if pieces:
         chosen["select"] = _pieces.as_json(pieces)
-    steps, (breaks,) = _steps.resolve([known.line(start, end)], offsets, gaps, several)
+    steps, (breaks,) = _steps.resolve([known.line(start, end)], first, gaps, several)
+    lines = {at: [known.line_along(at, region, pieces)] for at in by_dimension}
+    chosen |= _along_dimensions(lines, by_dimension, gaps)
     if steps is not None:
         chosen["offsets"] = steps
     if breaks:
@@ -131,16 +142,18 @@ def _separately(
     stores: Sequence[tuple[str, Coordinates]],
     labels: dict[str, Any],
     covered: int,
-    offsets: Any,
+    offsets: tuple[Any, Mapping[int, Any]],
     exclude: Any,
     gaps: str | None,
     several: bool,
 ) -> dict[str, Any]:
-    """Arguments for what labels name in each of several stores."""
+    """Arguments for what labels name in each of several stores. `offsets` are of the first dimension, and of
+    others."""
     check_dimensions(stores)
     entries: list[dict[str, list[int]] | None] = []
     left_out_by = None
     lines = []
+    along: dict[int, list[_steps.Line]] = {at: [] for at in offsets[1]}
     pieces: dict[str, str] = {}
     for store, known in stores:
         try:
@@ -155,6 +168,8 @@ def _separately(
             else {}
         )
         lines.append(known.line(start, end, store))
+        for at, its in along.items():
+            its.append(known.line_along(at, region, found, store))
         pieces[store] = _pieces.as_json(found) if found else ""
     if not lines:
         raise ValueError(f"in none of {len(entries)} stores: {left_out_by}") from left_out_by
@@ -167,7 +182,8 @@ def _separately(
                 "own"
             )
     chosen: dict[str, Any] = {"select": wanted} if wanted else {}
-    steps, breaks = _steps.resolve(lines, offsets, gaps, several)
+    chosen |= _along_dimensions(along, offsets[1], gaps)
+    steps, breaks = _steps.resolve(lines, offsets[0], gaps, several)
     if steps is not None:
         chosen["offsets"] = steps
     for entry, behind in zip((entry for entry in entries if entry is not None), breaks):
@@ -178,6 +194,28 @@ def _separately(
     if any(entry != {} for entry in entries):
         chosen["per_store"] = json.dumps(entries)
     return chosen
+
+
+def _along_dimensions(
+    lines: Mapping[int, Sequence[_steps.Line]], offsets: Mapping[int, Any], gaps: str | None
+) -> dict[str, Any]:
+    """The reader's `dimension_offsets` for dimensions beside the first, by their numbers."""
+    found = {}
+    for at, its in offsets.items():
+        first, *others = lines[at]
+        in_time = not all(map(_steps.is_number, _steps.listed(its)))
+        # Only times have gaps that nobody asked for: levels are apart as they like.
+        wanted = gaps if in_time or all(line.is_of_times for line in lines[at]) else "allow"
+        steps, (breaks, *more) = _steps.resolve(lines[at], its, wanted, _steps.are_several(None, its))
+        for line, behind in zip(others, more):
+            if behind != breaks:
+                raise ValueError(
+                    f'gaps="skip": the coordinate {first.name} of {line.store} has gaps at {behind}, and of '
+                    f"{first.store} at {breaks}, but a reader takes the same of all stores there; give each "
+                    "a reader of its own"
+                )
+        found[first.name] = _offsets.entry(steps, breaks)
+    return {"dimension_offsets": json.dumps(found)} if found else {}
 
 
 def breaks_of(

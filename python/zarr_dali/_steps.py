@@ -1,4 +1,4 @@
-"""Steps along the first dimension: offsets given in time, and gaps that samples may reach over.
+"""Steps along a dimension: offsets given in time, and gaps that samples may reach over.
 
 Coordinates are looked at here and nowhere else, as xarray decodes them, which knows units, calendars and
 times. The core gets the places of gaps (`breaks`), never labels.
@@ -26,7 +26,7 @@ UNUSUAL = 1.5
 
 @dataclass(frozen=True)
 class Line:
-    """The first dimension of a store, or of joined stores, as far as samples are taken from it."""
+    """A dimension of a store, or of joined stores, as far as samples are taken from it."""
 
     name: str
     index: pd.Index | None
@@ -35,6 +35,12 @@ class Line:
     end: int
     store: str = ""
     """Which store it is, of several."""
+    is_first: bool = True
+    """Whether it is the first dimension."""
+
+    @property
+    def title(self) -> str:
+        return f"the first dimension, {self.name}," if self.is_first else f"the dimension {self.name}"
 
     @property
     def labels(self) -> Any:
@@ -80,9 +86,9 @@ class Line:
 
 
 def are_several(window: Sequence[int] | int | None, offsets: Any) -> bool:
-    """Whether a sample has more than one step of the first dimension."""
+    """Whether a sample has more than one step of a dimension; `window` begins with that dimension."""
     if offsets is not None:
-        return len(set(_listed(offsets))) > 1
+        return len(set(listed(offsets))) > 1
     if window is None:
         return False
     return bool(next(iter(np.atleast_1d(window)), 1) > 1)
@@ -101,12 +107,12 @@ def resolve(
         raise ValueError(f"gaps: {gaps!r} is none of {', '.join(GAPS)}")
     nothing: list[list[int]] = [[] for _ in lines]
     in_time = next(
-        (offset for offset in ([] if offsets is None else _listed(offsets)) if not _is_number(offset)), None
+        (offset for offset in ([] if offsets is None else listed(offsets)) if not is_number(offset)), None
     )
-    steps = None if offsets is None else [offset for offset in _listed(offsets) if _is_number(offset)]
+    steps = None if offsets is None else [offset for offset in listed(offsets) if is_number(offset)]
     if in_time is not None:
         usual = _spacing(in_time, lines)
-        steps = [_in_steps(offset, usual, lines[0].name) for offset in _listed(offsets)]
+        steps = [_in_steps(offset, usual, lines[0].name) for offset in listed(offsets)]
         found = [np.flatnonzero(line.differences != usual) for line in lines]
         gaps = gaps or "error"
     else:
@@ -152,7 +158,7 @@ def _outside() -> int:
 def _problem(line: Line) -> str | None:
     """Why no gaps can be found."""
     if line.index is None:
-        return f"the first dimension, {line.name}, has no coordinate"
+        return f"{line.title} has no coordinate"
     return None if line.differences is not None else f"the coordinate {line.name} holds no numbers or times"
 
 
@@ -168,19 +174,19 @@ def _unusual(line: Line, usual: float) -> np.ndarray:
     return np.flatnonzero((along > UNUSUAL * abs(usual)) | (along <= 0))
 
 
-def _listed(offsets: Any) -> list[Any]:
+def listed(offsets: Any) -> list[Any]:
     alone = isinstance(offsets, (str, numbers.Integral, datetime.timedelta, np.timedelta64))
     return [offsets] if alone else list(offsets)
 
 
-def _is_number(offset: Any) -> bool:
+def is_number(offset: Any) -> bool:
     return isinstance(offset, numbers.Integral) and not isinstance(offset, (bool, np.timedelta64))
 
 
 def _in_steps(offset: Any, spacing: int, name: str) -> int:
     import pandas as pd
 
-    if _is_number(offset):
+    if is_number(offset):
         return int(offset)
     span = _time_span(offset).as_unit("ns").value
     if span % spacing:
@@ -211,9 +217,7 @@ def _spacing(offset: Any, lines: Sequence[Line]) -> int:
     _time_span(offset)
     asked, name = f"offsets: {offset!r} is a time span", lines[0].name
     if any(line.index is None for line in lines):
-        raise ValueError(
-            f"{asked}, but the first dimension, {name}, has no coordinate; give numbers of steps"
-        )
+        raise ValueError(f"{asked}, but {lines[0].title} has no coordinate; give numbers of steps")
     if all(len(line.labels) < 2 for line in lines):
         raise ValueError(
             f"{asked}, but only one index of {name} is selected, so that there is no spacing; give numbers "

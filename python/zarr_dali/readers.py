@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import inspect
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
+
+from zarr_dali import _offsets
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
@@ -31,7 +33,8 @@ def zarr(
     window: int | Sequence[int] | None = None,
     stride: int | Sequence[int] | None = None,
     dilation: int | Sequence[int] | None = None,
-    offsets: int | Sequence[int] | None = None,
+    offsets: int | Sequence[int] | Mapping[str, Sequence[int]] | None = None,
+    dimension_offsets: str = "",
     roi_start: int | Sequence[int] | None = None,
     roi_end: int | Sequence[int] | None = None,
     select: str = "",
@@ -190,8 +193,8 @@ def zarr(
             `array[i]`, whose shape lacks the first dimension.
         stride: Steps between the starts of neighbouring samples, in elements.
             One value, at least 1, for each extent of `window`; one value if `window` is not given. By default
-            1 in the first dimension and as many as the window spans, so that samples do not overlap, in the
-            others; with `samples` 1 in all.
+            1 in the first dimension and in those with offsets, and as many as the window spans, so that
+            samples do not overlap, in the others; with `samples` 1 in all.
         dilation: Steps between neighbouring elements of a window, in elements.
             One value, at least 1, for each extent of `window`, by default 1. A window of extent `w` and
             dilation `d` spans `(w - 1) * d + 1` indices.
@@ -200,6 +203,17 @@ def zarr(
             lead times. Instead of `window` and `dilation` in the first dimension; `window` may be given for
             the later ones, its first extent then is the number of offsets. `t` starts where all steps lie in
             the array and in `roi_start`, `roi_end`.
+        dimension_offsets: Steps of a sample in dimensions by name, relative to the index it is named by
+            there, as JSON.
+            An object with a list for each dimension: `{"lead_time": [0, 1, 4, 12]}` takes of forecast runs
+            over `(init_time, lead_time, lat, lon)` four lead times that are unevenly apart. A dimension
+            without a name is given by its number, from `"0"` on; the first one is that of `offsets`. Samples
+            cover all dimensions up to the last that is named: those without offsets have the extents of
+            `window`, or 1 without it, and none is left out of the shape. Where `stride` is not given, it is 1
+            in dimensions with offsets. In place of a list may be an object,
+            `{"offsets": [0, 1, 4, 12], "breaks": [61]}`, with `breaks` of that dimension. `zarr_dali.select`
+            and `zarr_dali.Loader` take a dictionary as `offsets`, also with time spans, and make this;
+            `zarr_dali.readers.zarr` takes one with steps.
         roi_start: Start of the region that samples are taken from, an index for each leading dimension.
             Every element of a sample lies in the region. The list may be longer than `window`: dimensions
             behind those of the window are then cut to the region. By default 0.
@@ -380,7 +394,7 @@ def zarr(
     given = locals()
     from nvidia.dali import fn  # here, because the package says first which release of DALI it needs
 
-    return fn.readers.zarr(**_other_than_defaults(given))
+    return fn.readers.zarr(**_offsets.reader_arguments(_other_than_defaults(given)))
 
 
 def _other_than_defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -163,7 +163,7 @@ impl Plan {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sampler::{WindowArguments, Windows};
+    use crate::sampler::{AxisOffsets, WindowArguments, Windows};
     use proptest::prelude::*;
     use smallvec::smallvec;
     use std::collections::HashSet;
@@ -293,64 +293,80 @@ mod tests {
                 let stride = prop::collection::vec(1i64..4, covered);
                 let dilation = prop::collection::vec(1i64..4, covered);
                 let offsets = prop::option::of(prop::collection::vec(-5i64..6, 1..4));
+                let later = prop::option::of(prop::collection::vec(-3i64..4, 1..4));
                 let picks =
                     (prop::collection::vec(0u64..1000, 1..5), prop::collection::vec(0u64..1000, 0..5));
                 let roi = prop::collection::vec(0i64..3, shape.len());
-                (window, stride, dilation, offsets, picks, roi, any::<(bool, bool)>()).prop_filter_map(
-                    "no window fits",
-                    move |(
-                        mut window,
-                        stride,
-                        mut dilation,
-                        offsets,
-                        (picks, chosen),
-                        roi,
-                        (drops, cuts),
-                    )| {
-                        let offsets = offsets.filter(|_| !drops);
-                        if let Some(offsets) = &offsets {
-                            (window[0], dilation[0]) = (offsets.len() as i64, 1);
-                        }
-                        let given = WindowArguments {
-                            window: (!drops).then_some(&window),
-                            stride: (!drops).then_some(&stride),
-                            dilation: (!drops).then_some(&dilation),
-                            offsets: offsets.as_deref(),
-                            roi_start: cuts.then_some(&roi),
-                            ..WindowArguments::default()
-                        };
-                        let windows = Windows::new(&shape, &given).ok()?;
-                        let mut arrays = arrays.clone();
-                        for array in &mut arrays {
-                            array.axes = (0..shape.len())
-                                .map(|d| Some(d).filter(|&d| d < windows.axes().len()))
-                                .collect();
-                            // Indices in any order, of the last dimension.
-                            let last = shape.len() - 1;
-                            if array.axes[last].is_none() && !chosen.is_empty() {
-                                let indices = chosen.iter().map(|pick| pick % shape[last]).enumerate();
-                                let run =
-                                    |(place, start)| Run { start, step: 1, count: 1, place: place as u64 };
-                                array.chosen[last] = Some(indices.map(run).collect());
+                (window, stride, dilation, (offsets, later), picks, roi, any::<(bool, bool)>())
+                    .prop_filter_map(
+                        "no window fits",
+                        move |(
+                            mut window,
+                            stride,
+                            mut dilation,
+                            (offsets, later),
+                            (picks, chosen),
+                            roi,
+                            (drops, cuts),
+                        )| {
+                            let offsets = offsets.filter(|_| !drops);
+                            if let Some(offsets) = &offsets {
+                                (window[0], dilation[0]) = (offsets.len() as i64, 1);
                             }
-                        }
-                        if !stacked && arrays.len() > 1 && shape.len() > 1 {
-                            // The last array lacks the first dimension.
-                            let last = arrays.last_mut()?;
-                            let chunk = &last.parts[0].read_chunk_shape;
-                            let geometry = ArrayGeometry {
-                                shape: last.shape[1..].to_vec(),
-                                axes: last.axes[1..].to_vec(),
-                                chosen: last.chosen[1..].to_vec(),
-                                parts: vec![part(0, &chunk[1..], &(0..shape.len() - 1).collect::<Vec<_>>())],
-                                first_part: 0,
+                            let mut along = vec![None; covered];
+                            if let Some(offsets) = later.filter(|_| !drops && covered > 1) {
+                                (window[covered - 1], dilation[covered - 1]) = (offsets.len() as i64, 1);
+                                along[covered - 1] = Some(AxisOffsets { offsets, breaks: vec![] });
+                            }
+                            let given = WindowArguments {
+                                along: &along,
+                                window: (!drops).then_some(&window),
+                                stride: (!drops).then_some(&stride),
+                                dilation: (!drops).then_some(&dilation),
+                                offsets: offsets.as_deref(),
+                                roi_start: cuts.then_some(&roi),
+                                ..WindowArguments::default()
                             };
-                            *last = geometry;
-                        }
-                        let samples = picks.iter().map(|pick| pick % windows.len()).collect();
-                        Some(Case { arrays, windows, samples, stacked })
-                    },
-                )
+                            let windows = Windows::new(&shape, &given).ok()?;
+                            let mut arrays = arrays.clone();
+                            for array in &mut arrays {
+                                array.axes = (0..shape.len())
+                                    .map(|d| Some(d).filter(|&d| d < windows.axes().len()))
+                                    .collect();
+                                // Indices in any order, of the last dimension.
+                                let last = shape.len() - 1;
+                                if array.axes[last].is_none() && !chosen.is_empty() {
+                                    let indices = chosen.iter().map(|pick| pick % shape[last]).enumerate();
+                                    let run = |(place, start)| Run {
+                                        start,
+                                        step: 1,
+                                        count: 1,
+                                        place: place as u64,
+                                    };
+                                    array.chosen[last] = Some(indices.map(run).collect());
+                                }
+                            }
+                            if !stacked && arrays.len() > 1 && shape.len() > 1 {
+                                // The last array lacks the first dimension.
+                                let last = arrays.last_mut()?;
+                                let chunk = &last.parts[0].read_chunk_shape;
+                                let geometry = ArrayGeometry {
+                                    shape: last.shape[1..].to_vec(),
+                                    axes: last.axes[1..].to_vec(),
+                                    chosen: last.chosen[1..].to_vec(),
+                                    parts: vec![part(
+                                        0,
+                                        &chunk[1..],
+                                        &(0..shape.len() - 1).collect::<Vec<_>>(),
+                                    )],
+                                    first_part: 0,
+                                };
+                                *last = geometry;
+                            }
+                            let samples = picks.iter().map(|pick| pick % windows.len()).collect();
+                            Some(Case { arrays, windows, samples, stacked })
+                        },
+                    )
             })
         })
     }

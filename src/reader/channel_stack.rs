@@ -140,7 +140,7 @@ fn check_channels(array: &Joined, geometry: &ArrayGeometry, grid: usize, windows
     match (front(geometry)..geometry.shape.len() - grid).find(several) {
         None => Ok(()),
         Some(dimension) => Err(refused(format!(
-            "{at}: samples are windows along dimension {dimension}, whose indices are channels; give `window` its whole extent there"
+            "{at}: samples are windows along dimension {dimension}, whose indices are channels; give `window` its whole extent there, or name the indices in `select` and leave offsets out"
         ))),
     }
 }

@@ -1,6 +1,7 @@
 //! The windows that are samples: over all stores joined, or over each store by itself.
 
 use super::checks::name_array;
+use super::dimension_offsets::dimension_offsets;
 use crate::dataset::{ArrayInfo, Joined};
 use crate::error::{Result, log_once};
 use crate::options::{Arguments, Options, argument};
@@ -20,18 +21,32 @@ pub(super) fn domains(
 ) -> Result<Domains> {
     let listed_bytes = options.most_host_memory_bytes.saturating_add(Options::UNCOUNTED_HOST_BYTES);
     // Samples that are named one by one may be anywhere.
-    let dense = vec![1; arguments.window.as_ref().map_or(1, Vec::len)];
+    let mut along = dimension_offsets(&arguments.dimension_offsets, reference)?;
+    let first = along.first_mut().and_then(Option::take).unwrap_or_default();
+    let both = |name| {
+        argument(name, "is given, and so is dimension_offsets of the first dimension; give one".into())
+    };
+    if arguments.offsets.is_some() && !first.offsets.is_empty() {
+        return Err(both("offsets"));
+    }
+    if !arguments.breaks.is_empty() && !first.breaks.is_empty() {
+        return Err(both("breaks"));
+    }
+    let own = Some(&first.offsets[..]).filter(|offsets| !offsets.is_empty());
+    let given =
+        WindowArguments { window: arguments.window.as_deref(), along: &along, ..WindowArguments::default() };
+    let dense = vec![1; given.covered()];
     let stride = if arguments.samples.is_empty() { None } else { Some(&dense[..]) };
     let given = WindowArguments {
-        window: arguments.window.as_deref(),
         stride: arguments.stride.as_deref().or(stride),
         dilation: arguments.dilation.as_deref(),
-        offsets: arguments.offsets.as_deref(),
+        offsets: arguments.offsets.as_deref().or(own),
         roi_start: arguments.roi_start.as_deref(),
         roi_end: arguments.roi_end.as_deref(),
         exclude: &arguments.exclude,
-        breaks: &arguments.breaks,
+        breaks: if first.breaks.is_empty() { &arguments.breaks } else { &first.breaks },
         most_listed: Some(listed_bytes / Windows::LISTED_BYTES),
+        ..given
     };
     if reference.is_separate {
         return separate(&reference.parts, seen, arguments, given);

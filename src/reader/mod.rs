@@ -30,6 +30,7 @@ mod checks;
 mod choice;
 mod chunk_reuse;
 mod device;
+mod dimension_offsets;
 mod domains;
 mod memory_needs;
 pub mod memory_plan;

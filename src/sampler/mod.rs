@@ -26,7 +26,7 @@ pub use grid::Grid;
 pub use groups::{Buffer, Groups};
 pub use order::{Drawn, Order, OrderArguments, Position, Shuffle};
 pub use rest::Played;
-pub use windows::{WindowArguments, Windows};
+pub use windows::{AxisOffsets, WindowArguments, Windows};
 
 /// Version of the order of samples. It is raised whenever the same arguments would give another order, so that checkpoints of
 /// the old order are refused.

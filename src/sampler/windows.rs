@@ -12,12 +12,39 @@ pub struct WindowArguments<'a> {
     pub stride: Option<&'a [i64]>,
     pub dilation: Option<&'a [i64]>,
     pub offsets: Option<&'a [i64]>,
+    /// Offsets of later dimensions, by dimension; what is said of the first one here does not count.
+    pub along: &'a [Option<AxisOffsets>],
     pub roi_start: Option<&'a [i64]>,
     pub roi_end: Option<&'a [i64]>,
     pub exclude: &'a [i64],
     pub breaks: &'a [i64],
     /// The most windows that are listed where some are excluded; none: [`Windows::MOST_LISTED`].
     pub most_listed: Option<u64>,
+}
+
+/// Which indices of one dimension a sample has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct AxisOffsets {
+    /// Relative to the index that a window is named by.
+    pub offsets: Vec<i64>,
+    /// Indices that no window may reach over.
+    pub breaks: Vec<i64>,
+}
+
+impl<'a> WindowArguments<'a> {
+    /// The offsets along a dimension, if there are any.
+    fn offsets(&self, d: usize) -> Option<&'a [i64]> {
+        match d {
+            0 => self.offsets,
+            _ => self.along.get(d)?.as_ref().map(|along| &along.offsets[..]),
+        }
+    }
+
+    /// How many leading dimensions the windows cover.
+    pub fn covered(&self) -> usize {
+        let named = self.along.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
+        self.window.map_or(1, <[i64]>::len).max(named)
+    }
 }
 
 /// Why an array has no windows.
@@ -95,10 +122,11 @@ impl Windows {
             return Err(argument("window", problem).into());
         }
         let dilation = per_dimension("dilation", given.dilation, asked)?.unwrap_or_else(|| vec![1; asked]);
-        if given.offsets.is_some() && dilation[0] != 1 {
+        for (d, &step) in dilation.iter().enumerate() {
+            let Some(offsets) = given.offsets(d).filter(|_| step != 1) else { continue };
+            let place = if d == 0 { "the first place".into() } else { format!("place {d}, counted from 0") };
             let problem = format!(
-                "{dilation:?} and offsets={:?} both say which steps a sample has; leave one out, or give 1 in the first place",
-                given.offsets.unwrap_or_default()
+                "{dilation:?} and offsets={offsets:?} both say which steps a sample has; leave one out, or give 1 in {place}"
             );
             return Err(argument("dilation", problem).into());
         }
@@ -118,7 +146,13 @@ impl Windows {
         if !given.exclude.is_empty() || !given.breaks.is_empty() {
             exclude(&mut axes[0], shape[0], given, &extents)?;
         }
-        let windows = Self { axes, asked, drops_first: given.window.is_none() && given.offsets.is_none() };
+        for (d, along) in given.along.iter().enumerate().skip(1) {
+            let Some(along) = along.as_ref().filter(|along| !along.breaks.is_empty()) else { continue };
+            let own = WindowArguments { exclude: &[], breaks: &along.breaks, ..*given };
+            exclude(&mut axes[d], shape[d], &own, &extents[d..])?;
+        }
+        let is_single = given.window.is_none() && (0..asked).all(|d| given.offsets(d).is_none());
+        let windows = Self { axes, asked, drops_first: is_single };
         let all = windows.axes.iter().try_fold(1u64, |all, axis| all.checked_mul(axis.count()));
         if all.is_none_or(|all| all > i64::MAX as u64) {
             let problem = format!(
@@ -185,6 +219,11 @@ impl Windows {
     }
 }
 
+/// The argument that has the offsets along a dimension.
+fn offsets_name(d: usize) -> &'static str {
+    if d == 0 { "offsets" } else { "dimension_offsets" }
+}
+
 /// Extents of a sample along the dimensions that the user's window covers.
 fn extents(given: &WindowArguments<'_>) -> Result<Vec<u64>> {
     let window = match given.window {
@@ -195,28 +234,40 @@ fn extents(given: &WindowArguments<'_>) -> Result<Vec<u64>> {
         Some(window) => Some(positive("window", window)?),
         None => None,
     };
-    match (window, given.offsets) {
-        (_, Some([])) => {
+    let covered = given.covered();
+    let mut extents = window.clone().unwrap_or_else(|| vec![1; covered]);
+    for d in 0..covered {
+        let Some(offsets) = given.offsets(d) else { continue };
+        if offsets.is_empty() {
             let problem = "is empty; give the steps of a sample, or leave it out for single steps";
-            Err(argument("offsets", problem.into()))
+            return Err(argument(offsets_name(d), problem.into()));
         }
-        (Some(window), Some(offsets)) if window[0] != offsets.len() as u64 => {
-            let problem = format!(
-                "{offsets:?} are {} steps, but window={window:?} asks for {} in the first dimension; leave window out, or give {} there",
-                offsets.len(),
-                window[0],
-                offsets.len()
-            );
-            Err(argument("offsets", problem))
+        let (place, count) =
+            (if d == 0 { "the first dimension".into() } else { format!("dimension {d}") }, offsets.len());
+        match extents.get_mut(d) {
+            None => {
+                let problem = format!(
+                    "{offsets:?} are steps of {place}, counted from 0, and window={:?} covers {} dimension(s); leave window out, or give {covered} extents",
+                    given.window.unwrap_or_default(),
+                    extents.len()
+                );
+                return Err(argument(offsets_name(d), problem));
+            }
+            Some(&mut extent) if window.is_some() && extent != count as u64 => {
+                let problem = format!(
+                    "{offsets:?} are {count} steps, but window={:?} asks for {extent} in {place}; leave window out, or give {count} there",
+                    given.window.unwrap_or_default(),
+                );
+                return Err(argument(offsets_name(d), problem));
+            }
+            Some(extent) => *extent = count as u64,
         }
-        (Some(window), _) => Ok(window),
-        (None, Some(offsets)) => Ok(vec![offsets.len() as u64]),
-        (None, None) => Ok(vec![1]),
     }
+    Ok(extents)
 }
 
 /// The windows along dimension `d` of an array, inside of `bounds`. Without a `stride` the starts of neighbouring
-/// windows are a step apart in the first dimension, and as far as a window reaches in the others.
+/// windows are a step apart in the first dimension and in those with offsets, and as far as a window reaches in the others.
 fn axis(
     d: usize,
     shape: &[u64],
@@ -226,9 +277,9 @@ fn axis(
     dilation: &[u64],
     stride: Option<u64>,
 ) -> std::result::Result<Axis, NoWindows> {
-    let offsets = given.offsets.filter(|_| d == 0);
+    let offsets = given.offsets(d);
     let (runs, anchor) = match offsets {
-        Some(offsets) => runs_of(offsets)?,
+        Some(offsets) => runs_of(offsets_name(d), offsets)?,
         None => (vec![Run { step: dilation[d], ..Run::whole(extents[d]) }], 0),
     };
     let spanned = runs.iter().map(|run| {
@@ -236,7 +287,7 @@ fn axis(
         run.start.checked_add(tail)?.checked_add(1)
     });
     let span = spanned.collect::<Option<Vec<u64>>>().and_then(|spans| spans.into_iter().max());
-    let default = if d == 0 { Some(1) } else { span };
+    let default = if d == 0 || offsets.is_some() { Some(1) } else { span };
     let step = stride.or(default).unwrap_or(1);
     span.and_then(|_| Axis::new(runs, anchor, bounds, step)).ok_or_else(|| {
         let values = offsets.map_or_else(|| format!("{extents:?}"), |offsets| format!("{offsets:?}"));
@@ -253,11 +304,11 @@ fn axis(
             "{values} does not fit into {place}: {asked} steps are asked for in dimension {d}, which has {}",
             bounds.1 - bounds.0
         );
-        NoWindows::NoRoom(argument(if offsets.is_some() { "offsets" } else { "window" }, problem))
+        NoWindows::NoRoom(argument(if offsets.is_some() { offsets_name(d) } else { "window" }, problem))
     })
 }
 
-/// Leaves out the windows that touch excluded indices of the first dimension, which has `steps` steps, or reach over breaks.
+/// Leaves out the windows that touch excluded indices of a dimension, which has `steps` steps, or reach over breaks.
 fn exclude(
     axis: &mut Axis,
     steps: u64,
@@ -337,13 +388,13 @@ fn region(shape: &[u64], given: &WindowArguments<'_>) -> Result<Vec<(u64, u64)>>
 }
 
 /// Offsets as runs that count from the least of them, and what leads from there to offset 0.
-fn runs_of(offsets: &[i64]) -> Result<(Vec<Run>, i64)> {
+fn runs_of(name: &'static str, offsets: &[i64]) -> Result<(Vec<Run>, i64)> {
     let least = offsets.iter().copied().min().unwrap_or(0);
     let anchor = least.checked_neg();
     let relative: Option<Vec<u64>> =
         offsets.iter().map(|&offset| u64::try_from(offset.checked_sub(least)?).ok()).collect();
     let (Some(relative), Some(anchor)) = (relative, anchor) else {
-        return Err(argument("offsets", format!("{offsets:?} lie further apart than can be counted")));
+        return Err(argument(name, format!("{offsets:?} lie further apart than can be counted")));
     };
     let mut runs: Vec<Run> = vec![];
     for (place, &at) in relative.iter().enumerate() {
@@ -374,7 +425,7 @@ fn within(name: &'static str, indices: &[i64], extent: u64) -> Result<Vec<u64>> 
             u64::try_from(index).ok().filter(|&index| index < extent).ok_or_else(|| {
                 argument(
                     name,
-                    format!("holds {index}, which is no index of the first dimension with {extent} steps"),
+                    format!("holds {index}, which is no index of the dimension with {extent} steps"),
                 )
             })
         })
@@ -432,6 +483,25 @@ mod tests {
     }
 
     #[test]
+    fn offsets_of_a_later_dimension_are_an_axis_of_their_own() {
+        let offsets = |offsets: &[i64], breaks: &[i64]| {
+            Some(AxisOffsets { offsets: offsets.into(), breaks: breaks.into() })
+        };
+        let along = [None, offsets(&[1, -1, 4], &[])];
+        let all = Windows::new(&[3, 9, 2], &WindowArguments { along: &along, ..Default::default() }).unwrap();
+        assert_eq!((all.len(), all.dimensions(), all.drops_first), (3 * 4, 2, false));
+        assert_eq!((all.axes[0].extent(), all.index(5)), (1, vec![1, 2]));
+        assert_eq!(indices(&all.axes[1], 1), [3, 1, 6]);
+        assert_eq!(all.sample(&[1, 2]), Ok(5));
+        let along = [None, offsets(&[0, 2], &[4])];
+        let all = Windows::new(&[3, 9], &WindowArguments { along: &along, ..Default::default() }).unwrap();
+        assert_eq!(
+            (0..all.axes[1].count()).map(|w| all.axes[1].start(w)).collect::<Vec<_>>(),
+            [0, 1, 4, 5, 6]
+        );
+    }
+
+    #[test]
     fn evenly_spaced_offsets_are_one_run() {
         let run = |start, step, count, place| Run { start, step, count, place };
         for (offsets, runs, anchor) in [
@@ -440,7 +510,7 @@ mod tests {
             (&[3, 1], vec![run(2, 1, 1, 0), run(0, 1, 1, 1)], -1),
             (&[5, 5], vec![run(0, 1, 1, 0), run(0, 1, 1, 1)], -5),
         ] {
-            assert_eq!(runs_of(offsets).unwrap(), (runs, anchor), "{offsets:?}");
+            assert_eq!(runs_of("offsets", offsets).unwrap(), (runs, anchor), "{offsets:?}");
         }
     }
 
@@ -466,6 +536,7 @@ mod tests {
                 dilation: offsets.is_none().then_some(&dilation),
                 stride: Some(&[stride]),
                 offsets: offsets.as_deref(),
+                along: &[],
                 roi_start: Some(&bounds.0),
                 roi_end: Some(&bounds.1),
                 exclude: &exclude,

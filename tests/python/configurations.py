@@ -45,12 +45,13 @@ def draw_sampling(rng, shape, shared):
             given["window"] = (len(given["offsets"]), *given["window"][1:])
             if dimensions == 1 and maybe(0.7):
                 del given["window"]
+    if shared > 1 and maybe(0.25):
+        _draw_along(draw, maybe, given, shape[:shared])
     if "window" in given and maybe(0.4):
-        given["dilation"] = tuple(draw(1, 3) for _ in given["window"])
-        if "offsets" in given:
-            given["dilation"] = (1, *given["dilation"][1:])
+        has_offsets = {0, *given.get("along", {})} if "offsets" in given else given.get("along", {})
+        given["dilation"] = tuple(1 if d in has_offsets else draw(1, 3) for d in range(len(given["window"])))
     if maybe(0.5):
-        given["stride"] = tuple(draw(1, 4) for _ in given.get("window", (1,)))
+        given["stride"] = tuple(draw(1, 4) for _ in range(Sampling(**given).dimensions))
     if maybe(0.5):
         bounds = []
         for extent in shape[: draw(1, shared)]:
@@ -66,6 +67,25 @@ def draw_sampling(rng, shape, shared):
     if maybe(0.2):
         given["breaks"] = tuple(draw(0, shape[0] - 1) for _ in range(draw(1, 2)))
     return Sampling(**given)
+
+
+def _draw_along(draw, maybe, given, shape):
+    """Adds offsets of one or more dimensions behind the first, and makes the window fit."""
+    reach = [max(1, extent // 3) for extent in shape]
+    chosen = [d for d in range(1, len(shape)) if maybe(0.6)] or [1]
+    along = {d: tuple(draw(-reach[d], reach[d]) for _ in range(draw(1, 3))) for d in chosen}
+    given["along"] = along
+    if maybe(0.3):
+        given["breaks_along"] = {d: (draw(0, shape[d] - 1),) for d in along if maybe(0.7)}
+    if "window" not in given:
+        return
+    if maybe(0.3):
+        del given["window"]
+        return
+    window = list(given["window"]) + [1] * (max(along) + 1 - len(given["window"]))
+    for d, its in along.items():
+        window[d] = len(its)
+    given["window"] = tuple(window)
 
 
 def draw_reader(rng, count):

@@ -4,6 +4,7 @@ This is the obvious version of what the sampler computes in closed form: every s
 of a sample is looked at. Nothing here knows Zarr, chunks or DALI.
 """
 
+import json
 from dataclasses import dataclass, fields
 from itertools import product
 
@@ -24,21 +25,33 @@ class Sampling:
     roi_end: tuple | None = None
     exclude: tuple | None = None
     breaks: tuple | None = None
+    along: dict | None = None
+    """Offsets of later dimensions by their numbers."""
+    breaks_along: dict | None = None
+    """Breaks of these."""
 
     def arguments(self):
         """The same as arguments of the reader; what is not given is left out."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: list(values) for name, values in given.items() if values is not None}
+        along, breaks = given.pop("along"), given.pop("breaks_along") or {}
+        found = {name: list(values) for name, values in given.items() if values is not None}
+        if along:
+            entries = {
+                str(d): {"offsets": list(its), "breaks": list(breaks[d])} if d in breaks else list(its)
+                for d, its in along.items()
+            }
+            found["dimension_offsets"] = json.dumps(entries)
+        return found
 
     @property
     def dimensions(self):
         """How many leading dimensions the starts of samples run over."""
-        return len(self.window) if self.window else 1
+        return len(self.window) if self.window else 1 + max(self.along or [0])
 
     @property
     def drops_first(self):
         """A sample is `array[i]`, without its first dimension."""
-        return self.window is None and self.offsets is None
+        return self.window is None and self.offsets is None and not self.along
 
     def roi(self, dimension, extent):
         """First index and end of what may be read along a dimension."""
@@ -52,6 +65,8 @@ class Sampling:
         """The elements of a sample along a window dimension, counted from its start."""
         if dimension == 0 and self.offsets is not None:
             return list(self.offsets)
+        if self.along and dimension in self.along:
+            return list(self.along[dimension])
         extent = self.window[dimension] if self.window else 1
         dilation = self.dilation[dimension] if self.dilation else 1
         return [i * dilation for i in range(extent)]
@@ -59,7 +74,7 @@ class Sampling:
     def step_between_starts(self, dimension):
         if self.stride is not None:
             return self.stride[dimension]
-        return 1 if dimension == 0 else self.steps(dimension)[-1] + 1
+        return 1 if dimension == 0 or dimension in (self.along or {}) else self.steps(dimension)[-1] + 1
 
     def starts(self, dimension, extent):
         """All starts of samples along one window dimension."""
@@ -70,13 +85,16 @@ class Sampling:
         found = fits[:: self.step_between_starts(dimension)]
         if dimension == 0 and self.exclude:
             found = [at for at in found if not {at + step for step in steps} & set(self.exclude)]
-        if dimension == 0 and self.breaks:
-            found = [at for at in found if not any(self._reaches_over(index, at) for index in self.breaks)]
+        breaks = self.breaks if dimension == 0 else (self.breaks_along or {}).get(dimension)
+        if breaks:
+            found = [
+                at for at in found if not any(self._reaches_over(dimension, index, at) for index in breaks)
+            ]
         return found
 
-    def _reaches_over(self, index, start):
-        """Whether a sample has steps before this index of the first dimension and others that are not."""
-        return len({start + step < index for step in self.steps(0)}) == 2
+    def _reaches_over(self, dimension, index, start):
+        """Whether a sample has steps before this index of a dimension and others that are not."""
+        return len({start + step < index for step in self.steps(dimension)}) == 2
 
     def samples(self, shape):
         """The start of each sample, in the order of sample numbers."""

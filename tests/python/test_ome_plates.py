@@ -92,6 +92,47 @@ def test_wells_and_lists_of_images(backend, plate):
     np.testing.assert_array_equal(samples[0], values["B/3/0"]["image"][0][:, 1:, :8])
 
 
+@pytest.mark.parametrize("well", [None, "A/2"])
+@pytest.mark.parametrize("names", [["1"], ["0", "labels/nuclei/0"], ["labels/nuclei/1"]], ids=" ".join)
+def test_arrays_by_name_are_those_of_all_fields(backend, plate, names, well):
+    path, values = plate
+    fields = [name for name in values if well is None or name.startswith(well)]
+    given = {"arrays": names, "return_index": True, "window": [1, 1, 2, 4]}
+    _, found = batches_of(path / (well or ""), backend, **given)
+    level = int(names[0][-1])
+    expected = [
+        (store, y, x)
+        for store, field in enumerate(fields)
+        for channel in range(2 if names[0] in "01" else 1)
+        for y in range(0, values[field]["image"][level].shape[2] - 1, 2)
+        for x in range(0, 8 // 2**level, 4)
+    ]
+    assert len(expected) == len(found["index"])
+    for number, (store, _t, c, y, x) in enumerate(found["index"].tolist()):
+        for name in names:
+            kind, channels = ("nuclei", 0) if "nuclei" in name else ("image", c)
+            whole = values[fields[store]][kind][level]
+            np.testing.assert_array_equal(
+                found[name][number], whole[:, channels : channels + 1, y : y + 2, x : x + 4]
+            )
+    chosen = zarr_dali.select(path / (well or ""), arrays=names, window=[1, 1, 2, 4])
+    assert chosen["path"] == [f"{path}/{field}" for field in fields] and chosen["join"] == "separate"
+    (samples, *_) = read_all(backend, **chosen)
+    np.testing.assert_array_equal(samples, found[names[0]])
+    described = zarr_dali.info(path / (well or ""), names, device="cpu", window=[1, 1, 2, 4])
+    assert [array.name for array in described.arrays] == names and not described.unreadable
+
+
+@pytest.mark.gpu_where(False)
+def test_arrays_of_one_field_by_their_path_in_the_plate(backend, plate):
+    path, values = plate
+    _, found = batches_of(path, backend, arrays=["B/3/1/0"], window=[1, 2, 8, 8], stride=[1, 2, 4, 8])
+    first = values["B/3/1"]["image"][0]
+    np.testing.assert_array_equal(found["B/3/1/0"][0], first[:, :, :8])
+    with pytest.raises(ValueError, match=r'"7" of ".*B/3/0" is not an array'):
+        batches_of(path, backend, arrays=["7"])
+
+
 def test_info_describes_all_fields_together(plate):
     path, values = plate
     found = zarr_dali.info(path, device="cpu", window=[1, 1, 4, 4])

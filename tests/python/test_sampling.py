@@ -89,10 +89,9 @@ def check_configuration(backend, scene, rng, number):
     if not starts:
         with pytest.raises(ValueError) as caught:
             build(backend, path, **arguments)
-        named = ("window", "offsets", "roi_start", "roi_end", "exclude", "breaks")
-        assert any(name in arguments and name in str(caught.value) for name in named), (
-            f"{what}: {caught.value}"
-        )
+        named = ("window", "offsets", "dimension_offsets", "roi_start", "roi_end", "exclude", "breaks")
+        text = str(caught.value).replace("`breaks`", "breaks dimension_offsets")
+        assert any(name in arguments and name in text for name in named), f"{what}: {caught.value}"
         return 0
     reader, order, batch_size = draw_reader(rng, len(starts))
     stack = len({array.shape for array in scene.arrays.values()}) == 1 and bool(rng.random() < 0.4)
@@ -200,6 +199,21 @@ CONTRADICTIONS = [
     (["offsets", "dilation", "2"], {"offsets": [0, 1], "dilation": [2]}),
     (["offsets", "dilation", "3"], {"offsets": [0, 1], "window": [2, 2], "dilation": [3, 1]}),
     (["offsets", "empty"], {"offsets": []}),
+    (
+        ["offsets", "dimension 1", "window", "2", "3"],
+        {"dimension_offsets": '{"1": [0, 1]}', "window": [1, 3]},
+    ),
+    (["offsets", "dimension 1", "window"], {"dimension_offsets": '{"1": [0, 1]}', "window": [2]}),
+    (
+        ["dilation", "offsets", "2"],
+        {"dimension_offsets": '{"1": [0, 1]}', "window": [1, 2], "dilation": [1, 2]},
+    ),
+    (["offsets", "4", "5"], {"dimension_offsets": '{"1": [0, 4]}'}),
+    (["stride", "2"], {"dimension_offsets": '{"1": [0, 1]}', "stride": [1]}),
+    (["dimension_offsets", "lead", "2"], {"dimension_offsets": '{"lead": [0, 1]}'}),
+    (["dimension_offsets", "JSON"], {"dimension_offsets": "lead"}),
+    (["offsets", "dimension_offsets"], {"dimension_offsets": '{"0": [0, 1]}', "offsets": [0]}),
+    (["breaks", "sample"], {"dimension_offsets": '{"1": {"offsets": [0, 3], "breaks": [1]}}'}),
     (["offsets", "6"], {"offsets": [-3, 3]}),
     (["offsets", "6"], {"offsets": [0, 6]}),
     (["offsets"], {"offsets": [0, 2**62]}),
@@ -270,6 +284,9 @@ def test_neighbours_of_contradictions_are_read(backend, store):
     for sampling in (
         Sampling(offsets=(-2, 3)),
         Sampling(offsets=(5, 5, 0)),
+        Sampling(along={1: (0, 3)}),
+        Sampling(offsets=(0, -2), along={1: (1, 0, 0)}, breaks_along={1: (2,)}),
+        Sampling(window=(2, 2), along={1: (3, 0)}, stride=(2, 1), dilation=(2, 1)),
         Sampling(offsets=(5,)),
         Sampling(offsets=(0, 1), window=(2,), dilation=(1,)),
         Sampling(window=(2, 2), dilation=(5, 3)),
