@@ -109,6 +109,19 @@ def test_minimal(backend, store, tmp_path):
     assert "THW" in done.stdout
 
 
+@pytest.mark.parametrize("more", [(), ("--synthetic",)])
+def test_weather_channels(backend, tmp_path, more):
+    arguments = ("--quick", "--quiet", "--device", backend.device, "--json", "summary.json", *more)
+    done = run_script("weather_channels.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    # Four arrays, of which one has levels: two of its three are chosen.
+    assert "channels: t_850 t_500 t2m msl land_mask" in done.stdout
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["samples_per_s"] > 0
+    # All channels are normalised: a model that knows nothing is off by about their variance.
+    assert 0.1 < summary["first_loss"] < 10
+
+
 def test_minimal_over_one_array(backend, store, tmp_path):
     done = run_script("minimal.py", store / "lat", "--device", backend.device, cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -125,7 +125,8 @@ KINDS = ("pipe", "socket", "device", "folder")
 
 def texts_of(what, stores):
     """What comes of each way of reading each store, one text each."""
-    done = run_script(READS, ",".join(what), *stores)
+    run = run_python if "gpu" in what else run_script
+    done = run(READS, ",".join(what), *stores)
     assert done.returncode == 0, done.stdout + done.stderr
     texts = done.stdout.strip().split("\n")
     assert len(texts) == len(what) * len(stores), done.stdout
