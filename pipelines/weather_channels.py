@@ -89,6 +89,7 @@ def parser() -> argparse.ArgumentParser:
     line.add_argument("--levels", nargs="+", type=float, default=[850, 500], help="default: %(default)s")
     line.add_argument("--steps", type=positive, default=40, help="timed steps (default: %(default)s)")
     line.add_argument("--warmup", type=positive, default=10, help="steps before them (default: %(default)s)")
+    line.add_argument("--decode", choices=("auto", "cpu", "gpu"), default="auto", help="who decodes chunks")
     line.add_argument(
         "--synthetic", action="store_true", help="one batch again and again: the model's own speed"
     )

@@ -5,7 +5,7 @@ use super::dimension_offsets::dimension_offsets;
 use crate::dataset::{ArrayInfo, Joined};
 use crate::error::{Result, log_once};
 use crate::options::{Arguments, Options, argument};
-use crate::sampler::{Domains, WindowArguments, Windows};
+use crate::sampler::{Axis, AxisOffsets, Domains, WindowArguments, Windows};
 
 use serde_json::{Map, Value, from_str, from_value};
 
@@ -89,6 +89,7 @@ fn separate(
             roi_end: region.end.as_deref(),
             exclude: &region.exclude,
             breaks: &region.breaks,
+            along: &region.along,
             most_listed: Some(most_listed),
             ..given
         };
@@ -99,9 +100,9 @@ fn separate(
         };
         match windows {
             Ok(windows) => {
-                if !region.exclude.is_empty() || !region.breaks.is_empty() {
-                    most_listed = most_listed.saturating_sub(windows.axes()[0].count());
-                }
+                let listed = |(d, axis): (usize, &Axis)| region.lists(d).then(|| axis.count());
+                let listed = windows.axes().iter().enumerate().filter_map(listed).sum();
+                most_listed = most_listed.saturating_sub(listed);
                 found.push((number, windows));
             }
             Err(error) => empty.push((store, error)),
@@ -136,6 +137,7 @@ struct Region {
     end: Option<Vec<i64>>,
     exclude: Vec<i64>,
     breaks: Vec<i64>,
+    along: Vec<Option<AxisOffsets>>,
 }
 
 impl Region {
@@ -148,13 +150,20 @@ impl Region {
             let at = |(d, extent): (usize, i64)| bounds.get(d).map_or(default(extent), |&at| at.min(extent));
             (depth > 0).then(|| extents().enumerate().map(at).collect::<Vec<i64>>())
         };
-        let steps = i64::try_from(shape[0]).unwrap_or(i64::MAX);
-        let known = |indices: &[i64]| indices.iter().copied().filter(|&index| index < steps).collect();
+        let known = |d: usize, indices: &[i64]| {
+            let steps = shape.get(d).map_or(i64::MAX, |&extent| i64::try_from(extent).unwrap_or(i64::MAX));
+            indices.iter().copied().filter(|&index| index < steps).collect()
+        };
+        let along = |(d, along): (usize, &Option<AxisOffsets>)| {
+            let along = along.as_ref()?;
+            Some(AxisOffsets { offsets: along.offsets.clone(), breaks: known(d, &along.breaks) })
+        };
         Self {
             start: within(starts, &|_| 0),
             end: within(ends, &|extent| extent),
-            exclude: known(given.exclude),
-            breaks: known(given.breaks),
+            exclude: known(0, given.exclude),
+            breaks: known(0, given.breaks),
+            along: given.along.iter().enumerate().map(along).collect(),
         }
     }
 
@@ -166,6 +175,15 @@ impl Region {
             end: own.end.clone().or_else(|| self.end.clone()),
             exclude: list(&own.exclude, &self.exclude),
             breaks: list(&own.breaks, &self.breaks),
+            along: self.along.clone(),
+        }
+    }
+
+    /// Whether the windows along a dimension are listed one by one.
+    fn lists(&self, d: usize) -> bool {
+        match d {
+            0 => !self.exclude.is_empty() || !self.breaks.is_empty(),
+            _ => matches!(self.along.get(d), Some(Some(along)) if !along.breaks.is_empty()),
         }
     }
 

@@ -99,7 +99,7 @@ impl Windows {
         }
     }
 
-    /// Checks `roi_start`, `roi_end`, `exclude` and `breaks` against a shape.
+    /// Checks `roi_start`, `roi_end`, `exclude` and the breaks of all dimensions against a shape.
     ///
     /// # Errors
     /// Indices that lie outside of it.
@@ -107,7 +107,12 @@ impl Windows {
         region(shape, given)?;
         let steps = shape.first().copied().unwrap_or(0);
         within("exclude", given.exclude, steps)?;
-        within("breaks", given.breaks, steps).map(drop)
+        within("breaks", given.breaks, steps)?;
+        for (d, along) in given.along.iter().enumerate().take(shape.len()).skip(1) {
+            let breaks = along.as_ref().map_or(&[][..], |along| &along.breaks);
+            within(breaks_name(d), breaks, shape[d])?;
+        }
+        Ok(())
     }
 
     fn arrange(shape: &[u64], given: &WindowArguments<'_>) -> std::result::Result<Self, NoWindows> {
@@ -144,12 +149,12 @@ impl Windows {
             }
         }
         if !given.exclude.is_empty() || !given.breaks.is_empty() {
-            exclude(&mut axes[0], shape[0], given, &extents)?;
+            exclude(&mut axes[0], 0, shape[0], given, &extents)?;
         }
         for (d, along) in given.along.iter().enumerate().skip(1) {
             let Some(along) = along.as_ref().filter(|along| !along.breaks.is_empty()) else { continue };
             let own = WindowArguments { exclude: &[], breaks: &along.breaks, ..*given };
-            exclude(&mut axes[d], shape[d], &own, &extents[d..])?;
+            exclude(&mut axes[d], d, shape[d], &own, &extents[d..])?;
         }
         let is_single = given.window.is_none() && (0..asked).all(|d| given.offsets(d).is_none());
         let windows = Self { axes, asked, drops_first: is_single };
@@ -308,16 +313,17 @@ fn axis(
     })
 }
 
-/// Leaves out the windows that touch excluded indices of a dimension, which has `steps` steps, or reach over breaks.
+/// Leaves out the windows that touch excluded indices of dimension `d`, which has `steps` steps, or reach over breaks.
 fn exclude(
     axis: &mut Axis,
+    d: usize,
     steps: u64,
     given: &WindowArguments<'_>,
     extents: &[u64],
 ) -> std::result::Result<(), NoWindows> {
     let indices = within("exclude", given.exclude, steps)?;
-    let breaks = within("breaks", given.breaks, steps)?;
-    let name = if indices.is_empty() { "breaks" } else { "exclude" };
+    let breaks = within(breaks_name(d), given.breaks, steps)?;
+    let name = if indices.is_empty() { breaks_name(d) } else { "exclude" };
     let most = given.most_listed.unwrap_or(u64::MAX).min(Windows::MOST_LISTED);
     if axis.count() > most {
         let problem = format!(
@@ -330,8 +336,9 @@ fn exclude(
     if axis.count() == 0 {
         let also = if breaks.is_empty() || indices.is_empty() { "" } else { ", with those of breaks," };
         let problem = format!(
-            "its {} indices{also} touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
-            if indices.is_empty() { breaks.len() } else { indices.len() }
+            "its {} {}{also} touch every window of {extents:?} steps, so that no sample is left; leave some out, or give a smaller window",
+            if indices.is_empty() { breaks.len() } else { indices.len() },
+            if indices.is_empty() && d > 0 { "breaks" } else { "indices" },
         );
         return Err(NoWindows::NoRoom(argument(name, problem)));
     }
@@ -416,6 +423,11 @@ fn positive(name: &'static str, values: &[i64]) -> Result<Vec<u64>> {
             })
         })
         .collect()
+}
+
+/// The argument that the breaks of a dimension are in.
+fn breaks_name(d: usize) -> &'static str {
+    if d == 0 { "breaks" } else { "dimension_offsets" }
 }
 
 fn within(name: &'static str, indices: &[i64], extent: u64) -> Result<Vec<u64>> {

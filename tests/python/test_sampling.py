@@ -90,8 +90,9 @@ def check_configuration(backend, scene, rng, number):
         with pytest.raises(ValueError) as caught:
             build(backend, path, **arguments)
         named = ("window", "offsets", "dimension_offsets", "roi_start", "roi_end", "exclude", "breaks")
-        text = str(caught.value).replace("`breaks`", "breaks dimension_offsets")
-        assert any(name in arguments and name in text for name in named), f"{what}: {caught.value}"
+        assert any(name in arguments and name in str(caught.value) for name in named), (
+            f"{what}: {caught.value}"
+        )
         return 0
     reader, order, batch_size = draw_reader(rng, len(starts))
     stack = len({array.shape for array in scene.arrays.values()}) == 1 and bool(rng.random() < 0.4)
@@ -213,7 +214,8 @@ CONTRADICTIONS = [
     (["dimension_offsets", "lead", "2"], {"dimension_offsets": '{"lead": [0, 1]}'}),
     (["dimension_offsets", "JSON"], {"dimension_offsets": "lead"}),
     (["offsets", "dimension_offsets"], {"dimension_offsets": '{"0": [0, 1]}', "offsets": [0]}),
-    (["breaks", "sample"], {"dimension_offsets": '{"1": {"offsets": [0, 3], "breaks": [1]}}'}),
+    (["dimension_offsets", "1 breaks"], {"dimension_offsets": '{"1": {"offsets": [0, 3], "breaks": [1]}}'}),
+    (["dimension_offsets", "99"], {"dimension_offsets": '{"1": {"offsets": [0], "breaks": [99]}}'}),
     (["offsets", "6"], {"offsets": [-3, 3]}),
     (["offsets", "6"], {"offsets": [0, 6]}),
     (["offsets"], {"offsets": [0, 2**62]}),
