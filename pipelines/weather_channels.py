@@ -28,7 +28,7 @@ from train_unet import PaddedUnet
 
 def train(
     args: argparse.Namespace, device: str, timed: Callable[[zarr_dali.Loader], Iterable[Any]]
-) -> Iterator[float]:
+) -> Iterator[torch.Tensor]:
     """The training; each step gives its loss. `timed` goes through the loader's batches with a clock."""
     loader = zarr_dali.Loader(
         args.store, args.arrays, args.batch_size, shuffle=True, drop_last=True, seed=args.seed, device=device,

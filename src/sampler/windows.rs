@@ -40,6 +40,11 @@ impl<'a> WindowArguments<'a> {
         }
     }
 
+    /// The breaks of a dimension behind the first.
+    fn breaks_along(&self, d: usize) -> &'a [i64] {
+        self.along.get(d).and_then(Option::as_ref).map_or(&[], |along| &along.breaks)
+    }
+
     /// How many leading dimensions the windows cover.
     pub fn covered(&self) -> usize {
         let named = self.along.iter().rposition(Option::is_some).map_or(0, |last| last + 1);
@@ -108,9 +113,8 @@ impl Windows {
         let steps = shape.first().copied().unwrap_or(0);
         within("exclude", given.exclude, steps)?;
         within("breaks", given.breaks, steps)?;
-        for (d, along) in given.along.iter().enumerate().take(shape.len()).skip(1) {
-            let breaks = along.as_ref().map_or(&[][..], |along| &along.breaks);
-            within(breaks_name(d), breaks, shape[d])?;
+        for (d, &extent) in shape.iter().enumerate().skip(1) {
+            within(breaks_name(d), given.breaks_along(d), extent)?;
         }
         Ok(())
     }
@@ -148,13 +152,17 @@ impl Windows {
                 axes.extend(Axis::new(vec![whole], 0, bounds, 1));
             }
         }
-        if !given.exclude.is_empty() || !given.breaks.is_empty() {
-            exclude(&mut axes[0], 0, shape[0], given, &extents)?;
-        }
-        for (d, along) in given.along.iter().enumerate().skip(1) {
-            let Some(along) = along.as_ref().filter(|along| !along.breaks.is_empty()) else { continue };
-            let own = WindowArguments { exclude: &[], breaks: &along.breaks, ..*given };
-            exclude(&mut axes[d], d, shape[d], &own, &extents[d..])?;
+        // What is listed of all dimensions together is bounded.
+        let mut most = given.most_listed.unwrap_or(u64::MAX).min(Self::MOST_LISTED);
+        for (d, axis) in axes.iter_mut().enumerate().take(asked) {
+            let (excluded, breaks) = match d {
+                0 => (given.exclude, given.breaks),
+                _ => (&[][..], given.breaks_along(d)),
+            };
+            if !excluded.is_empty() || !breaks.is_empty() {
+                exclude(axis, d, shape[d], (excluded, breaks), &extents[d..], most)?;
+                most = most.saturating_sub(axis.count());
+            }
         }
         let is_single = given.window.is_none() && (0..asked).all(|d| given.offsets(d).is_none());
         let windows = Self { axes, asked, drops_first: is_single };
@@ -313,18 +321,19 @@ fn axis(
     })
 }
 
-/// Leaves out the windows that touch excluded indices of dimension `d`, which has `steps` steps, or reach over breaks.
+/// Leaves out the windows that touch excluded indices of dimension `d`, which has `steps` steps, or reach over its breaks. They are
+/// listed one by one, at most `most` of them.
 fn exclude(
     axis: &mut Axis,
     d: usize,
     steps: u64,
-    given: &WindowArguments<'_>,
+    (excluded, breaks): (&[i64], &[i64]),
     extents: &[u64],
+    most: u64,
 ) -> std::result::Result<(), NoWindows> {
-    let indices = within("exclude", given.exclude, steps)?;
-    let breaks = within(breaks_name(d), given.breaks, steps)?;
+    let indices = within("exclude", excluded, steps)?;
+    let breaks = within(breaks_name(d), breaks, steps)?;
     let name = if indices.is_empty() { breaks_name(d) } else { "exclude" };
-    let most = given.most_listed.unwrap_or(u64::MAX).min(Windows::MOST_LISTED);
     if axis.count() > most {
         let problem = format!(
             "{} windows are too many to be looked at one by one, {most} are not; give a larger stride, a smaller region or a larger host_memory_budget",

@@ -50,12 +50,12 @@ pub(super) struct Http1 {
 
 /// An answer, or what another client has to ask for.
 pub(super) enum Answered {
-    Here(HttpResponse, Socketed),
+    Here(HttpResponse, Ends),
     Elsewhere,
 }
 
 /// The ends of a connection that was opened for an answer.
-pub(super) type Socketed = Option<(std::net::SocketAddr, std::net::SocketAddr)>;
+pub(super) type Ends = Option<(std::net::SocketAddr, std::net::SocketAddr)>;
 
 /// What is left of hyper when the head of an answer has come.
 struct Begun {
@@ -106,7 +106,7 @@ impl Http1 {
     /// Sends a request.
     ///
     /// # Errors
-    /// Connections that cannot be had, and those that end before the head of an answer has come.
+    /// A server that no connection can be opened to, and a connection that ends before the head of the answer has come.
     pub async fn call(&self, request: &HttpRequest) -> Result<Answered, HttpError> {
         let uri = request.uri();
         let scheme = uri.scheme_str().unwrap_or_default();
@@ -189,7 +189,7 @@ impl Http1 {
     }
 
     /// The answer with its body.
-    fn answered(&self, begun: Begun, origin: &Arc<str>, ends: Socketed) -> Result<Answered, HttpError> {
+    fn answered(&self, begun: Begun, origin: &Arc<str>, ends: Ends) -> Result<Answered, HttpError> {
         let Begun { answer, connection, sender, ended } = begun;
         let (head, incoming) = answer.into_parts();
         if matches!(head.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
