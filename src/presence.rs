@@ -49,7 +49,7 @@ pub fn resolve(arguments: &mut Arguments) -> Result<()> {
     }
     let is_whole = |sample: &u64| {
         let mut is_whole = true;
-        touched_chunks(&setup.domains, &setup.geometry, *sample, |key| is_whole &= !absent.has(key));
+        touched_chunks(&setup.domains, &setup.geometry, *sample, |key, _| is_whole &= !absent.has(key));
         is_whole
     };
     let kept: Vec<u64> = match &arguments.kept {

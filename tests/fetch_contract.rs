@@ -208,6 +208,14 @@ impl Deliver<usize> for Answers {
             let _ = sender.send(ticket);
         }
     }
+
+    fn is_planned(&self, _: u64) -> bool {
+        true
+    }
+
+    fn give_back(&self, _: u64) -> bool {
+        false
+    }
 }
 
 fn whole(store: &Arc<dyn Store>, key: &str, bytes: u64) -> Request {

@@ -11,7 +11,7 @@ use super::jobs::Jobs;
 use super::part::PartPlans;
 use crate::batch::Batch;
 use crate::fetch::{self, Wanted};
-use crate::plan::{ChunkTask, Geometry, OutputGeometry, plan_batch, touched_chunks};
+use crate::plan::{ChunkKey, ChunkTask, Dims, Geometry, OutputGeometry, plan_batch, touched_chunks};
 use crate::sampler::{Domains, Order};
 use crate::stats::Counters;
 use crate::trace::{self, Stage};
@@ -25,6 +25,10 @@ pub struct Remote {
     pub fetcher: Arc<fetch::Remote<Arc<Chunk>>>,
     /// Array and part.
     pub parts: HashSet<(usize, usize)>,
+    /// The batch with which fetching ahead begins: when it is planned a batch has been handed over, which nothing has delayed.
+    pub begin_ahead: u64,
+    /// The next batch whose chunks are fetched before it is planned.
+    pub ahead: u64,
 }
 
 impl Remote {
@@ -39,6 +43,15 @@ impl Remote {
             Job::Assemble(..) => None,
         });
         self.fetcher.fetch(batch, wanted);
+    }
+
+    /// The most batches that are looked at ahead.
+    const MOST_BATCHES_AHEAD: u64 = 256;
+
+    /// How many epochs behind the planned one chunks are fetched ahead for. Where a cache on the disk keeps what is fetched the next epoch
+    /// finds it there.
+    fn epochs_ahead(&self) -> u64 {
+        u64::from(!self.fetcher.has_disk_cache())
     }
 }
 
@@ -93,8 +106,7 @@ impl Planner {
         let mut used = vec![];
         let now = epochs.last().copied().unwrap_or_default();
         for ChunkTask { output, chunk: key, read_chunk, boxes } in tasks {
-            let (bytes, epochs) =
-                (self.parts[(key.array, key.part)].chunk_bytes, self.epochs(key.array, &epochs));
+            let (bytes, epochs) = (self.parts[(key.array, key.part)].chunk_bytes, self.epochs(key, &epochs));
             if self.chunk_cache.is_enabled() {
                 used.extend(epochs.iter().map(|&epoch| (key, epoch, bytes)));
             }
@@ -128,28 +140,63 @@ impl Planner {
         for (key, epoch, bytes) in used {
             self.chunk_cache.used(key, epoch, batch.number, bytes);
         }
+        self.fetch_ahead(batch.number, now);
     }
 
-    /// The epochs in which uses of an array count. Epoch 0 stands for all if epochs play no part for the array.
-    fn epochs<'a>(&self, array: usize, epochs: &'a [u64]) -> &'a [u64] {
-        if self.counts_epochs(array) { epochs } else { &[0] }
+    /// Fetches chunks of batches that are not planned yet, as far as there is memory: a store that answers late is asked early. `batch` was
+    /// planned last, and its last sample is of `epoch`.
+    fn fetch_ahead(&mut self, batch: u64, epoch: u64) {
+        let Self { remote: Some(remote), order, domains, geometry, chunk_cache, caches, .. } = self else {
+            return;
+        };
+        remote.fetcher.planned(batch);
+        if batch < remote.begin_ahead {
+            return;
+        }
+        let last_epoch = epoch + remote.epochs_ahead();
+        remote.ahead = remote.ahead.max(batch + 1);
+        while remote.ahead <= batch + Remote::MOST_BATCHES_AHEAD {
+            let samples = order.batch(remote.ahead);
+            if samples.iter().any(|drawn| drawn.epoch > last_epoch) {
+                return;
+            }
+            let mut cells = vec![];
+            for drawn in samples {
+                touched_chunks(domains, geometry, drawn.sample, |key, cell| {
+                    let epoch = if counts_epochs(geometry, key, *caches) { drawn.epoch } else { 0 };
+                    if remote.parts.contains(&(key.array, key.part)) && chunk_cache.find(key, epoch).is_none()
+                    {
+                        cells.push(((key.array, key.part), Dims::from_slice(cell)));
+                    }
+                });
+            }
+            if !remote.fetcher.fetch_ahead(remote.ahead, cells) {
+                return;
+            }
+            remote.ahead += 1;
+        }
     }
 
-    fn counts_epochs(&self, array: usize) -> bool {
-        self.geometry[0][array].follows_samples() && !self.caches
+    /// The epochs in which uses of a chunk count. Epoch 0 stands for all if epochs play no part for its array.
+    fn epochs<'a>(&self, key: ChunkKey, epochs: &'a [u64]) -> &'a [u64] {
+        if counts_epochs(&self.geometry, key, self.caches) { epochs } else { &[0] }
     }
 
     /// Notes which chunks batch number `ahead` uses.
     fn look_at(&mut self, ahead: u64) {
         for drawn in self.order.batch(ahead) {
-            touched_chunks(&self.domains, &self.geometry, drawn.sample, |key| {
-                let counts_epochs = self.geometry[0][key.array].follows_samples() && !self.caches;
-                let epoch = if counts_epochs { drawn.epoch } else { 0 };
+            touched_chunks(&self.domains, &self.geometry, drawn.sample, |key, _| {
+                let epoch = if counts_epochs(&self.geometry, key, self.caches) { drawn.epoch } else { 0 };
                 self.chunk_cache.note(key, epoch, self.parts[(key.array, key.part)].chunk_bytes);
             });
         }
         self.chunk_cache.noted();
     }
+}
+
+/// Whether a chunk is decoded anew in each epoch, unless chunks are cached across epochs.
+fn counts_epochs(geometry: &Geometry, key: ChunkKey, caches: bool) -> bool {
+    geometry[0][key.array].follows_samples() && !caches
 }
 
 /// The jobs of a batch that are not queued yet. Flushing queues them.

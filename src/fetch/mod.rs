@@ -1,5 +1,6 @@
 //! Reads encoded bytes: a trait, its backends, and the search for a read chunk's place in its file.
 
+mod ahead;
 mod coalesce;
 pub mod cufile;
 mod disk_cache;
@@ -7,6 +8,7 @@ mod encoded;
 mod fetched;
 mod gds;
 mod indexes;
+mod lengths;
 mod locate;
 mod posix;
 mod remote;

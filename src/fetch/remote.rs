@@ -3,28 +3,39 @@
 //! A sharded chunk's index is asked for first, once for all read chunks that wait for it, and kept. What it says is asked for with the version
 //! that the index had, so that an object that is replaced in between is an error and not a mixture. Inner chunks that lie near each other are
 //! asked for with one request. What is in the cache on the local disk is not asked for; threads that decode read it there.
+//!
+//! Batches that are not planned yet can have their chunks asked for ahead. What arrives for them waits for its batch.
 
-use super::coalesce::{Joined, bytes_of_union, join};
+mod ahead;
+mod answers;
+#[cfg(test)]
+mod tests;
+
+use answers::Answers;
+
+use super::ahead::{Ahead, Cell};
+use super::coalesce::{Joined, join};
 use super::disk_cache::DiskCache;
-use super::fetched::FetchedBytes;
-use super::indexes::{Indexes, KnownIndex, cached_index, known_index};
+use super::indexes::{Indexes, KnownIndex, cached_index};
+use super::lengths::{Known, Lengths};
 use super::locate::{Located, ShardKey};
-use super::request::{Received, Request};
+use super::request::Request;
 use super::resolve::{Address, resolve};
-use super::scheduler::{Deliver, Limits, Scheduler};
+use super::scheduler::{Limits, Scheduler};
 use super::slots::Slots;
 use crate::codec;
 use crate::dataset::{ArrayInfo, Dataset};
-use crate::error::{Context, Error, Obstacle, Result};
+use crate::error::{Context, Error, Result};
 use crate::plan::Dims;
 use crate::stats::Counters;
 use crate::store::{Extent, Version};
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// Gets the chunks whose bytes have arrived, on a network thread: it must not wait.
 pub trait Arrive<C>: Send + Sync {
@@ -42,9 +53,13 @@ pub struct Remote<C> {
     forbidden_is_missing: bool,
     /// The most bytes that inner chunks are asked for together.
     most_joined_bytes: u64,
-    indexes: Mutex<Indexes<C>>,
-    /// Of the chunks that came, of arrays and parts whose chunks are objects.
-    lengths: Mutex<HashMap<(usize, usize), Lengths>>,
+    indexes: Mutex<Indexes<Recipient<C>>>,
+    ahead: Mutex<Ahead<C>>,
+    /// The most memory for chunks that no batch has claimed.
+    most_ahead_bytes: u64,
+    /// The latest batch that was planned.
+    planned: AtomicU64,
+    lengths: Lengths,
     disk_cache: Option<DiskCache>,
     arrive: Arc<dyn Arrive<C>>,
     counters: Arc<Counters>,
@@ -72,12 +87,20 @@ pub struct Wanted<C> {
     pub cell: Dims,
 }
 
+/// What gets the bytes of a read chunk.
+enum Recipient<C> {
+    /// The read chunk of a batch.
+    Chunk(C),
+    /// A batch that may claim it.
+    Ahead(Cell),
+}
+
 /// What comes back with an answer.
 enum Ticket<C> {
     /// A read chunk that is an object.
-    Chunk(C, (usize, usize), Address),
+    Chunk(Recipient<C>, (usize, usize), Address),
     /// Inner chunks of one sharded chunk, each with its range.
-    Inner((usize, usize), Vec<(C, Address, Range<u64>)>),
+    Inner((usize, usize), Vec<(Recipient<C>, Address, Range<u64>)>),
     Index(ShardKey, Address),
 }
 
@@ -102,14 +125,6 @@ impl Size {
     fn known(bytes: u64) -> Self {
         Self { expected_bytes: bytes, likely_bytes: None, most_bytes: bytes }
     }
-}
-
-/// How many chunks came, and bytes of the shortest and the longest one.
-#[derive(Clone, Copy)]
-struct Lengths {
-    count: u64,
-    shortest: u64,
-    longest: u64,
 }
 
 impl<C: Send + 'static> Remote<C> {
@@ -137,7 +152,10 @@ impl<C: Send + 'static> Remote<C> {
             // Joined bytes are kept until the last chunk of them is decoded.
             most_joined_bytes: limits.split_above_bytes.min(limits.bytes / 16),
             indexes: Mutex::new(indexes),
-            lengths: Mutex::default(),
+            ahead: Mutex::default(),
+            most_ahead_bytes: limits.bytes / Self::AHEAD_SHARE,
+            planned: AtomicU64::new(0),
+            lengths: Lengths::default(),
             disk_cache,
             arrive,
             counters: counters.clone(),
@@ -154,25 +172,32 @@ impl<C: Send + 'static> Remote<C> {
 
     /// Asks for read chunks that a batch wants, in this order apart from those that are asked for together.
     pub fn fetch(&self, batch: u64, wanted: impl IntoIterator<Item = Wanted<C>>) {
-        self.fetch_or_find(batch, wanted, self.disk_cache.as_ref());
+        let unknown = self.claim(batch, wanted);
+        self.fetch_or_find(batch, unknown, self.disk_cache.as_ref());
+    }
+
+    /// Whether a cache on the local disk keeps what is fetched.
+    pub fn has_disk_cache(&self) -> bool {
+        self.disk_cache.is_some()
     }
 
     /// Asks the store for a read chunk whose entry in the disk cache cannot be used, before all others.
     pub fn fetch_again(&self, wanted: Wanted<C>) {
-        self.fetch_or_find(0, [wanted], None);
+        let Wanted { chunk, part, cell } = wanted;
+        self.fetch_or_find(0, [Wanted { chunk: Recipient::Chunk(chunk), part, cell }], None);
     }
 
     /// Asks for read chunks that a cache does not have.
     fn fetch_or_find(
         &self,
         batch: u64,
-        wanted: impl IntoIterator<Item = Wanted<C>>,
+        wanted: impl IntoIterator<Item = Wanted<Recipient<C>>>,
         cache: Option<&DiskCache>,
     ) {
         enum Ask<C> {
-            Chunk(C, Address),
+            Chunk(Recipient<C>, Address),
             Index(ShardKey, Address),
-            Inner(Option<Arc<KnownIndex>>, Vec<(C, Address)>),
+            Inner(Option<Arc<KnownIndex>>, Vec<(Recipient<C>, Address)>),
         }
         let mut asks: Vec<((usize, usize), Ask<C>)> = vec![];
         // Where the inner chunks of a sharded chunk are in `asks`.
@@ -192,12 +217,14 @@ impl<C: Send + 'static> Remote<C> {
             } else if let Some(known) = indexes.known.get(&key).cloned() {
                 places.insert(key, asks.len());
                 asks.push((part, Ask::Inner(known, vec![(chunk, address)])));
-            } else if let Some(waiting) = indexes.waiting.get_mut(&key) {
-                waiting.push((batch, chunk, address));
             } else {
-                let of_index = Address { at: address.of_object(), in_shard: None };
-                indexes.waiting.insert(key.clone(), vec![(batch, chunk, address)]);
-                asks.push((part, Ask::Index(key, of_index)));
+                let waiting = indexes.waiting.entry(key.clone()).or_default();
+                // The request for an index that only later batches wait for has their urgency, so that it could wait for this batch.
+                if waiting.iter().all(|(waiting, ..)| batch < *waiting) {
+                    let of_index = Address { at: address.of_object(), in_shard: None };
+                    asks.push((part, Ask::Index(key, of_index)));
+                }
+                waiting.push((batch, chunk, address));
             }
         }
         drop(indexes);
@@ -237,7 +264,7 @@ impl<C: Send + 'static> Remote<C> {
         batch: u64,
         part: (usize, usize),
         known: Option<&KnownIndex>,
-        chunks: Vec<(C, Address)>,
+        chunks: Vec<(Recipient<C>, Address)>,
         cache: Option<&DiskCache>,
     ) {
         let array = self.dataset.part(part.0, part.1);
@@ -246,7 +273,7 @@ impl<C: Send + 'static> Remote<C> {
         for (chunk, address) in chunks {
             let number = address.in_shard.as_ref().map_or(0, |in_shard| in_shard.number);
             let Some(range) = known.and_then(|known| known.index.range(number)) else {
-                self.arrive.arrived(chunk, Ok((Located::Missing, address.at)));
+                self.hand_over(chunk, Ok((Located::Missing, address.at)));
                 continue;
             };
             let bytes = range.end - range.start;
@@ -255,9 +282,10 @@ impl<C: Send + 'static> Remote<C> {
                     "it has {bytes} encoded bytes, but the codecs of the array make at most {most} of a chunk of {}",
                     array.read_chunk_bytes()
                 );
-                self.arrive.arrived(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
+                self.hand_over(chunk, Err(Error::Damaged { at: address.with_range(range), problem }));
                 continue;
             }
+            self.lengths.note(part, bytes);
             let (extent, version) = (Extent::Range(range.clone()), known.map(|known| &known.version));
             match cache.and_then(|cache| cache.find(part, address.key(), &extent, version)) {
                 Some(cached) => self.found(chunk, address, cached),
@@ -275,12 +303,12 @@ impl<C: Send + 'static> Remote<C> {
     }
 
     /// Hands a chunk over that need not be asked for.
-    fn found(&self, chunk: C, address: Address, found: Located) {
+    fn found(&self, chunk: Recipient<C>, address: Address, found: Located) {
         let at = match &found {
             Located::Missing => address.at,
             Located::At { range, .. } => address.with_range(range.clone()),
         };
-        self.arrive.arrived(chunk, Ok((found, at)));
+        self.hand_over(chunk, Ok((found, at)));
     }
 
     fn most_encoded_bytes(&self, array: &ArrayInfo) -> u64 {
@@ -291,14 +319,13 @@ impl<C: Send + 'static> Remote<C> {
     /// are not all alike: a new longest one is rare, and the more is reserved, the fewer requests are in flight where memory is short.
     fn expected_size(&self, part: (usize, usize), array: &ArrayInfo) -> Size {
         let most_bytes = self.most_encoded_bytes(array);
-        let lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner).get(&part).copied();
-        let (expected, likely_bytes) = match lengths {
+        let (expected, likely_bytes) = match self.lengths.of(part) {
             None => (array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes()), None),
             // One chunk says nothing of the others, and parts of a chunk of another length are asked for in vain.
-            Some(Lengths { count: 2.., shortest, longest }) if shortest == longest => {
+            Some(Known { count: 2.., shortest, longest, .. }) if shortest == longest => {
                 (longest, Some(longest))
             }
-            Some(Lengths { longest, .. }) => (longest + longest / 16, None),
+            Some(Known { longest, .. }) => (longest + longest / 16, None),
         };
         Size { expected_bytes: expected.min(most_bytes), likely_bytes, most_bytes }
     }
@@ -329,173 +356,7 @@ impl<C: Send + 'static> Remote<C> {
         }
     }
 
-    /// An answer for an object of which nothing was known before: one that is forbidden may be missing. Of an object that was there
-    /// when its first byte came, no [`Obstacle::Forbidden`] comes here.
-    fn first_answer(&self, answer: io::Result<Option<Received>>) -> io::Result<Option<Received>> {
-        match answer {
-            Err(error)
-                if self.forbidden_is_missing
-                    && matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. })) =>
-            {
-                Ok(None)
-            }
-            answer => answer,
-        }
-    }
-
-    fn chunk_answered(
-        &self,
-        chunk: C,
-        part: (usize, usize),
-        address: Address,
-        answer: io::Result<Option<Received>>,
-    ) {
-        let found = match answer {
-            Err(source) => Err(Error::Io { at: address.at, source }),
-            Ok(None) => {
-                if let Some(cache) = &self.disk_cache {
-                    cache.note_absent(part, address.key(), &Extent::Whole);
-                }
-                Ok((Located::Missing, address.at))
-            }
-            Ok(Some(received)) => {
-                let range = received.range.clone();
-                self.counters.bytes_fetched_useful.add(range.end - range.start);
-                if let Some(cache) = &self.disk_cache {
-                    let whole = [(Extent::Whole, range.clone())];
-                    cache.keep(part, address.key(), None, &received, whole.into_iter());
-                }
-                let mut lengths = self.lengths.lock().unwrap_or_else(PoisonError::into_inner);
-                let of_part = lengths.entry(part).or_insert(Lengths {
-                    count: 0,
-                    shortest: range.end,
-                    longest: range.end,
-                });
-                of_part.count += 1;
-                of_part.shortest = range.end.min(of_part.shortest);
-                of_part.longest = range.end.max(of_part.longest);
-                drop(lengths);
-                let blob = Arc::new(FetchedBytes(Arc::new(received)));
-                Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
-            }
-        };
-        self.arrive.arrived(chunk, found);
-    }
-
-    fn inner_answered(
-        &self,
-        part: (usize, usize),
-        chunks: Vec<(C, Address, Range<u64>)>,
-        answer: io::Result<Option<Received>>,
-    ) {
-        // The object was there when its index was read.
-        let answer = answer.and_then(|received| Ok(Arc::new(received.ok_or(Obstacle::Changed)?)));
-        if answer.is_ok() {
-            let ranges = chunks.iter().map(|(_, _, range)| range);
-            self.counters.bytes_fetched_useful.add(bytes_of_union(ranges));
-        }
-        if let (Some(cache), Ok(received), Some((_, address, _))) =
-            (&self.disk_cache, &answer, chunks.first())
-        {
-            let extents = chunks.iter().map(|(_, _, range)| (Extent::Range(range.clone()), range.clone()));
-            cache.keep(part, address.key(), Some(&received.head.version), received, extents);
-        }
-        for (chunk, address, range) in chunks {
-            let found = match &answer {
-                Ok(received) => {
-                    let blob = Arc::new(FetchedBytes(received.clone()));
-                    Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
-                }
-                Err(error) => Err(Error::Io { at: address.with_range(range), source: again(error) }),
-            };
-            self.arrive.arrived(chunk, found);
-        }
-    }
-
-    fn index_answered(&self, key: &ShardKey, address: &Address, answer: io::Result<Option<Received>>) {
-        let part = key.0;
-        let array = self.dataset.part(part.0, part.1);
-        let known = match (answer, &array.sharding) {
-            (Err(source), _) => Err(Error::Io { at: address.at.clone(), source }),
-            (Ok(Some(received)), Some(sharding)) => {
-                let (head, range) = (received.head.clone(), received.range.clone());
-                let at = address.clone().with_range(range.clone());
-                if let Some(cache) = &self.disk_cache {
-                    let index = [(sharding.index_extent(), range)];
-                    cache.keep(part, address.key(), None, &received, index.into_iter());
-                }
-                let failed = |source| Error::Io { at: at.clone(), source };
-                let bytes = received.into_bytes().map_err(failed);
-                bytes.and_then(|bytes| known_index(sharding, bytes, head, &at)).map(Some)
-            }
-            _ => {
-                if let (Some(cache), Some(sharding)) = (&self.disk_cache, &array.sharding) {
-                    cache.note_absent(part, address.key(), &sharding.index_extent());
-                }
-                Ok(None)
-            }
-        };
-        // The disk is not asked on this thread, which polls requests.
-        self.index_known(key, known, None);
-    }
-
-    /// Asks for the inner chunks that wait for an index and that a cache does not have; the index is `None` if the sharded chunk is absent.
-    fn index_known(&self, key: &ShardKey, known: Result<Option<Arc<KnownIndex>>>, cache: Option<&DiskCache>) {
-        let mut indexes = self.lock();
-        if let Ok(known) = &known {
-            indexes.known.put(key.clone(), known.clone());
-        }
-        let waiting = indexes.waiting.remove(key).unwrap_or_default();
-        drop(indexes);
-        match known {
-            Ok(known) => {
-                let mut by_batch = BTreeMap::<u64, Vec<_>>::new();
-                for (batch, chunk, address) in waiting {
-                    by_batch.entry(batch).or_default().push((chunk, address));
-                }
-                for (batch, chunks) in by_batch {
-                    self.fetch_inner(batch, key.0, known.as_deref(), chunks, cache);
-                }
-            }
-            Err(error) => {
-                let error = Arc::new(error);
-                for (_, chunk, _) in waiting {
-                    self.arrive.arrived(chunk, Err(Error::Sticky(error.clone())));
-                }
-            }
-        }
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Indexes<C>> {
+    fn lock(&self) -> MutexGuard<'_, Indexes<Recipient<C>>> {
         self.indexes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
-
-/// An error once more, for another chunk.
-fn again(error: &io::Error) -> io::Error {
-    match Obstacle::of(error) {
-        Some(obstacle) => obstacle.clone().into(),
-        None => io::Error::new(error.kind(), error.to_string()),
-    }
-}
-
-/// Hands the answers of the scheduler to its [`Remote`], which owns the scheduler: a strong pointer would keep both alive for ever.
-struct Answers<C>(std::sync::Weak<Remote<C>>);
-
-impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
-    fn delivered(&self, ticket: Ticket<C>, answer: io::Result<Option<Received>>) {
-        let Some(remote) = self.0.upgrade() else { return };
-        match ticket {
-            Ticket::Chunk(chunk, part, address) => {
-                remote.chunk_answered(chunk, part, address, remote.first_answer(answer));
-            }
-            Ticket::Inner(part, chunks) => remote.inner_answered(part, chunks, answer),
-            Ticket::Index(key, address) => {
-                remote.index_answered(&key, &address, remote.first_answer(answer));
-            }
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests;

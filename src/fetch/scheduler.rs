@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
-use futures::future::{Either, select};
+use futures::future::{Either, poll_immediate, select};
 use tokio::runtime;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 
@@ -30,6 +30,12 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, mpsc};
 pub trait Deliver<T>: Send + Sync {
     /// The answer to the request that was made with `ticket`; `None` if the object is absent.
     fn delivered(&self, ticket: T, answer: io::Result<Option<Received>>);
+
+    /// Whether this batch is planned. Others have fewer requests in flight.
+    fn is_planned(&self, batch: u64) -> bool;
+
+    /// Memory for a request of this batch is missing. Drops an answer that is needed later, and returns whether there was one.
+    fn give_back(&self, batch: u64) -> bool;
 }
 
 /// Limits of a scheduler.
@@ -136,6 +142,32 @@ impl<T> Queue<T> {
         Some((*urgency, request.expected_bytes))
     }
 
+    /// The result of `reserving` for the request that is the most urgent one; `None` if a more urgent one comes first. Whenever `reserving`
+    /// has to wait, `give_back` is called until it returns false.
+    async fn reserved<R>(
+        &self,
+        urgency: Urgency,
+        reserving: impl Future<Output = R>,
+        give_back: impl Fn() -> bool,
+    ) -> Option<R> {
+        let is_first = || self.first().is_some_and(|(first, _)| first == urgency);
+        let mut reserving = pin!(reserving);
+        loop {
+            let mut reserved = poll_immediate(reserving.as_mut()).await;
+            while reserved.is_none() && give_back() {
+                reserved = poll_immediate(reserving.as_mut()).await;
+            }
+            if let Some(reserved) = reserved {
+                return Some(reserved).filter(|_| is_first());
+            }
+            match select(reserving.as_mut(), pin!(self.changed.notified())).await {
+                Either::Left((reserved, _)) => return Some(reserved).filter(|_| is_first()),
+                Either::Right(_) if is_first() => {}
+                Either::Right(_) => return None,
+            }
+        }
+    }
+
     fn take(&self, urgency: Urgency) -> Option<(Request, Waiting<T>)> {
         self.lock().requests.remove(&urgency)
     }
@@ -184,7 +216,8 @@ impl<T: Send + 'static> Scheduler<T> {
                 Connections::new(Session::WHILE_READING, common.traffic.clone(), buffers.clone());
             let network = Network { receiver, queue: queue.clone(), common: common.clone(), connections };
             // The first thread admits requests, too.
-            let admission = admission.take().map(|queue| admit(queue, senders.clone(), common.clone()));
+            let admission =
+                admission.take().map(|queue| admit(queue, senders.clone(), common.clone(), deliver.clone()));
             let work = move || {
                 runtime.block_on(async move {
                     if let Some(admission) = admission {
@@ -212,6 +245,11 @@ impl<T: Send + 'static> Scheduler<T> {
         self.queue.push(request, waiting);
     }
 
+    /// Whether memory for the most urgent request can be given back is asked again.
+    pub fn look_again(&self) {
+        self.queue.changed.notify_one();
+    }
+
     /// How many requests are in flight.
     pub fn slots(&self) -> &Arc<Slots> {
         &self.slots
@@ -219,7 +257,12 @@ impl<T: Send + 'static> Scheduler<T> {
 }
 
 /// Reserves memory and a slot for the most urgent request, and hands it to the next thread.
-async fn admit<T>(queue: Closing<T>, threads: Vec<mpsc::UnboundedSender<Message<T>>>, common: Arc<Common>) {
+async fn admit<T>(
+    queue: Closing<T>,
+    threads: Vec<mpsc::UnboundedSender<Message<T>>>,
+    common: Arc<Common>,
+    deliver: Arc<dyn Deliver<T>>,
+) {
     let Closing(queue) = &queue;
     let Common { all_units, slots, .. } = &*common;
     let memory = Arc::new(Semaphore::new(*all_units as usize));
@@ -231,20 +274,13 @@ async fn admit<T>(queue: Closing<T>, threads: Vec<mpsc::UnboundedSender<Message<
         };
         // An answer that is larger than all memory is waited for alone.
         let wanted = units(expected_bytes).clamp(1, *all_units);
-        let mut reserved = pin!(async {
-            let memory = memory.clone().acquire_many_owned(wanted).await.ok();
-            (memory, slots.take().await)
-        });
-        let is_first = || queue.first().is_some_and(|(first, _)| first == urgency);
-        let reserved = loop {
-            match select(reserved.as_mut(), pin!(queue.changed.notified())).await {
-                Either::Left((reserved, _)) => break Some(reserved).filter(|_| is_first()),
-                Either::Right(_) if is_first() => {}
-                // A request that is more urgent has come.
-                Either::Right(_) => break None,
-            }
+        let (memory, give_back) =
+            (memory.clone().acquire_many_owned(wanted), || deliver.give_back(urgency.0));
+        let Some(Ok(memory)) = queue.reserved(urgency, memory, give_back).await else { continue };
+        let slot = async {
+            if deliver.is_planned(urgency.0) { slots.take().await } else { slots.take_ahead().await }
         };
-        let Some((Some(memory), Some(slot))) = reserved else { continue };
+        let Some(Some(slot)) = queue.reserved(urgency, slot, || false).await else { continue };
         let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };
         if threads.next().is_none_or(|thread| thread.send(Message::Send(Box::new(admitted))).is_err()) {
@@ -281,10 +317,8 @@ impl<T: Send + 'static> Network<T> {
                 let answer = transfer.receive(memory, slot).await;
                 common.counters.requests_repeated.add(common.traffic.take_failed());
                 common.counters.connections_opened.add(common.traffic.take_opened());
-                match common.traffic.take_refused() {
-                    true => common.slots.refused(Instant::now()),
-                    false if answer.is_ok() => common.slots.answered(),
-                    false => {}
+                if common.traffic.take_refused() {
+                    common.slots.refused(Instant::now());
                 }
                 match answer {
                     Ok(answer) => ticket.answer(Ok(answer)),

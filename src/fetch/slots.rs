@@ -1,9 +1,16 @@
 //! How many requests may be in flight: fewer when a store says that it has no time, more again when it answers.
+//!
+//! Requests for batches that are not planned yet have a lower limit, which is found by measuring: more in flight are worth it as long as
+//! answers begin as soon as they did with fewer. Once they take longer to begin, they wait for each other, at the store or on this machine.
+
+mod plateau;
+
+use plateau::Plateau;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 
 /// Slots for requests. One limit holds for all threads.
 #[derive(Debug)]
@@ -11,6 +18,8 @@ pub struct Slots {
     semaphore: Arc<Semaphore>,
     most: usize,
     state: Mutex<State>,
+    /// A slot is free, or the limit for requests ahead has risen.
+    changed: Notify,
 }
 
 #[derive(Debug)]
@@ -22,6 +31,8 @@ struct State {
     /// Answers since the limit changed.
     answers: usize,
     reduced: Option<Instant>,
+    /// The limit for requests for batches that are not planned yet.
+    ahead: Plateau,
     in_flight: usize,
     most_in_flight: usize,
 }
@@ -42,9 +53,17 @@ impl Slots {
     /// `most` slots, until a store has no time.
     pub fn new(most: usize) -> Arc<Self> {
         let most = most.max(1);
-        let state =
-            State { limit: most, owed: 0, answers: 0, reduced: None, in_flight: 0, most_in_flight: 0 };
-        Arc::new(Self { semaphore: Arc::new(Semaphore::new(most)), most, state: Mutex::new(state) })
+        let state = State {
+            limit: most,
+            owed: 0,
+            answers: 0,
+            reduced: None,
+            ahead: Plateau::new(most),
+            in_flight: 0,
+            most_in_flight: 0,
+        };
+        let semaphore = Arc::new(Semaphore::new(most));
+        Arc::new(Self { semaphore, most, state: Mutex::new(state), changed: Notify::new() })
     }
 
     /// Waits for a slot, behind all that waited before. `None` never comes as long as the slots are there.
@@ -55,6 +74,23 @@ impl Slots {
         state.most_in_flight = state.most_in_flight.max(state.in_flight);
         drop(state);
         Some(Slot { slots: self.clone(), permit: Some(permit) })
+    }
+
+    /// Waits for a slot for a request for a batch that is not planned yet: until fewer are taken than is worth it. Only one waits at a time.
+    pub async fn take_ahead(self: &Arc<Self>) -> Option<Slot> {
+        while self.is_full_ahead() {
+            self.changed.notified().await;
+        }
+        self.take().await
+    }
+
+    fn is_full_ahead(&self) -> bool {
+        let mut state = self.lock();
+        let is_full = state.in_flight >= state.ahead.limit();
+        if is_full {
+            state.ahead.note_full();
+        }
+        is_full
     }
 
     /// A store answered 503 or 429: the limit is halved.
@@ -69,9 +105,12 @@ impl Slots {
         (state.limit, state.answers, state.reduced) = (limit, 0, Some(now));
     }
 
-    /// A request was answered. The limit rises by a sixteenth of `most` when each slot was answered once on average.
-    pub fn answered(&self) {
+    /// An answer began `time` after its request. The limit rises by a sixteenth of `most` when each slot was answered once on average.
+    pub fn answered(&self, time: Duration) {
         let mut state = self.lock();
+        if state.ahead.answered(time) {
+            self.changed.notify_one();
+        }
         state.answers += 1;
         if state.limit == self.most || state.answers < state.limit {
             return;
@@ -102,6 +141,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.slots.lock();
         state.in_flight -= 1;
+        self.slots.changed.notify_one();
         if state.owed > 0
             && let Some(permit) = self.permit.take()
         {
@@ -135,17 +175,40 @@ mod tests {
         assert!(take(&slots).is_none() && slots.in_flight() == 16);
         taken.truncate(15);
         taken.push(take(&slots).unwrap());
-        (0..16).for_each(|_| slots.answered());
+        (0..16).for_each(|_| slots.answered(Duration::from_millis(10)));
         taken.extend((0..4).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none());
         // All of them again.
-        (0..64 * 12).for_each(|_| slots.answered());
+        (0..64 * 12).for_each(|_| slots.answered(Duration::from_millis(10)));
         taken.extend((20..64).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none() && slots.most_in_flight() == 64);
         // Never fewer than some.
         (0..20).for_each(|i| slots.refused(now + 10 * (i + 1) * Slots::MOMENT));
         taken.clear();
         assert_eq!(std::iter::from_fn(|| take(&slots).map(|slot| taken.push(slot))).count(), Slots::LEAST);
+    }
+
+    #[test]
+    fn requests_ahead_leave_slots_to_others() {
+        let slots = Slots::new(256);
+        let ahead = || slots.take_ahead().now_or_never().flatten();
+        let mut taken: Vec<Slot> = std::iter::from_fn(ahead).collect();
+        assert_eq!(taken.len(), Plateau::AT_FIRST);
+        taken.extend((Plateau::AT_FIRST..256).map(|_| take(&slots).unwrap()));
+        assert!(take(&slots).is_none() && ahead().is_none());
+        taken.truncate(Plateau::AT_FIRST);
+        let waiting = slots.take_ahead();
+        let mut waiting = std::pin::pin!(waiting);
+        assert!(waiting.as_mut().now_or_never().is_none());
+        taken.pop();
+        assert!(block_on(waiting).is_some());
+        // More of them are worth it where answers begin as early as before.
+        (0..256 * 16).for_each(|_| {
+            assert!(slots.in_flight() < 256 || ahead().is_none());
+            slots.answered(Duration::from_millis(10));
+            taken.extend(ahead());
+        });
+        assert_eq!(taken.len(), 255);
     }
 
     proptest! {
@@ -158,7 +221,7 @@ mod tests {
                     0 => taken.extend(take(&slots)),
                     1 => _ = taken.pop(),
                     2 => slots.refused(start + number * Slots::MOMENT),
-                    _ => slots.answered(),
+                    _ => slots.answered(Duration::from_millis(10)),
                 }
                 prop_assert!(taken.len() <= most && slots.in_flight() == taken.len());
             }

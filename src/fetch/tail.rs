@@ -21,7 +21,7 @@ impl Tail {
     /// The delay is computed again after this many answers.
     const EVERY: usize = 64;
     /// The shortest delay, because a second request has its price.
-    const LEAST: Duration = Duration::from_millis(50);
+    pub const LEAST: Duration = Duration::from_millis(50);
 
     pub fn new() -> Self {
         Self(Mutex::default())

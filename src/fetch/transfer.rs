@@ -270,31 +270,40 @@ impl Transfer<'_> {
 
     /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks a second time and takes the first answer.
     async fn ask(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
-        let Common { counters, tail, .. } = self.common;
+        let Common { counters, tail, slots, .. } = self.common;
         let ask = || self.client.store.get(&self.request.key, extent.clone(), version);
         let asked = Instant::now();
-        let first = ask();
-        // A few only: a store that is slow as a whole is not helped by more requests.
-        let delay = tail.delay().filter(|_| 50 * counters.requests_doubled.get() < counters.requests.get());
-        let answer = match delay {
-            None => first.await,
-            Some(delay) => match select(first, pin!(tokio::time::sleep(delay))).await {
-                Either::Left((answer, _)) => answer,
-                Either::Right((_, first)) => {
-                    counters.requests_doubled.add(1);
-                    match select(first, ask()).await {
-                        Either::Left((Err(_), other)) | Either::Right((Err(_), other)) => other.await,
-                        Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
-                    }
+        let answer = match select(ask(), pin!(self.late(asked))).await {
+            Either::Left((answer, _)) => answer,
+            Either::Right((_, first)) => {
+                counters.requests_doubled.add(1);
+                match select(first, ask()).await {
+                    Either::Left((Err(_), other)) | Either::Right((Err(_), other)) => other.await,
+                    Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
                 }
-            },
+            }
         };
         let elapsed = asked.elapsed();
         tail.note(elapsed);
         if answer.is_ok() {
             counters.time_to_first_byte.note(elapsed);
+            slots.answered(elapsed);
         }
         answer
+    }
+
+    /// Waits until the answer to a request of that time takes longer than nearly all others, as far as is known by then, and a second request
+    /// may be made: a few only, since a store that is slow as a whole is not helped by more.
+    async fn late(&self, asked: Instant) {
+        let Common { counters, tail, .. } = self.common;
+        loop {
+            let may = 50 * counters.requests_doubled.get() < counters.requests.get();
+            let left = tail.delay().filter(|_| may).map(|delay| delay.saturating_sub(asked.elapsed()));
+            match left {
+                Some(Duration::ZERO) => return,
+                left => tokio::time::sleep(left.unwrap_or(Tail::LEAST)).await,
+            }
+        }
     }
 
     /// Reads a body to its end. If its connection breaks, asks for the rest, or for all of it where the version cannot tell that the rest belongs

@@ -67,8 +67,13 @@ pub fn count_chunks(domains: &Domains, geometry: &Geometry, sample: u64) -> Vec<
     geometry[domain].iter().enumerate().flat_map(of_array).collect()
 }
 
-/// The read chunks that a sample touches, some of them perhaps several times.
-pub fn touched_chunks(domains: &Domains, geometry: &Geometry, sample: u64, mut each: impl FnMut(ChunkKey)) {
+/// The read chunks that a sample touches, some of them perhaps several times, with their coordinates in the grid of their part.
+pub fn touched_chunks(
+    domains: &Domains,
+    geometry: &Geometry,
+    sample: u64,
+    mut each: impl FnMut(ChunkKey, &[u64]),
+) {
     let (domain, places) = domains.place(sample);
     let windows = domains.windows(domain);
     for (array, geometry) in geometry[domain].iter().enumerate() {
@@ -77,7 +82,7 @@ pub fn touched_chunks(domains: &Domains, geometry: &Geometry, sample: u64, mut e
             let part = geometry.first_part + part;
             each_combination(&runs, |runs| {
                 each_cell(runs, chunk, |cell| {
-                    each(ChunkKey { array, part, number: flat(cell, &shape, chunk) });
+                    each(ChunkKey { array, part, number: flat(cell, &shape, chunk) }, cell);
                 });
             });
         }
@@ -402,7 +407,7 @@ mod tests {
             for &sample in &samples {
                 let counted = count_chunks(&domains, &geometry, sample);
                 let mut touched = HashSet::new();
-                touched_chunks(&domains, &geometry, sample, |key| {
+                touched_chunks(&domains, &geometry, sample, |key, _| {
                     touched.insert(key);
                 });
                 let planned: HashSet<_> =

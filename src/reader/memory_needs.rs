@@ -86,7 +86,7 @@ impl Setup {
             counts = none;
             let mut seen = HashSet::new();
             for &sample in samples {
-                touched_chunks(&self.domains, &self.geometry, sample, |chunk| {
+                touched_chunks(&self.domains, &self.geometry, sample, |chunk, _| {
                     counts[chunk.array][chunk.part] += u64::from(seen.insert(chunk));
                 });
             }
@@ -105,7 +105,7 @@ impl Setup {
             if touched > MAX_COUNTED_CHUNKS {
                 return None;
             }
-            touched_chunks(&self.domains, &self.geometry, sample, |chunk| {
+            touched_chunks(&self.domains, &self.geometry, sample, |chunk, _| {
                 let array = self.dataset.part(chunk.array, chunk.part);
                 let object = object_of(array, chunk.number);
                 let of_part = (chunk.array, chunk.part);

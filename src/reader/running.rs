@@ -377,7 +377,8 @@ impl Start<'_> {
         let fetcher = fetch::Remote::new(dataset.clone(), settings, disk_cache, jobs.clone(), counters);
         let fetcher = fetcher.map_err(|source| Error::Thread { source })?;
         self.status.requests(fetcher.slots());
-        Ok(Some(planner::Remote { fetcher, parts }))
+        let begin_ahead = self.cursor.batch + self.plan.depth;
+        Ok(Some(planner::Remote { fetcher, parts, begin_ahead, ahead: 0 }))
     }
 
     /// Opens the cache on the local disk. That it cannot be had is no reason not to read.

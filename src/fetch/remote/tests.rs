@@ -1,4 +1,4 @@
-//! An index that panics, and the order of requests.
+//! An index that panics, the order of requests, and chunks that are fetched ahead.
 
 use super::*;
 use crate::dataset::Dataset;
@@ -120,24 +120,101 @@ fn wanted(i: u64) -> Wanted<u64> {
     Wanted { chunk: i, part: (0, 0), cell: Dims::from_slice(&[i / 2, i % 2]) }
 }
 
-#[test]
-fn bytes_behind_an_index_come_before_later_batches_and_those_that_are_near_each_other_together() {
+/// An array of four sharded chunks, each with inner chunks of 16 bytes: two that touch, one far away, and one that is missing. What fetches
+/// them, what the store is asked for, and what arrives.
+#[allow(clippy::type_complexity)]
+fn sharded(
+    name: &str,
+    requests: usize,
+    bytes: u64,
+) -> (Arc<Remote<u64>>, Arc<Noted>, mpsc::Receiver<(u64, Option<String>)>) {
     let store = Arc::new(Noted::default());
     store.objects.put("zarr.json", metadata(8));
-    // Inner chunks of 16 bytes: two that touch, one far away, and one that is missing.
     let places = [[0, 16], [100_016, 16], [16, 16], [u64::MAX; 2]];
     let index: Vec<u8> = places.as_flattened().iter().flat_map(|entry| entry.to_le_bytes()).collect();
     let object = [vec![7; 100_032], index].concat();
     (0..4).for_each(|shard| store.objects.put(&format!("c/{shard}/0"), object.clone()));
-    MemoryStore::publish("order", store.clone());
-    let dataset = Dataset::open(&["memory://order".into()], &[], &Access::to_folders(true)).unwrap();
+    MemoryStore::publish(name, store.clone());
+    let dataset = Dataset::open(&[format!("memory://{name}")], &[], &Access::to_folders(true)).unwrap();
     store.asked.lock().unwrap().clear();
-    let limits = Limits { threads: 1, requests: 1, bytes: 16 << 20, split_above_bytes: 1 << 20 };
+    let limits = Limits { threads: 1, requests, bytes, split_above_bytes: 1 << 20 };
     let (sender, arrived) = mpsc::channel();
     let kept = NonZeroUsize::new(4).unwrap();
     let arrive = Arc::new(Arrived(sender));
     let settings = Settings { limits, kept_indexes: kept, most_bytes: 1 << 20, forbidden_is_missing: false };
     let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
+    (remote, store, arrived)
+}
+
+fn cell(i: u64) -> ((usize, usize), Dims) {
+    let Wanted { part, cell, .. } = wanted(i);
+    (part, cell)
+}
+
+/// The next chunks that arrive, in the order of their numbers.
+fn next(arrived: &mpsc::Receiver<(u64, Option<String>)>, count: usize) -> Vec<u64> {
+    let next = || arrived.recv_timeout(Duration::from_secs(30)).unwrap();
+    let all: Vec<_> = (0..count).map(|_| next()).collect();
+    assert!(all.iter().all(|(_, error)| error.is_none()), "{all:?}");
+    let mut chunks: Vec<u64> = all.into_iter().map(|(chunk, _)| chunk).collect();
+    chunks.sort_unstable();
+    chunks
+}
+
+/// Waits until a store was asked that often.
+fn wait_for(store: &Noted, requests: usize) {
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while store.asked.lock().unwrap().len() < requests {
+        assert!(std::time::Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn chunks_that_are_fetched_ahead_wait_for_their_batch_and_are_asked_for_once() {
+    let (remote, store, arrived) = sharded("ahead", 8, 16 << 20);
+    // An index, and two parts of the object.
+    assert!(remote.fetch_ahead(3, (0..4).map(cell)));
+    wait_for(&store, 3);
+    assert!(arrived.recv_timeout(Duration::from_millis(50)).is_err());
+    // An earlier batch takes one of them, and one that nobody asked for.
+    remote.fetch(2, [wanted(2), wanted(4)]);
+    assert_eq!(next(&arrived, 2), [2, 4]);
+    remote.fetch(3, (0..4).map(wanted));
+    assert_eq!(next(&arrived, 4), [0, 1, 2, 3]);
+    // The index and the chunk of the second sharded chunk, and the one that batch 2 took.
+    assert_eq!(store.asked.lock().unwrap().len(), 3 + 2 + 1);
+    assert_eq!(remote.lock_ahead().size(), (0, 0));
+}
+
+#[test]
+fn memory_bounds_what_is_fetched_ahead_and_is_given_back_to_earlier_batches() {
+    const UNIT: u64 = 4096;
+    let (remote, store, arrived) = sharded("given-back", 8, 4 * UNIT);
+    // Each request takes a unit, which is more than the chunks have: two sharded chunks fill the memory.
+    assert!(remote.fetch_ahead(5, (0..8).map(cell)));
+    wait_for(&store, 6);
+    // The index of a third one waits for memory, and an earlier batch needs it.
+    assert!(remote.fetch_ahead(6, (8..12).map(cell)));
+    remote.fetch(0, (8..10).map(wanted));
+    assert_eq!(next(&arrived, 2), [8, 9]);
+    remote.planned(0);
+    // Nobody needs what was fetched for batch 5.
+    remote.fetch(5, (12..16).map(wanted));
+    assert_eq!(next(&arrived, 4), [12, 13, 14, 15]);
+    remote.planned(5);
+    remote.fetch(6, (8..12).map(wanted));
+    assert_eq!(next(&arrived, 4), [8, 9, 10, 11]);
+    assert_eq!(remote.lock_ahead().size(), (0, 0));
+    // Chunks have 16 bytes as far as is known.
+    let many = std::iter::repeat_n((0..16).map(cell), 4).flatten();
+    assert!(remote.fetch_ahead(7, many));
+    assert!(remote.lock_ahead().size().0 <= remote.most_ahead_bytes);
+}
+
+#[test]
+fn bytes_behind_an_index_come_before_later_batches_and_those_that_are_near_each_other_together() {
+    let (remote, store, arrived) = sharded("order", 1, 16 << 20);
     for batch in 0..4 {
         remote.fetch(batch, (4 * batch..4 * batch + 4).map(wanted));
     }

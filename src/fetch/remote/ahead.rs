@@ -1,0 +1,111 @@
+//! Read chunks of batches that are not planned yet.
+
+use super::{Recipient, Remote, Wanted};
+use crate::fetch::ahead::{Ahead, Claim, Found};
+use crate::fetch::lengths::Known;
+use crate::plan::Dims;
+
+use std::sync::atomic::Ordering;
+use std::sync::{MutexGuard, PoisonError};
+
+impl<C: Send + 'static> Remote<C> {
+    /// Of the memory for answers, chunks that no batch has claimed take at most one part in this many.
+    pub(super) const AHEAD_SHARE: u64 = 2;
+    /// The most read chunks that are asked for ahead.
+    const MOST_AHEAD: usize = 4096;
+
+    /// All chunks of a batch, and of those before it, were asked for with [`Remote::fetch`]: what else was fetched for them is dropped.
+    pub fn planned(&self, batch: u64) {
+        let dropped = self.lock_ahead().planned(batch);
+        drop(dropped);
+    }
+
+    /// Asks for read chunks that a later batch will want, as far as there is memory for them. They wait until [`Remote::fetch`] asks for them.
+    /// Returns whether there was memory for all.
+    pub fn fetch_ahead(&self, batch: u64, cells: impl IntoIterator<Item = ((usize, usize), Dims)>) -> bool {
+        let (mut asked, mut fits) = (vec![], true);
+        let mut ahead = self.lock_ahead();
+        for (part, cell) in cells {
+            let (bytes, count) = ahead.size();
+            if bytes >= self.most_ahead_bytes || count >= Self::MOST_AHEAD {
+                fits = false;
+                break;
+            }
+            if ahead.ask(batch, (part, cell.clone()), self.usual_bytes(part)) {
+                asked.push(Wanted { chunk: Recipient::Ahead((part, cell.clone())), part, cell });
+            }
+        }
+        drop(ahead);
+        self.fetch_or_find(batch, asked, self.disk_cache.as_ref());
+        fits
+    }
+
+    /// Hands over what was fetched ahead of what a batch wants, now or when it arrives. Returns what was not.
+    pub(super) fn claim(
+        &self,
+        batch: u64,
+        wanted: impl IntoIterator<Item = Wanted<C>>,
+    ) -> Vec<Wanted<Recipient<C>>> {
+        self.planned.fetch_max(batch, Ordering::Relaxed);
+        let (mut unknown, mut arrived) = (vec![], vec![]);
+        let mut ahead = self.lock_ahead();
+        for Wanted { chunk, part, cell } in wanted {
+            let cell = (part, cell);
+            match ahead.claim(batch, &cell, chunk) {
+                Claim::None(chunk) => {
+                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk), part, cell: cell.1 });
+                }
+                Claim::Coming => {}
+                Claim::Arrived(chunk, found) => arrived.push((chunk, found)),
+            }
+        }
+        drop(ahead);
+        for (chunk, found) in arrived {
+            self.arrive.arrived(chunk, *found);
+        }
+        unknown
+    }
+
+    /// Hands over what was found for a read chunk, to the batch that claimed it if it was asked for ahead.
+    pub(super) fn hand_over(&self, recipient: Recipient<C>, found: Found) {
+        let claimed = match recipient {
+            Recipient::Chunk(chunk) => Some((chunk, found)),
+            Recipient::Ahead(cell) => self.lock_ahead().arrived(&cell, found),
+        };
+        match (claimed, self.scheduler.get()) {
+            (Some((chunk, found)), _) => self.arrive.arrived(chunk, found),
+            // A request that waits for memory can have that of this one.
+            (None, Some(scheduler)) => scheduler.look_again(),
+            (None, None) => {}
+        }
+    }
+
+    /// Gives memory back that chunks of batches behind this one hold, if this one is planned and they are not. Returns whether it did.
+    pub(super) fn give_back(&self, batch: u64) -> bool {
+        if !self.is_planned(batch) {
+            return false;
+        }
+        let given_back = self.lock_ahead().give_back(batch);
+        given_back.is_some()
+    }
+
+    /// Whether chunks of a batch are wanted now, by a batch that is planned.
+    pub(super) fn is_planned(&self, batch: u64) -> bool {
+        batch <= self.planned.load(Ordering::Relaxed)
+    }
+
+    /// Encoded bytes of a read chunk, as far as it is known.
+    fn usual_bytes(&self, part: (usize, usize)) -> u64 {
+        match self.lengths.of(part) {
+            Some(Known { count, sum, .. }) => sum / count,
+            None => {
+                let array = self.dataset.part(part.0, part.1);
+                array.codec.encoded_bound.unwrap_or_else(|| array.read_chunk_bytes())
+            }
+        }
+    }
+
+    pub(super) fn lock_ahead(&self) -> MutexGuard<'_, Ahead<C>> {
+        self.ahead.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
