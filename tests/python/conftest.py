@@ -19,6 +19,11 @@ import reading
 
 QUICK_SEEDS = 2
 """Seeds of a random test in the quick tier."""
+LONG_FILES = (
+    *("real_servers", "cluster", "remote_python", "damage_tool", "fault_schedules", "benches_training"),
+    *("pipelines", "bench", "docs", "disk_cache", "bounds", "environments", "matrix", "parity"),
+)
+"""Files that take long begin first, so that none is left at the end to one process."""
 
 
 def pytest_configure(config):
@@ -32,6 +37,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    place = {f"test_{name}": number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     for item in repetitions(items):
         item.add_marker("full")
     left_out = []

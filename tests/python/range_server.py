@@ -73,6 +73,8 @@ class Settings:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    """Head and body of an answer leave together: else the system may hold the body back for 40 ms."""
     chunks = 0
     """Requests for chunks so far."""
     busy = 0
