@@ -7,6 +7,7 @@ Tests that take `backend` run once on the CPU and once on the GPU. Without a GPU
 the reason, or fail when the environment variable ZARR_DALI_REQUIRE_GPU is 1: a GPU job that skips is none.
 """
 
+import gc
 import os
 import zlib
 from collections import defaultdict
@@ -52,6 +53,12 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_collection_finish():
+    """All that collecting has made stays: what garbage collections would look at again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def repetitions(items):

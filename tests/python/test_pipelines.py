@@ -344,14 +344,14 @@ def test_two_ranks(tmp_path, rng):
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_and_resumed(tmp_path, rng, ranks):
     """The samples that follow, and the losses, are those of a training that nobody killed."""
-    store = write_weather(tmp_path / "weather.zarr", rng, steps=25)
-    arguments = ("--store", store, "--device", "cpu", "--batch-size", 2, "--steps", 22)
+    store = write_weather(tmp_path / "weather.zarr", rng, steps=13)
+    arguments = ("--store", store, "--device", "cpu", "--batch-size", 2, "--steps", 14)
     whole = summary_of(
         "train_unet.py", *arguments, "--history", tmp_path / "whole", cwd=tmp_path, ranks=ranks
     )
     arguments += ("--history", tmp_path / "parts", "--checkpoint", tmp_path / "checkpoint.pt")
     arguments += ("--checkpoint-every", 3, "--resume")
-    step = random.Random(ranks).randrange(4, 15)
+    step = random.Random(ranks).randrange(4, 10)
     killed = start_ranks("train_unet.py", *arguments, cwd=tmp_path, ranks=ranks)
     lines = tmp_path / "parts" / "rank0.jsonl"
     until = time.monotonic() + 200
@@ -363,8 +363,8 @@ def test_killed_and_resumed(tmp_path, rng, ranks):
     for rank in killed:
         finished(rank)
     resumed = summary_of("train_unet.py", *arguments, cwd=tmp_path, ranks=ranks)
-    assert 0 < resumed["first_step"] < 22
-    assert len(resumed["losses"]) == 22 - resumed["first_step"]
+    assert 0 < resumed["first_step"] < 14
+    assert len(resumed["losses"]) == 14 - resumed["first_step"]
     expected, found = history_of(tmp_path / "whole"), history_of(tmp_path / "parts")
     assert len(expected) == len(found) == ranks
     for rank in range(ranks):
