@@ -76,7 +76,7 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
 	@$(MAKE) --no-print-directory wheels || echo '==> no wheel of a release could be built: its tests are skipped'
 	@echo '==> Rust tests'
-	@PROPTEST_CASES=400 cargo test --release --workspace
+	@PROPTEST_CASES=256 cargo test --release --workspace
 	$(call python_tests,full or not full)
 
 .PHONY: azurite
