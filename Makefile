@@ -26,16 +26,16 @@ SOURCES := $(shell find Cargo.toml Cargo.lock build build.rs pyproject.toml LICE
 	-type f -not -path '*/__pycache__/*')
 # Many thousand zstd frames each.
 LONG_RUST_TESTS := damaged_frames_do_not_pass valid_frames_pass
-# So many Python tests run side by side: one more than there are cores, since many wait for servers, or for a store that
-# was just written. Each process takes up to 1 GB of memory.
-JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 8 ? cores + 1 : 8)))
+# So many Python tests run side by side: twice as many as there are cores, since they wait for servers, and a tenth of a
+# second for each store that was just written. Each process takes up to 1 GB of memory.
+JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))
 # The files with tests that measure. No other has to be imported for them.
 MEASURING := $(shell grep -lE 'mark\.alone' tests/python/test_*.py)
 
 # Python tests that an expression of markers chooses: side by side, then one after the other those that measure.
 define python_tests
 	@echo '==> Python tests, $(JOBS) at a time'
-	$(call run_pytest,($(1)) and not alone,-n $(JOBS) --dist loadfile)
+	$(call run_pytest,($(1)) and not alone,-n $(JOBS) --dist loadfile --no-loadscope-reorder)
 	@echo '==> Python tests that measure, one after the other'
 	$(call run_pytest,($(1)) and alone,$(MEASURING))
 endef
@@ -76,7 +76,7 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
 	@$(MAKE) --no-print-directory wheels || echo '==> no wheel of a release could be built: its tests are skipped'
 	@echo '==> Rust tests'
-	@PROPTEST_CASES=400 cargo test --release --workspace
+	@PROPTEST_CASES=256 cargo test --release --workspace
 	$(call python_tests,full or not full)
 
 .PHONY: azurite

@@ -7,6 +7,7 @@ Tests that take `backend` run once on the CPU and once on the GPU. Without a GPU
 the reason, or fail when the environment variable ZARR_DALI_REQUIRE_GPU is 1: a GPU job that skips is none.
 """
 
+import gc
 import os
 import zlib
 from collections import defaultdict
@@ -19,6 +20,11 @@ import reading
 
 QUICK_SEEDS = 2
 """Seeds of a random test in the quick tier."""
+LONG_FILES = (
+    *("real_servers", "cluster", "remote_python", "damage_tool", "fault_schedules", "benches_training"),
+    *("pipelines", "bench", "docs", "disk_cache", "bounds", "environments", "matrix", "parity"),
+)
+"""Files that take long begin first, so that none is left at the end to one process."""
 
 
 def pytest_configure(config):
@@ -32,6 +38,8 @@ def pytest_configure(config):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
+    place = {f"test_{name}": number for number, name in enumerate(LONG_FILES)}
+    items.sort(key=lambda item: place.get(item.path.stem, len(place)))
     for item in repetitions(items):
         item.add_marker("full")
     left_out = []
@@ -45,6 +53,12 @@ def pytest_collection_modifyitems(config, items):
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in set(left_out)]
+
+
+def pytest_collection_finish():
+    """All that collecting has made stays: what garbage collections would look at again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 def repetitions(items):

@@ -28,15 +28,15 @@ IMPORTED = ("dask.array", "xarray", "zarr", "torch", "nvidia.dali.plugin.pytorch
 class Forked:
     """A program that runs. Has of `subprocess.Popen` what tests use, and ends as a context does."""
 
-    def __init__(self, program, environment=None, timeout=120):
-        """A program that has not ended after `timeout` seconds is killed by SIGALRM."""
+    def __init__(self, program, environment=None, timeout=120, folder=None):
+        """Starts a program in this folder. If it runs on after `timeout` seconds, SIGALRM ends it."""
         self._folder = tempfile.TemporaryDirectory()
         self._outputs = [Path(self._folder.name, name) for name in ("stdout", "stderr")]
         self.returncode = None
         self.pid = _asked(
             {
                 **program,
-                "folder": os.getcwd(),
+                "folder": str(folder or os.getcwd()),
                 "environment": {**os.environ, **(environment or {})},
                 "timeout": timeout,
                 "outputs": [str(file) for file in self._outputs],
@@ -82,15 +82,27 @@ def start_script(code, *arguments, name="<script>", first_line=1, **settings):
 
 def run_script(code, *arguments, **settings):
     """Runs Python code; returns the finished process."""
-    return _finished(start_script(code, *arguments, **settings))
+    return finished(start_script(code, *arguments, **settings))
+
+
+def start_program(path, *arguments, imports=(), **settings):
+    """Starts a program of a file. It finds these modules imported, as programs after it do."""
+    _asked({"import": imports})
+    return Forked({"program": str(path), "words": [*map(str, arguments)]}, **settings)
+
+
+def run_program(path, *arguments, **settings):
+    """Runs a program of a file; returns the finished process."""
+    return finished(start_program(path, *arguments, **settings))
 
 
 def run_command(*words, **settings):
     """Runs `zarr-dali` with these arguments; returns the finished process."""
-    return _finished(Forked({"words": [*map(str, words)]}, **settings))
+    return finished(Forked({"words": [*map(str, words)]}, **settings))
 
 
-def _finished(forked):
+def finished(forked):
+    """Waits for a program that was started; returns the finished process."""
     with forked:
         printed, errors = forked.communicate()
     return subprocess.CompletedProcess(["forked"], forked.returncode, printed, errors)
@@ -120,15 +132,13 @@ def _server():
 
 def _serve():
     """Answers requests, one a line: for a program the number of its process, for that its exit status."""
-    for module in IMPORTED:
-        importlib.import_module(module)
-    threads = len(os.listdir("/proc/self/task"))
-    assert threads == 1, f"an import has started threads: there are {threads}"
-    gc.collect()
-    gc.freeze()  # what a collection would write to need not be copied
+    _import(IMPORTED)
     for line in sys.stdin:
         request = json.loads(line)
-        if "wait" in request:
+        if "import" in request:
+            _import(request["import"])
+            print("null", flush=True)
+        elif "wait" in request:
             _, status = os.waitpid(request["wait"], 0)
             print(os.waitstatus_to_exitcode(status), flush=True)
         elif "poll" in request:
@@ -138,6 +148,18 @@ def _serve():
             os._exit(_work(request))
         else:
             print(child, flush=True)
+
+
+def _import(modules):
+    """Imports what programs need, once."""
+    if all(module in sys.modules for module in modules):
+        return
+    for module in modules:
+        importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"an import has started threads: there are {threads}"
+    gc.collect()
+    gc.freeze()  # what a collection would write to need not be copied
 
 
 def _work(request):
@@ -155,6 +177,11 @@ def _work(request):
         if "code" in request:
             sys.argv = ["-c", *request["words"]]
             exec(compile(request["code"], request["name"], "exec"), main.__dict__)
+        elif "program" in request:
+            main.__file__ = path = request["program"]
+            sys.argv = [path, *request["words"]]
+            sys.path[0] = str(Path(path).parent)
+            exec(compile(Path(path).read_text(), path, "exec"), main.__dict__)
         else:
             from zarr_dali import cli
 

@@ -6,10 +6,13 @@ requests need not be signed. It is a process of its own, because a pipeline that
 being built holds Python's lock while it waits.
 """
 
+import atexit
 import email.utils
 import json
+import os
 import random
 import re
+import signal
 import ssl
 import subprocess
 import sys
@@ -19,6 +22,7 @@ import urllib.request
 from collections.abc import Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -69,6 +73,8 @@ class Settings:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1
+    """Head and body of an answer leave together: else the system may hold the body back for 40 ms."""
     chunks = 0
     """Requests for chunks so far."""
     busy = 0
@@ -269,19 +275,59 @@ def serving(root, **chosen):
     faults = {name: chosen.pop(name) for name in ("kinds", "every", "rate", "seed") if name in chosen}
     chosen["certificate"] = str(chosen.get("certificate", ""))
     settings = Settings(str(root), **chosen, faults=Faults(**faults))
-    process = subprocess.Popen(
-        [sys.executable, __file__, json.dumps(asdict(settings))], stdout=subprocess.PIPE, text=True
-    )
+    started = _asked({"settings": asdict(settings)})
     try:
-        yield Server(process.stdout.readline().strip())
+        yield Server(started["url"])
     finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()
+        _asked({"end": started["pid"]})
+
+
+_LOCK = threading.Lock()
+
+
+def _asked(request):
+    """What the process that servers are forked from answers."""
+    with _LOCK:
+        parent = _parent(os.getpid())
+        parent.stdin.write(json.dumps(request) + "\n")
+        parent.stdin.flush()
+        return json.loads(parent.stdout.readline())
+
+
+@lru_cache
+def _parent(_):
+    """The process that servers are forked from, so that one starts in milliseconds; it ends with this one."""
+    parent = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    atexit.register(parent.communicate)
+    return parent
 
 
 def main():
-    settings = json.loads(sys.argv[1])
+    """Starts and ends servers, one request a line. Ends all of them at the end of the requests."""
+    running = set()
+    for line in sys.stdin:
+        request = json.loads(line)
+        if pid := request.get("end"):
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            running.remove(pid)
+            print("null", flush=True)
+            continue
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            _serve(request["settings"], write)
+        running.add(pid)
+        os.close(write)
+        with open(read) as told:
+            print(json.dumps({"pid": pid, "url": told.readline()}), flush=True)
+    for pid in running:
+        os.kill(pid, signal.SIGKILL)
+
+
+def _serve(settings, told):
+    """A server with these settings, in this process; its URL goes to the descriptor `told`."""
     settings["faults"] = Faults(**settings["faults"])
     settings = Settings(**settings)
     shared = {
@@ -297,7 +343,8 @@ def main():
         # Else the thread that accepts connections would wait for those who do not like the certificate.
         server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     scheme = "https" if settings.certificate else "http"
-    print(f"{scheme}://127.0.0.1:{server.server_port}", flush=True)
+    os.write(told, f"{scheme}://127.0.0.1:{server.server_port}".encode())
+    os.close(told)
     server.serve_forever()
 
 

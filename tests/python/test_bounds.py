@@ -8,6 +8,7 @@ import gzip
 import json
 import os
 import zlib
+from functools import cache
 
 import numcodecs
 import numpy as np
@@ -170,6 +171,12 @@ def streamed_zstd(content):
     return bytes.fromhex("28b52ffd0058") + blocks
 
 
+@cache
+def zeros(name):
+    """Half a gigabyte of zeros, encoded."""
+    return encoders()[name](bytes(512 * MIB))
+
+
 def encoders():
     blosc = numcodecs.Blosc("lz4", 5, numcodecs.Blosc.NOSHUFFLE)
     return {
@@ -188,12 +195,11 @@ def encoders():
 @pytest.mark.parametrize("outer", ["", "gzip", pytest.param("bz2", marks=pytest.mark.full), "zstd"])
 def test_a_bomb_is_an_error(tmp_path, name, outer):
     """Half a gigabyte of zeros in a chunk of a thousand."""
-    encode = encoders()
-    content = encode[name](bytes(512 * MIB))
+    content = zeros(name)
     codecs = [CODECS[name]]
     if outer:
         codecs.append(CODECS[outer])
-        content = numcodecs.Zstd(1).encode(content) if outer == "zstd" else encode[outer](content)
+        content = numcodecs.Zstd(1).encode(content) if outer == "zstd" else encoders()[outer](content)
     folder = array(tmp_path / "a.zarr", [1000], [1000], codecs=codecs)
     chunk(folder, "c/0", content)
     refused(folder, "c/0")

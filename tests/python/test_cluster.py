@@ -44,6 +44,14 @@ ARGUMENTS = {"chunks": {"dim_0": 1}, "shards": {"dim_0": 4}, "codec": "zstd"}
 SHAPE = (40, 6, 8)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def forked_workers():
+    """dask's workers are forked from a process that has imported what they need, which takes seconds."""
+    with dask.config.set({"distributed.worker.multiprocessing-method": "forkserver"}):
+        distributed.utils.get_mp_context().set_forkserver_preload(["distributed", "zarr_dali._dask.worker"])
+        yield
+
+
 @contextmanager
 def two_workers():
     """Each is a process with two threads; one that is killed is started again."""

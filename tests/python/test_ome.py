@@ -29,7 +29,7 @@ from ome_stores import (
 )
 from reading import batches_of, build, read_all
 
-CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)) // 2, "gpu": 80}
+CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 800)) // 2, "gpu": 80}
 SCENES = 20
 """Images that share the configurations among them."""
 LARGEST = {"t": 5, "c": 4, "z": 5, "y": 9, "x": 8}

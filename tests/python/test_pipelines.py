@@ -1,11 +1,11 @@
 """The programs in `pipelines/` run as a person would run them, on every device that is there."""
 
-import contextlib
 import gzip
 import json
 import os
 import random
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -13,11 +13,11 @@ from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 import zarr
 
+from forked import finished, run_program, start_program
 from programs import help_of
 from reading import assert_reads
 from stores import FORMATS, read_array, write_array, write_group
@@ -34,37 +34,66 @@ WEATHER = ("t2m", "msl")
 STEPS, GRID = 12, (48, 64)
 
 
-def command_of(name, *arguments, ranks=1):
-    """The command line that runs one program, through torchrun with several ranks."""
-    launcher = [sys.executable]
-    if ranks > 1:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks]
-    return [str(part) for part in (*launcher, PIPELINES / name, *arguments)]
+IMPORTED = ("segmentation_models_pytorch", "rich.console", "rich.table", "tqdm", "psutil")
+"""What most programs import, for seconds."""
+# More OpenMP threads would spin against each other and the reader's on a small machine.
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 
 
-def environment():
-    """One OpenMP thread: more would spin against each other and the reader's on a small machine."""
-    return {**os.environ, "OMP_NUM_THREADS": "1"}
+def run_script(name, *arguments, cwd, timeout=300):
+    """Runs one program in an empty folder; returns the finished process."""
+    if "gpu" in arguments:
+        return run_command(sys.executable, PIPELINES / name, *arguments, cwd=cwd, timeout=timeout)
+    return run_program(
+        PIPELINES / name, *arguments, imports=IMPORTED, folder=cwd, timeout=timeout, environment=ONE_THREAD
+    )
 
 
-def run_script(name, *arguments, cwd, timeout=300, ranks=1):
-    """Runs one script in an empty folder; returns the finished process."""
+def run_command(*command, cwd, timeout=300):
+    """Runs a command in an interpreter of its own; returns the finished process."""
     return subprocess.run(
-        command_of(name, *arguments, ranks=ranks),
+        [*map(str, command)],
         cwd=cwd,
         capture_output=True,
         text=True,
         timeout=timeout,
-        env=environment(),
+        env=os.environ | ONE_THREAD,
     )
+
+
+def start_ranks(name, *arguments, cwd, ranks):
+    """Starts one program in so many processes; several have the variables that torchrun sets."""
+    with socket.socket() as it:
+        it.bind(("127.0.0.1", 0))
+        port = it.getsockname()[1]
+    shared = {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    started = []
+    for rank in range(ranks):
+        variables = shared | {"RANK": rank, "LOCAL_RANK": rank} if ranks > 1 else {}
+        environment = ONE_THREAD | {key: str(value) for key, value in variables.items()}
+        started.append(
+            start_program(
+                PIPELINES / name,
+                *arguments,
+                imports=IMPORTED,
+                folder=cwd,
+                environment=environment,
+                timeout=300,
+            )
+        )
+    return started
 
 
 def summary_of(name, *arguments, cwd, ranks=1):
     """Runs one program that has to succeed; returns what it writes with --json."""
     path = cwd / f"{name}.json"
     path.unlink(missing_ok=True)
-    done = run_script(name, *arguments, "--json", path, cwd=cwd, ranks=ranks)
-    assert done.returncode == 0, done.stdout + done.stderr
+    arguments = (*arguments, "--json", path)
+    if ranks == 1:
+        done = [run_script(name, *arguments, cwd=cwd)]
+    else:
+        done = [finished(rank) for rank in start_ranks(name, *arguments, cwd=cwd, ranks=ranks)]
+    assert all(rank.returncode == 0 for rank in done), done
     return json.loads(path.read_text())
 
 
@@ -289,10 +318,14 @@ def history_of(folder):
 
 @pytest.mark.full
 def test_two_ranks(tmp_path, rng):
-    """Each sample on one of them, and one loss for both."""
+    """Through torchrun: each sample on one of them, and one loss for both."""
     store = write_weather(tmp_path / "weather.zarr", rng, steps=13)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 2)
     arguments = ("--store", store, "--device", "cpu", "--batch-size", 2, "--history", tmp_path / "history")
-    summary = summary_of("train_unet.py", *arguments, "--epochs", 2, cwd=tmp_path, ranks=2)
+    arguments += ("--epochs", 2, "--json", tmp_path / "summary.json")
+    done = run_command(*torchrun, PIPELINES / "train_unet.py", *arguments, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["ranks"] == 2 and summary["steps"] == 6 - 4
     assert summary["samples"] == 2 * 2 * 2
     first, second = history_of(tmp_path / "history")
@@ -307,45 +340,31 @@ def test_two_ranks(tmp_path, rng):
         assert loss == pytest.approx((first[step]["loss"] + second[step]["loss"]) / 2, rel=1e-5)
 
 
-def kill_with_children(process):
-    """Kills torchrun and its ranks, which are in sessions of their own."""
-    family = psutil.Process(process.pid)
-    family = [family, *family.children(recursive=True)]
-    for one in family:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            one.kill()
-    psutil.wait_procs(family, timeout=60)
-    process.wait()
-
-
 @pytest.mark.full
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_and_resumed(tmp_path, rng, ranks):
     """The samples that follow, and the losses, are those of a training that nobody killed."""
-    store = write_weather(tmp_path / "weather.zarr", rng, steps=25)
-    arguments = ("--store", store, "--device", "cpu", "--batch-size", 2, "--steps", 22)
+    store = write_weather(tmp_path / "weather.zarr", rng, steps=13)
+    arguments = ("--store", store, "--device", "cpu", "--batch-size", 2, "--steps", 14)
     whole = summary_of(
         "train_unet.py", *arguments, "--history", tmp_path / "whole", cwd=tmp_path, ranks=ranks
     )
     arguments += ("--history", tmp_path / "parts", "--checkpoint", tmp_path / "checkpoint.pt")
     arguments += ("--checkpoint-every", 3, "--resume")
-    step = random.Random(ranks).randrange(4, 15)
-    killed = subprocess.Popen(
-        command_of("train_unet.py", *arguments, ranks=ranks),
-        cwd=tmp_path,
-        env=environment(),
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    step = random.Random(ranks).randrange(4, 10)
+    killed = start_ranks("train_unet.py", *arguments, cwd=tmp_path, ranks=ranks)
     lines = tmp_path / "parts" / "rank0.jsonl"
     until = time.monotonic() + 200
     while not lines.exists() or lines.read_text().count("\n") < step:
-        assert killed.poll() is None and time.monotonic() < until
+        assert all(rank.poll() is None for rank in killed) and time.monotonic() < until
         time.sleep(0.01)
-    kill_with_children(killed)
+    for rank in killed:
+        rank.kill()
+    for rank in killed:
+        finished(rank)
     resumed = summary_of("train_unet.py", *arguments, cwd=tmp_path, ranks=ranks)
-    assert 0 < resumed["first_step"] < 22
-    assert len(resumed["losses"]) == 22 - resumed["first_step"]
+    assert 0 < resumed["first_step"] < 14
+    assert len(resumed["losses"]) == 14 - resumed["first_step"]
     expected, found = history_of(tmp_path / "whole"), history_of(tmp_path / "parts")
     assert len(expected) == len(found) == ranks
     for rank in range(ranks):

@@ -22,7 +22,7 @@ from naive import Sampling
 from reading import CPU, build, on_host, read_all
 from stores import write_array, write_group
 
-CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)), "gpu": 40}
+CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 800)), "gpu": 40}
 SCENES = 20
 """Sets of stores that share the configurations among them."""
 

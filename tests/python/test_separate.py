@@ -24,7 +24,7 @@ from forked import run_script
 from reading import CPU, build, on_host, read_all, run_batches
 from stores import chunk_files, write_array, write_group
 
-CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 1600)) // 2, "gpu": 320}
+CONFIGURATIONS = {"cpu": int(os.environ.get("ZARR_DALI_CONFIGURATIONS", 800)) // 2, "gpu": 320}
 SCENES = 20
 """Sets of stores that share the configurations among them."""
 
