@@ -681,6 +681,11 @@ def test_command(group):
         assert failed.exit_code == 1 and failed.output.startswith("Error: ")
         assert len(failed.output.splitlines()) == 1
     assert run(cli.main, ["info", str(group), "--window", "two"]).exit_code == 2
+    spaced = run(cli.main, ["info", str(group), "--arrays", "t2m, deep/msl", "--json", "--device", "cpu"])
+    assert spaced.output == as_json.output
+    for names in ("", "t2m,,deep/msl"):
+        failed = run(cli.main, ["info", str(group), "--arrays", names])
+        assert failed.exit_code == 2 and "a name is empty" in failed.output
 
 
 def test_command_as_a_process(group):
