@@ -53,11 +53,16 @@ dali::DALIDataType DaliType(core::ElementType type) {
   throw std::logic_error("the core named an element type that this shim does not know");
 }
 
-/// A list argument; false where the user did not give it.
+/// A list argument; false where the user did not give it. DALI holds numbers of more than 64 bits
+/// as something else, which must not be taken for nothing.
 template <typename T>
 bool ListArgument(const dali::OpSpec& spec, const char* name, ::rust::Vec<T>& list) {
   std::vector<T> values;
-  if (!spec.TryGetRepeatedArgument(values, name)) return false;
+  if (!spec.TryGetRepeatedArgument(values, name)) {
+    if (!spec.HasArgument(name)) return false;
+    throw std::invalid_argument(std::string("argument `") + name +
+                                "`: it is no list of numbers that fit into 64 bits");
+  }
   for (T value : values) list.push_back(value);
   return true;
 }

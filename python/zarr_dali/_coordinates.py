@@ -82,10 +82,17 @@ class Coordinates:
 
     def positions(self, name: str, label: Any) -> np.ndarray:
         """What a label selects along a dimension."""
+        import pandas as pd
+
         along = self.along(name)
+        label = list(label) if isinstance(label, tuple) else label
         label = self.named(name, label)
         try:
             return along.sel({name: label}).values
+        except pd.errors.InvalidIndexError as error:
+            raise ValueError(
+                f"{name}={label!r} is no label, and no slice or list of labels: {self.extent(name)}"
+            ) from error
         except (KeyError, IndexError) as error:
             raise AbsentError(f"{name}={label!r} is not there: {self.extent(name)}") from error
         except (TypeError, ValueError) as error:
@@ -231,7 +238,7 @@ class Coordinates:
         name = self.dimensions[0]
         if isinstance(exclude, xr.DataArray) and exclude.dtype == bool:
             return self._masked(exclude)
-        if isinstance(exclude, (str, bytes, slice)) or not isinstance(exclude, Iterable):
+        if is_alone(exclude):
             found = [self.positions(name, exclude)]
         else:
             values = list(exclude)
@@ -263,6 +270,12 @@ class Coordinates:
                 f"exclude: the mask has {mask.size} values without labels, but {name} has {size} indices"
             )
         return np.flatnonzero(mask.values)
+
+
+def is_alone(exclude: Any) -> bool:
+    """Whether it is one label or slice, and not several."""
+    several = isinstance(exclude, Iterable) and getattr(exclude, "ndim", 1) > 0
+    return isinstance(exclude, (str, bytes, slice)) or not several
 
 
 def check_dimensions(stores: Sequence[tuple[str, Coordinates]]) -> None:

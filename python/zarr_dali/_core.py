@@ -104,6 +104,10 @@ def as_json(options: StorageOptions) -> str:
     """`storage_options` as the operator takes them; durations, as in `retry_config`, in milliseconds."""
     if options is None:
         return ""
+    if not isinstance(options, (str, Mapping)):
+        raise TypeError(
+            f"storage_options: has to be a dictionary of options, or JSON, not {type(options).__name__}"
+        )
     return Secret(options if isinstance(options, str) else json.dumps(dict(options), default=_plain))
 
 

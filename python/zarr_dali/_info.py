@@ -5,11 +5,21 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _advice, _core, _dimensions, _locations, _normalize, _offsets, _ome_store, _plugin
+from zarr_dali import (
+    _advice,
+    _core,
+    _dimensions,
+    _locations,
+    _normalize,
+    _offsets,
+    _ome_store,
+    _outputs,
+    _plugin,
+)
 from zarr_dali._description import Advice, ArrayReport, Output, Reading
 
 if TYPE_CHECKING:
@@ -90,6 +100,7 @@ def info(
     Raises:
         ValueError: There is no store, no array of a name, or an argument cannot be used. An array that
             cannot be read is no error: its `decode_path` is "refused".
+        TypeError: An object that stands for no store, or a `dtype` that is no type.
     """
     if device not in ("gpu", "cpu"):
         raise ValueError(f'argument `device`: "{device}" is neither "gpu" nor "cpu"')
@@ -212,6 +223,7 @@ def _static(
 
 def _plain(name: str, value: Any) -> Any:
     """An argument as JSON can hold it. What DALI takes as a list it also takes as a single value."""
+    value = list(value) if isinstance(value, (range, Iterator)) else value
     if name in ("window", "stride", "mean", "std"):
         value = value.tolist() if hasattr(value, "tolist") else value
         return list(value) if isinstance(value, (list, tuple)) else [value]
@@ -225,9 +237,9 @@ def _plain(name: str, value: Any) -> Any:
         return value if isinstance(value, str) else json.dumps(value)
     if name == "cache_dir":
         return os.fspath(value)
-    if name == "dtype":  # a name, or a type of DALI or NumPy, which has one
-        return str(getattr(value, "name", value)).lower()
-    return value
+    if name == "dtype":
+        return _outputs.dali_name(value)
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _describe(arguments: dict[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import os
@@ -20,6 +21,7 @@ from zarr_dali import (
     _outputs,
     _place,
     _samples,
+    _values,
 )
 from zarr_dali._locations import Paths
 from zarr_dali._place import Place
@@ -55,7 +57,7 @@ class Loader:
     def __init__(
         self,
         path: Paths,
-        arrays: str | Sequence[str] = (),
+        arrays: str | Sequence[str] | None = (),
         batch_size: int = 1,
         *,
         shuffle: bool = False,
@@ -64,7 +66,7 @@ class Loader:
         drop_last: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
-        names: Sequence[str] | None = None,
+        names: str | Sequence[str] | Mapping[str, str] | None = None,
         level: int | None = None,
         labels: str | Sequence[str] = (),
         select: Mapping[str, Any] | None = None,
@@ -97,8 +99,9 @@ class Loader:
                 it is initialised, else 0.
             world_size: How many processes share the samples; those of torch.distributed if it is initialised,
                 else 1.
-            names: Keys of a batch in place of the arrays' names, one for each output; with
-                `return_index=True` the last one is that of the indices, "index" if not given.
+            names: Keys of a batch in place of the arrays' names, one for each output, or a dictionary with
+                some by the arrays' names; with `return_index=True` the last one is that of the indices,
+                "index" if not given.
             level: Of OME-Zarr: the resolution level that is read, 0 for the highest, which is the default, in
                 place of `arrays`. `path` is an image, or a plate, a well or a list of images, which then are
                 read with `join="separate"`. The key of a batch is "image", those of labels are their names.
@@ -130,11 +133,12 @@ class Loader:
             **reader_arguments: Of `fn.readers.zarr`: `window`, `stride`, `offsets` (a list for the
                 first dimension, or by dimensions as in `{"lead_time": ["0h", "3D"]}`), `stack`
                 (True, or "channels": levels and arrays as channels, named by `loader.channels`),
-                `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets and
-                others; `storage_options` as a dictionary. `normalize` as a dictionary, JSON or the name of a
-                file of JSON. `samples`, `weights` and `samples_per_epoch` as `set_samples` takes them,
-                `mask`. In `mean` and `std` a list may stand for an array: `mean=[[220, 250], 280]` has one
-                number for each index of the first dimension behind those of the window.
+                `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets (in
+                bytes, or as in "4GB") and others; `storage_options` as a dictionary. `normalize` as a
+                dictionary, JSON or the name of a file of JSON. `samples`, `weights` and `samples_per_epoch`
+                as `set_samples` takes them, `mask`. In `mean` and `std` a list may stand for an array:
+                `mean=[[220, 250], 280]` has one number for each index of the first dimension behind those of
+                the window.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -143,14 +147,14 @@ class Loader:
         """
         _loader_checks.import_torch()
         _loader_checks.refuse_workers()
-        _loader_checks.check_names(reader_arguments)
-        self.batch_size = batch_size
-        self.drop_last = drop_last
+        _loader_checks.check_names(reader_arguments, inspect.signature(Loader).parameters)
+        self.batch_size = _values.whole("batch_size", batch_size, 1, _values.MOST_OF_32_BITS)
+        self.drop_last = _values.truth("drop_last", drop_last)
         self.device = _loader_checks.device_of(device)
         self._distributed = rank is None and world_size is None
         self.rank, self.world_size = _loader_checks.rank_and_size(rank, world_size)
 
-        arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
+        arrays = _loader_arguments.array_names(arrays)
         location = _locations.located(path, reader_arguments.get("storage_options"))
         path, reader_arguments = location.path, location.arguments(reader_arguments)
         self._samples, reader_arguments = _samples.taken_from(reader_arguments)
@@ -173,7 +177,10 @@ class Loader:
         self._transform = transform
         arguments = _normalize.reader_arguments(arguments, arrays)
         arguments |= _loader_arguments.stacking(arguments.pop("stack", None))
+        # These may be labels and time spans, of which indices are made first.
+        arguments = _values.of_reader(arguments, without=("offsets", "exclude"))
         arguments = _loader_arguments.with_selection(path, arrays, select, arguments, gaps)
+        arguments = _values.of_reader(arguments)
         names = _outputs.names_of(arrays, arguments, names)
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
@@ -191,17 +198,17 @@ class Loader:
         self._reader = arguments | {
             "arrays": arrays or None,
             "device": self.device.type.replace("cuda", "gpu"),
-            "random_shuffle": shuffle,
-            "seed": 0 if seed is None else seed,
+            "random_shuffle": _values.truth("shuffle", shuffle),
+            "seed": 0 if seed is None else _values.whole("seed", seed),
             "shard_id": self.rank,
             "num_shards": self.world_size,
             "pad_last_batch": True,
         }
         self._settings = {
-            "batch_size": batch_size,
-            "num_threads": num_threads,
+            "batch_size": self.batch_size,
+            "num_threads": _values.whole("num_threads", num_threads, 1, _values.MOST_OF_32_BITS),
             "device_id": self.device.index,
-            "prefetch_queue_depth": prefetch,
+            "prefetch_queue_depth": _values.whole("prefetch", prefetch, 1, _values.MOST_OF_32_BITS),
         }
         self._process = os.getpid()
         self._closed = False
@@ -269,6 +276,7 @@ class Loader:
 
     def set_epoch(self, epoch: int) -> None:
         """Has the next iteration be this epoch, from its start; after `load_state_dict` to it, its rest."""
+        epoch = _values.whole("epoch", epoch)
         if epoch < 0:
             raise ValueError(f"epoch is {epoch}, but the first is 0")
         if not (epoch == self._place.epoch and (self._resume or self._place.is_start)):

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, KeysView, Mapping, Sequence, Set, ValuesView
 from typing import Any
 
 import numpy as np
 
 from zarr_dali import _core, _loader_checks, _offsets, _select, _steps
+from zarr_dali._coordinates import is_alone
 
 
 def with_selection(
@@ -99,7 +100,7 @@ def _is_of_indices(value: Any) -> bool:
     """Whether `offsets` or `exclude` can be the reader's as they are."""
     if isinstance(value, Mapping):
         return _offsets.of_indices(value)
-    values = value if isinstance(value, Iterable) and not isinstance(value, (str, bytes)) else [value]
+    values = [value] if is_alone(value) else value
     no_index = (bool, np.bool_, np.timedelta64, np.datetime64)
     return value is None or all(
         isinstance(one, numbers.Integral) and not isinstance(one, no_index) for one in values
@@ -115,11 +116,22 @@ def stacking(stack: bool | str | None) -> dict[str, bool]:
     return {} if stack is None else {"stack": bool(stack)}
 
 
+def array_names(arrays: str | Sequence[str] | None) -> list[str]:
+    """The names of arrays in their order."""
+    if arrays is None or isinstance(arrays, str):
+        return [] if arrays is None else [arrays]
+    # A set has another order in each process.
+    unordered = isinstance(arrays, Set) and not isinstance(arrays, KeysView)
+    if unordered or isinstance(arrays, bytes) or not isinstance(arrays, Iterable):
+        raise TypeError(f"arrays: has to be a name or a list of names, not {type(arrays).__name__}")
+    return [str(name) for name in arrays]
+
+
 def plain(value: Any) -> Any:
     """DALI takes numbers from lists only."""
     import torch
 
-    if isinstance(value, range):
+    if isinstance(value, (range, Iterator, KeysView, ValuesView)):
         return list(value)
     if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "mM":  # would be bare numbers
         return list(value) if value.ndim else value

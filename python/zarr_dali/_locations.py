@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import unquote
@@ -63,6 +63,8 @@ def located(source: Source | Sequence[Source], storage_options: _core.StorageOpt
         TypeError: It stands for no store.
         ValueError: It cannot be read from where it is, or its credentials cannot be taken over.
     """
+    if isinstance(source, Iterator):
+        source = list(source)
     if isinstance(source, (list, tuple)):
         return _joined([_located(one, storage_options) for one in source], storage_options)
     return _located(source, storage_options)
@@ -170,6 +172,10 @@ def _problem(store: Any, kinds: set[str]) -> str:
         return "a store in memory cannot be read by threads outside Python, write it to a folder first"
     if "virtualizarr.ManifestStore" in kinds:
         return "a ManifestStore is in memory only, write it as references (to_kerchunk) or to Icechunk first"
+    if "icechunk.Repository" in kinds:
+        return 'a Repository of Icechunk has many snapshots, give a session of one: readonly_session("main")'
+    if "xarray.DataTree" in kinds:
+        return "a DataTree has many groups, give the path of one, or what xarray.open_zarr returns of it"
     return f"{_name(store)} stands for no store that can be read"
 
 

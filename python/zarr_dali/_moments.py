@@ -102,6 +102,8 @@ class Rule:
             for value in values if isinstance(values, list) else [values]:
                 if value is not None:
                     missing.append(_stored(name, value, dtype))
+        if dtype.kind == "i" and dtype.itemsize == 8 and " since " in str(attributes.get("units")):
+            missing.append(np.iinfo(dtype).min)  # "not a time", which xarray knows without an attribute
         scale = (float(attributes.get("scale_factor", 1.0)), float(attributes.get("add_offset", 0.0)))
         return cls(tuple(missing), kind, scale)
 

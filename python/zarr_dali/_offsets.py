@@ -19,7 +19,7 @@ def by_dimension(offsets: Any, dimensions: Sequence[str]) -> dict[int, Any]:
     if offsets is None:
         return {}
     if not isinstance(offsets, Mapping):
-        return {0: offsets}
+        return {0: _steps.listed(offsets)}
     found: dict[int, Any] = {}
     for name, its in offsets.items():
         at = name if _is_number(name) else dimensions.index(name) if name in dimensions else -1
@@ -32,7 +32,7 @@ def by_dimension(offsets: Any, dimensions: Sequence[str]) -> dict[int, Any]:
             raise ValueError(
                 f"offsets: {dimensions[at]} is dimension {at}, and both are given; leave one out"
             )
-        found[int(at)] = its
+        found[int(at)] = _steps.listed(its)
     return dict(sorted(found.items()))
 
 

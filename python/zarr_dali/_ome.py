@@ -101,7 +101,10 @@ def image_of(attributes: Mapping[str, Any], where: str, path: str | None = None)
     metadata = metadata_of(attributes)
     images = items(metadata.get("multiscales"))
     if not images:
-        raise ValueError(f'{where} is no OME-Zarr image: its metadata have no list "multiscales"')
+        raise ValueError(
+            f'{where} is no OME-Zarr image: its metadata have no list "multiscales"; repair the metadata, or '
+            "give `arrays` by their paths"
+        )
     image = images[0] if path is None else _having(attributes, path) or images[0]
     where = f"{where}: multiscales[{images.index(image)}] of its OME-Zarr metadata"
     axes = _axes(image, where)
@@ -155,7 +158,10 @@ def _having(attributes: Mapping[str, Any], path: str) -> Any:
 def _paths(metadata: Any, key: str, where: str, what: str) -> list[str]:
     paths = [path_of(one) for one in items(entry(metadata, key))]
     if not paths or not all(paths):
-        raise ValueError(f'{where}: "{what}" of its OME-Zarr metadata has no list "{key}" of paths')
+        raise ValueError(
+            f'{where}: "{what}" of its OME-Zarr metadata has no list "{key}" of paths; repair the metadata, '
+            "or give `arrays` by their paths"
+        )
     return paths
 
 

@@ -50,7 +50,10 @@ def added_up(context: click.Context, param: click.Parameter, values: tuple[Any, 
     if not values:
         return None
     if not isinstance(values[0], dict):
-        return list(dict.fromkeys(name for value in values for name in value.split(",")))
+        names = [name.strip() for value in values for name in value.split(",")]
+        if not all(names):
+            raise click.BadParameter("a name is empty; give names with commas between them", context, param)
+        return list(dict.fromkeys(names))
     found: dict[str, Any] = {}
     for value in values:
         if twice := sorted(set(found) & set(value)):

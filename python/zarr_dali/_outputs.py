@@ -74,18 +74,27 @@ class Outputs:
 
 
 def names_of(
-    arrays: Sequence[str], arguments: Mapping[str, Any], names: str | Sequence[str] | None
+    arrays: Sequence[str],
+    arguments: Mapping[str, Any],
+    names: str | Sequence[str] | Mapping[str, str] | None,
 ) -> list[str]:
     """The names of a reader's outputs; of several with `return_index` the last is that of the indices."""
     with_index = bool(arguments.get("return_index"))
     stacked = arguments.get("stack") or arguments.get("stack_channels")
     own = list(arrays) if arrays and not stacked else ["data"]
     expected = len(own) + with_index
+    if isinstance(names, Mapping):
+        known = [*own, "index"] if with_index else own
+        if unknown := [name for name in names if name not in known]:
+            raise ValueError(f"names: there is no output {unknown[0]!r}, only {known}")
+        names = [names.get(name, name) for name in known]
     chosen = list(own if names is None else [names] if isinstance(names, str) else names)
     if with_index and len(chosen) == len(own):
         chosen.append("index")
     if len(chosen) != expected:
         raise ValueError(f"names: {chosen} are {len(chosen)}, but the outputs are {expected}: {own}")
+    if wrong := [name for name in chosen if not isinstance(name, str)]:
+        raise TypeError(f"names: {wrong[0]!r} is no text")
     if len(set(chosen)) != len(chosen):
         raise ValueError(
             f"names: {chosen} are not all different; give each output of `arrays` a name of its own"
@@ -159,23 +168,49 @@ def _type_name(dtype: Any) -> str:
         TypeError: It is none.
         ValueError: DALI cannot hand it to torch.
     """
-    if str(getattr(dtype, "name", dtype)).removeprefix("torch.") == BFLOAT16:
+    name = getattr(dtype, "name", getattr(dtype, "__name__", dtype))
+    if str(name).removeprefix("torch.") == BFLOAT16:
         return BFLOAT16
-    name = str(dali_type(dtype)).rpartition(".")[2].lower()
-    name = {"float": "float32"}.get(name, name)
+    name = dali_name(dtype)
     if name in NOT_OF_TORCH:
         raise ValueError(f"dtype: DALI has no torch tensors of {name}; give {wider(name)} in its place")
     return name
 
 
 def dali_type(dtype: Any) -> Any:
-    """DALI's name of an element type of numpy, of torch or in words."""
+    """DALI's name of an element type of NumPy, which counts first as in torch (`float` is float64), of torch,
+    or in words.
+
+    Raises:
+        TypeError: It is none.
+    """
     import numpy as np
     from nvidia.dali import types
 
+    if isinstance(dtype, str):
+        dtype = getattr(types.DALIDataType, dtype, dtype)
     if isinstance(dtype, types.DALIDataType):
         return dtype
-    return types.to_dali_type(dtype.name if isinstance(dtype, np.dtype) else dtype)
+    try:
+        known = np.dtype(dtype).name
+    except TypeError:
+        known = dtype
+    try:
+        return types.to_dali_type(known)
+    except TypeError as error:
+        raise TypeError(
+            f"dtype: {dtype!r} is no type of numbers that DALI has; give one such as float32, int64 or bool"
+        ) from error
+
+
+def dali_name(dtype: Any) -> str:
+    """The name of an element type that DALI has.
+
+    Raises:
+        TypeError: It is none.
+    """
+    name = str(dali_type(dtype)).rpartition(".")[2].lower()
+    return {"float": "float32"}.get(name, name)
 
 
 def wider(name: str) -> str:

@@ -7,13 +7,13 @@ coordinates of dimensions are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from zarr_dali import _core, _locations, _offsets, _ome_store, _pieces, _steps
-from zarr_dali._coordinates import AbsentError, Coordinates, check_dimensions, import_xarray
+from zarr_dali._coordinates import AbsentError, Coordinates, check_dimensions, import_xarray, is_alone
 from zarr_dali._locations import Paths
 from zarr_dali._store_coordinates import opened_stores
 
@@ -80,6 +80,7 @@ def select(
     Raises:
         ValueError: There is no such array, dimension or label, or what is selected along the first dimension
             is not one ascending range of indices.
+        TypeError: `window` is no list of whole numbers.
         ImportError: xarray or zarr is missing.
     """
     location = _locations.located(path, storage_options)
@@ -108,7 +109,7 @@ def select(
     if arrays is not None:
         chosen["arrays"] = arrays
     if window is not None:
-        chosen["window"] = np.atleast_1d(window).tolist()
+        chosen["window"] = _steps.extents(window)
     by_dimension = _offsets.by_dimension(offsets, opened[0][1].dimensions)
     first = by_dimension.pop(0, None)
     several = _steps.are_several(window, first)
@@ -268,8 +269,7 @@ def _exclude_separately(
     name = stores[0][1].dimensions[0]
     if isinstance(exclude, xr.DataArray) and exclude.dtype == bool and name in exclude.indexes:
         exclude = list(exclude.indexes[name][exclude.values])
-    one = isinstance(exclude, (str, bytes, slice)) or not isinstance(exclude, Iterable)
-    labels = [exclude] if one else list(exclude)
+    labels = [exclude] if is_alone(exclude) else list(exclude)
     if any(isinstance(label, (bool, np.bool_)) for label in labels) or isinstance(exclude, xr.DataArray):
         raise ValueError(
             "exclude: a mask of several separate stores needs labels, as a DataArray over "

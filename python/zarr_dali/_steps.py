@@ -10,11 +10,13 @@ import datetime
 import numbers
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from zarr_dali import _values
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +93,20 @@ def are_several(window: Sequence[int] | int | None, offsets: Any) -> bool:
         return len(set(listed(offsets))) > 1
     if window is None:
         return False
-    return bool(next(iter(np.atleast_1d(window)), 1) > 1)
+    return next(iter(extents(window)), 1) > 1
+
+
+def extents(window: Any) -> list[int]:
+    """The extents of a window, which a number alone is of the first dimension.
+
+    Raises:
+        TypeError: They are no whole numbers.
+    """
+    values = np.asarray(window).tolist() if hasattr(window, "__array__") else window
+    values = [values] if isinstance(values, (numbers.Number, str, bytes)) else values
+    if not isinstance(values, Iterable) or isinstance(values, (Mapping, Set)):
+        raise TypeError(f"window is {window!r}, but has to be a list of whole numbers")
+    return [_values.whole("window", value) for value in values]
 
 
 def resolve(
@@ -106,13 +121,13 @@ def resolve(
     if gaps is not None and gaps not in GAPS:
         raise ValueError(f"gaps: {gaps!r} is none of {', '.join(GAPS)}")
     nothing: list[list[int]] = [[] for _ in lines]
-    in_time = next(
-        (offset for offset in ([] if offsets is None else listed(offsets)) if not is_number(offset)), None
-    )
-    steps = None if offsets is None else [offset for offset in listed(offsets) if is_number(offset)]
-    if in_time is not None:
+    offsets = None if offsets is None else listed(offsets)
+    spans = [offset for offset in offsets or [] if not is_number(offset)]
+    in_time = spans[0] if spans else None
+    steps = offsets
+    if spans:
         usual = _spacing(in_time, lines)
-        steps = [_in_steps(offset, usual, lines[0].name) for offset in listed(offsets)]
+        steps = [_in_steps(offset, usual, lines[0].name) for offset in offsets]
         found = [np.flatnonzero(line.differences != usual) for line in lines]
         gaps = gaps or "error"
     else:
@@ -175,8 +190,23 @@ def _unusual(line: Line, usual: float) -> np.ndarray:
 
 
 def listed(offsets: Any) -> list[Any]:
-    alone = isinstance(offsets, (str, numbers.Integral, datetime.timedelta, np.timedelta64))
-    return [offsets] if alone else list(offsets)
+    """Offsets, of which one may stand alone.
+
+    Raises:
+        ValueError: They are neither.
+    """
+    if hasattr(offsets, "to_numpy"):  # of pandas and xarray
+        offsets = offsets.to_numpy()
+    if isinstance(offsets, np.ndarray):
+        offsets = list(np.ravel(offsets)) if offsets.ndim < 2 else offsets.tolist()
+    if isinstance(offsets, Set):
+        raise ValueError("offsets: a set has no order; give a list")
+    alone = isinstance(offsets, (str, bytes)) or not isinstance(offsets, Iterable)
+    found = [offsets] if alone else list(offsets)
+    for offset in found:
+        if not is_number(offset):
+            _time_span(offset)
+    return found
 
 
 def is_number(offset: Any) -> bool:
@@ -214,7 +244,6 @@ def _time_span(offset: Any) -> pd.Timedelta:
 
 def _spacing(offset: Any, lines: Sequence[Line]) -> int:
     """The nanoseconds that most neighbouring labels are apart."""
-    _time_span(offset)
     asked, name = f"offsets: {offset!r} is a time span", lines[0].name
     if any(line.index is None for line in lines):
         raise ValueError(f"{asked}, but {lines[0].title} has no coordinate; give numbers of steps")

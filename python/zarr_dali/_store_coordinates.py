@@ -190,6 +190,17 @@ def _of_group(store: Store | Any, group: str, inside: str, names: Sequence[str])
         dataset = xr.open_zarr(store, group=inside or None, consolidated=False, chunks=None)
     except Exception as error:
         where = posixpath.join(group, inside) if inside else group
+        if type(error).__name__ == "GroupNotFoundError":
+            raise ValueError(
+                f'path: "{where}" holds no Zarr metadata (no zarr.json, .zarray or .zgroup); give the folder '
+                "that does"
+            ) from error
+        if isinstance(error, KeyError) and re.search("dimension_names|_ARRAY_DIMENSIONS", str(error)):
+            raise ValueError(
+                f"arrays: {', '.join(names)} in {where} have no names of dimensions, by which labels are "
+                "looked up: write them (`dimension_names` in Zarr v3, the attribute `_ARRAY_DIMENSIONS` in "
+                "v2), or give indices (`roi_start`, `roi_end`, numbers in `exclude`)"
+            ) from error
         raise ValueError(
             f"path: xarray cannot open the group {where}: {type(error).__name__}: {error}"
         ) from error

@@ -90,7 +90,7 @@ def info(store: tuple[str, ...], shuffle: bool, strict: bool, as_json: bool, **a
 
     try:
         found = zarr_dali.info(store, random_shuffle=shuffle, **arguments)
-    except (ValueError, RuntimeError) as error:
+    except (ValueError, TypeError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if as_json or not sys.stdout.isatty():
         click.echo(found.to_json() if as_json else str(found))

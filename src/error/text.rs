@@ -12,7 +12,7 @@ impl fmt::Display for Names<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 20;
         if self.0.is_empty() {
-            return f.write_str("none");
+            return f.write_str("none that can be listed");
         }
         for (i, name) in self.0.iter().take(SHOWN).enumerate() {
             write!(f, "{}\"{name}\"", if i > 0 { ", " } else { "" })?;
@@ -60,10 +60,17 @@ impl fmt::Display for Error {
             Self::Unreadable { path, source } => {
                 write!(f, "\"{}\" cannot be read: {}", path.escape_debug(), Remedied(source))
             }
-            Self::NotZarr { path } => write!(
-                f,
-                "path \"{path}\" holds no Zarr metadata (no zarr.json, .zarray or .zgroup); give the folder that does (at a URL, an Icechunk repository is URL|icechunk:)"
-            ),
+            Self::NotZarr { path } => {
+                let inside = if path.to_ascii_lowercase().ends_with(".zip") {
+                    format!("in a zip file, it is {path}|zip:FOLDER")
+                } else {
+                    "at a URL, an Icechunk repository is URL|icechunk:".into()
+                };
+                write!(
+                    f,
+                    "path \"{path}\" holds no Zarr metadata (no zarr.json, .zarray or .zgroup); give the folder that does ({inside})"
+                )
+            }
             Self::GroupWithoutArrays { path, present } => write!(
                 f,
                 "path \"{path}\" is a group, not an array; name its arrays with `arrays=[...]`, there are: {}",

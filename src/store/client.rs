@@ -13,6 +13,7 @@ use std::str::FromStr;
 use std::sync::{Arc, Once};
 use std::time::Duration;
 
+use hyper::Uri;
 use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
@@ -65,7 +66,74 @@ impl Builder {
             Kind::Azure => config.azure(host, scheme)?,
             Kind::Http => config.http(&format!("{scheme}://{host}"))?,
         };
-        Ok(Self { name, of, retries, query: query.into(), certificates })
+        let builder = Self { name, of, retries, query: query.into(), certificates };
+        builder.check(scheme, host)?;
+        Ok(builder)
+    }
+
+    /// Refuses what no request can be made with: `object_store` finds that out by a panic.
+    fn check(&self, scheme: &str, host: &str) -> Result<()> {
+        if self.kind() == Kind::Http {
+            return Ok(()); // `build` says it
+        }
+        if format!("http://host/{host}/").parse::<Uri>().is_err() {
+            let problem = format!("\"{scheme}://{host}\" has a name of a bucket that no URL can have");
+            return Err(argument("path", problem));
+        }
+        let refused = |problem| Err(argument("storage_options", problem));
+        for endpoint in self.endpoints() {
+            if !is_of_server(&endpoint) {
+                let shown = without_secrets(&endpoint);
+                let shown = shown.rsplit_once('@').map_or(shown.as_str(), |(_, host)| host);
+                return refused(format!(
+                    "the endpoint \"{shown}\", which is given there or in the environment, is no URL of a server; give it as in \"http://localhost:9000\""
+                ));
+            }
+        }
+        for (name, value) in self.words() {
+            if !value.chars().all(|letter| letter.is_ascii_graphic()) {
+                return refused(format!(
+                    "the {name}, which is given there or in the environment, has a space, the end of a line or another sign in it that cannot be sent; give it without"
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The endpoints that are not the cloud's own.
+    fn endpoints(&self) -> Vec<String> {
+        let found = match &self.of {
+            Of::S3(builder) => vec![
+                builder.get_config_value(&AmazonS3ConfigKey::Endpoint),
+                builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint),
+            ],
+            Of::Google(builder) => vec![builder.get_config_value(&GoogleConfigKey::BaseUrl)],
+            Of::Azure(builder) => vec![builder.get_config_value(&AzureConfigKey::Endpoint)],
+            Of::Http(_) => vec![],
+        };
+        found.into_iter().flatten().collect()
+    }
+
+    /// What stands in headers and names of hosts, with its name.
+    fn words(&self) -> Vec<(&'static str, String)> {
+        let found = match &self.of {
+            Of::S3(builder) if is_unsigned(builder) => {
+                vec![("region", builder.get_config_value(&AmazonS3ConfigKey::Region))]
+            }
+            Of::S3(builder) => [
+                ("region", AmazonS3ConfigKey::Region),
+                ("access key", AmazonS3ConfigKey::AccessKeyId),
+                ("secret key", AmazonS3ConfigKey::SecretAccessKey),
+                ("session token", AmazonS3ConfigKey::Token),
+            ]
+            .map(|(name, key)| (name, builder.get_config_value(&key)))
+            .to_vec(),
+            Of::Azure(builder) => {
+                vec![("account name", builder.get_config_value(&AzureConfigKey::AccountName))]
+            }
+            Of::Google(_) | Of::Http(_) => vec![],
+        };
+        found.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
     }
 
     /// What the client is of.
@@ -80,20 +148,16 @@ impl Builder {
 
     /// What requests go to besides the URL: an endpoint that is not the cloud's own, and the account that a container is in. Without secrets.
     pub fn place(&self) -> String {
-        let place = match &self.of {
-            Of::S3(builder) => vec![
-                builder.get_config_value(&AmazonS3ConfigKey::Endpoint),
-                builder.get_config_value(&AmazonS3ConfigKey::S3Endpoint),
-            ],
-            Of::Google(builder) => vec![builder.get_config_value(&GoogleConfigKey::BaseUrl)],
+        let account = match &self.of {
             Of::Azure(builder) => vec![
-                builder.get_config_value(&AzureConfigKey::Endpoint),
                 builder.get_config_value(&AzureConfigKey::AccountName),
                 builder.get_config_value(&AzureConfigKey::UseEmulator),
             ],
-            Of::Http(_) => vec![],
+            Of::S3(_) | Of::Google(_) | Of::Http(_) => vec![],
         };
-        let shown = place.iter().map(|value| without_secrets(value.as_deref().unwrap_or_default()));
+        let place: Vec<_> =
+            self.endpoints().into_iter().chain(account.into_iter().map(Option::unwrap_or_default)).collect();
+        let shown = place.iter().map(|value| without_secrets(value));
         shown.collect::<Vec<_>>().join(" ")
     }
 
@@ -207,7 +271,7 @@ impl Config {
     /// Allows connections without TLS where an endpoint asks for them.
     fn allow_http(&mut self) {
         let over_http = |(name, value): &(String, String)| {
-            (name.contains("endpoint") || name == "base_url") && value.starts_with("http://")
+            (name.contains("endpoint") || name == "base_url") && is_over_http(value)
         };
         if self.named.iter().any(over_http) || (self.kind == Kind::S3 && environment_is_over_http()) {
             self.client = std::mem::take(&mut self.client).with_allow_http(true);
@@ -225,6 +289,15 @@ impl Config {
                 ("retry_config", Value::Object(retries)) => self.retries = Retries::new(&retries)?,
                 ("headers" | "default_headers", Value::Object(headers)) => self.add_headers(&headers)?,
                 ("token", token) if self.kind == Kind::Google && token != "anon" => self.add_token(token)?,
+                (
+                    name @ ("client_kwargs" | "client_options" | "retry_config" | "headers"
+                    | "default_headers"),
+                    _,
+                ) => return refused(format!("has a \"{name}\" that is no object with names and values")),
+                (name, Value::Number(seconds)) if name.ends_with("timeout") => {
+                    let milliseconds = 1000.0 * seconds.as_f64().unwrap_or_default();
+                    self.named.push((name.into(), format!("{milliseconds:.0}ms")));
+                }
                 (name, Value::Object(_) | Value::Array(_)) => {
                     return refused(format!("has a \"{name}\" that is no text, number or truth value"));
                 }
@@ -376,10 +449,26 @@ impl Config {
 /// Whether the environment names an endpoint without TLS, or allows it.
 fn environment_is_over_http() -> bool {
     let is = |name: &str, fits: fn(&str) -> bool| std::env::var(name).is_ok_and(|value| fits(&value));
-    ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"]
-        .iter()
-        .any(|name| is(name, |url| url.starts_with("http://")))
+    ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].iter().any(|name| is(name, is_over_http))
         || is("AWS_ALLOW_HTTP", |value| value.eq_ignore_ascii_case("true"))
+}
+
+/// Whether the keys of a store, if it has any, are left alone.
+fn is_unsigned(builder: &AmazonS3Builder) -> bool {
+    builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true")
+}
+
+fn is_over_http(url: &str) -> bool {
+    url.get(..7).is_some_and(|scheme| scheme.eq_ignore_ascii_case("http://"))
+}
+
+/// Whether requests can be sent to a URL and what stands behind it.
+fn is_of_server(url: &str) -> bool {
+    let sent = url.parse::<Uri>().is_ok_and(|uri| uri.query().is_none());
+    // The scheme and the host that it has for the client, which does not ask for slashes.
+    let parsed = reqwest::Url::parse(url);
+    sent && url.contains("://")
+        && parsed.is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host())
 }
 
 /// The key of an option.
@@ -418,6 +507,17 @@ mod tests {
             ("https", json!({"region": "x"}), "\"region\", which is no option of HTTP"),
             ("gs", json!({"requester_pays": true}), "the project that pays"),
             ("s3", json!({"secret": ["s3cr3t"]}), "no text, number or truth value"),
+            ("s3", json!({"endpoint_url": "localhost:9000"}), "the endpoint \"localhost:9000\", which"),
+            ("s3", json!({"endpoint_url": "me:s3cr3t@minio"}), "the endpoint \"minio\", which"),
+            ("s3", json!({"endpoint_url": ""}), "the endpoint \"\", which"),
+            ("s3", json!({"endpoint_url": "https://host:99999"}), "is no URL of a server"),
+            ("s3", json!({"endpoint_url": "http://host/?a=b"}), "is no URL of a server"),
+            ("gs", json!({"endpoint_url": "ftp://host"}), "is no URL of a server"),
+            ("az", json!({"endpoint_url": "localhost:9000"}), "is no URL of a server"),
+            ("s3", json!({"key": "k", "secret": "s3cr3t\n"}), "the secret key, which"),
+            ("s3", json!({"region": "eu west"}), "the region, which"),
+            ("https", json!({"headers": "x"}), "\"headers\" that is no object"),
+            ("s3", json!({"retry_config": 3}), "\"retry_config\" that is no object"),
             ("s3", json!({"ca_bundle": "/nowhere"}), "cannot be read"),
             ("https", json!({"headers": {"a b": "s3cr3t"}}), "header \"a b\""),
         ] {

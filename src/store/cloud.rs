@@ -337,7 +337,13 @@ impl Store for CloudStore {
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
         async move {
             if !self.lists() {
-                return Err(io::ErrorKind::Unsupported.into());
+                let problem = format!("{}: web servers have no listings", self.url);
+                let remedy =
+                    "name the arrays, or consolidate the metadata of the store (zarr.consolidate_metadata)";
+                return Err(io::Error::new(
+                    io::ErrorKind::Unsupported,
+                    Obstacle::Request { problem, remedy },
+                ));
             }
             let path = self.path(key)?;
             let found =

@@ -244,7 +244,8 @@ impl Row<'_> {
 }
 
 fn absent() -> io::Error {
-    unreadable("", "there is no such document".into())
+    let problem = "there is no such document of references".into();
+    Obstacle::Request { problem, remedy: "check its path or URL" }.into()
 }
 
 /// An error about a part of the references.

@@ -63,7 +63,10 @@ impl ZipStore {
     }
 
     async fn read_contents(&self) -> io::Result<Contents> {
-        let absent = || io::Error::from(Obstacle::Zip { problem: "there is no such file" });
+        let absent = || {
+            let problem = "there is no such zip file".into();
+            io::Error::from(Obstacle::Request { problem, remedy: "check its path or URL" })
+        };
         let (tail, tail_range, head) =
             self.read(Extent::Suffix(TAIL_BYTES), None).await?.ok_or_else(absent)?;
         let place = find(&tail, head.object_bytes).map_err(damaged)?;
@@ -280,7 +283,7 @@ mod tests {
     fn what_is_no_zip_file_is_an_error() {
         let memory = Arc::new(MemoryStore::default());
         memory.put("text", b"no zip file at all, but some text".to_vec());
-        for (key, problem) in [("text", "no central directory"), ("nothing", "no such file")] {
+        for (key, problem) in [("text", "no central directory"), ("nothing", "no such zip file")] {
             let store = ZipStore::new(memory.clone(), key, "");
             let error = get(&store, "zarr.json", Extent::Whole).unwrap_err();
             assert!(

@@ -618,6 +618,40 @@ def test_errors_are_those_of_the_operator(group, tmp_path):
     ):
         with pytest.raises(ValueError, match=next(iter(arguments))):
             zarr_dali.info(group, **arguments)
+    with pytest.raises(TypeError, match=r"dtype: 'foo'"):
+        zarr_dali.info(group, dtype="foo")
+    with pytest.raises(TypeError, match=r"storage_options: .*list"):
+        zarr_dali.info(group, storage_options=["anon"])
+
+
+@pytest.mark.parametrize(
+    "dtype, expected",
+    [
+        ("f2", "float16"),
+        (np.float16, "float16"),
+        (float, "float64"),
+        (int, "int64"),
+        ("torch.int16", "int16"),
+    ],
+    ids=str,
+)
+def test_types_are_those_of_the_loader(tmp_path, dtype, expected):
+    """Names and types of NumPy and torch, of which none is passed over."""
+    import torch
+
+    path = write_array(tmp_path / "a.zarr", "", np.ones((4, 3), "float32"), chunks=(2, 3))
+    dtype = torch.int16 if dtype == "torch" else dtype
+    assert only(path, dtype=dtype, device="cpu").output_type == expected
+    loader = zarr_dali.Loader(path, dtype=dtype, device="cpu")
+    assert str(next(iter(loader))["data"].dtype) == f"torch.{expected}"
+
+
+def test_numbers_of_numpy(tmp_path):
+    path = write_array(tmp_path / "a.zarr", "", np.ones((4, 3), "float32"), chunks=(2, 3))
+    given = {"window": np.int64(2), "batch_size": np.int64(2), "random_shuffle": np.bool_(True)}
+    plain = {"window": [2], "batch_size": 2, "random_shuffle": True}
+    found, expected = (zarr_dali.info(path, device="cpu", **each) for each in (given, plain))
+    assert found == expected
 
 
 def test_a_group_without_arrays(tmp_path):
@@ -647,6 +681,11 @@ def test_command(group):
         assert failed.exit_code == 1 and failed.output.startswith("Error: ")
         assert len(failed.output.splitlines()) == 1
     assert run(cli.main, ["info", str(group), "--window", "two"]).exit_code == 2
+    spaced = run(cli.main, ["info", str(group), "--arrays", "t2m, deep/msl", "--json", "--device", "cpu"])
+    assert spaced.output == as_json.output
+    for names in ("", "t2m,,deep/msl"):
+        failed = run(cli.main, ["info", str(group), "--arrays", names])
+        assert failed.exit_code == 2 and "a name is empty" in failed.output
 
 
 def test_command_as_a_process(group):

@@ -2,6 +2,7 @@
 consolidated."""
 
 import json
+import zipfile
 
 import numpy as np
 import pytest
@@ -100,3 +101,33 @@ def test_metadata_that_are_not_consolidated_are_told_with_what_they_cost(tmp_pat
     assert "requests for" in done.output and done.exit_code == 0, done.output
     as_dict = json.loads(together.to_json())["arrays"][0]["reading"]["remote"]
     assert as_dict["requests"] == 40 and as_dict["bytes"] == np.prod(SHAPE) * 4
+
+
+def test_a_group_that_cannot_be_listed_says_what_helps(tmp_path, data):
+    zarr.open_group(tmp_path / "g.zarr", mode="w")
+    write(tmp_path / "g.zarr", "a", data)
+    with serving(tmp_path) as server:
+        url = f"{server.url}/g.zarr"
+        with pytest.raises(ValueError, match="no listings; name the arrays, or consolidate"):
+            zarr_dali.info(url, device="cpu")
+        assert [report.name for report in zarr_dali.info(url, ["a"], device="cpu").arrays] == ["a"]
+        with pytest.raises(ValueError, match="none that can be listed"):
+            zarr_dali.info(url, ["b"], device="cpu")
+
+
+def test_zip_files_and_documents_that_are_not_there(tmp_path, data):
+    """To write them again, as damaged ones, helps nobody who misspelt a URL."""
+    write(tmp_path / "in" / "g.zarr", "", data)
+    with zipfile.ZipFile(tmp_path / "outer.zip", "w") as outer:
+        for file in (tmp_path / "in").rglob("*"):
+            outer.write(file, file.relative_to(tmp_path / "in"))
+    with serving(tmp_path) as server:
+        for name, words in [
+            ("no.zip", "no such zip file; check its path or URL"),
+            ("no.json", "no such document of references; check its path or URL"),
+            ("outer.zip", r"in a zip file, it is .*outer\.zip\|zip:FOLDER"),
+        ]:
+            with pytest.raises((ValueError, RuntimeError), match=words):
+                zarr_dali.info(f"{server.url}/{name}", device="cpu")
+        found = zarr_dali.info(f"{server.url}/outer.zip|zip:g.zarr", device="cpu")
+        assert found.arrays[0].shape == SHAPE

@@ -227,6 +227,18 @@ def test_set_epoch(backend, numbers):
         loader.set_epoch(-1)
 
 
+def test_set_epoch_takes_whole_numbers_only(numbers):
+    loader = zarr_dali.Loader(numbers(5), batch_size=2, shuffle=True, device="cpu")
+    loader.set_epoch(np.int64(3))
+    first = [batch["data"].tolist() for batch in loader]
+    json.dumps(loader.state_dict())
+    loader.set_epoch(3)
+    assert [batch["data"].tolist() for batch in loader] == first
+    for epoch in (1.5, "1", None):
+        with pytest.raises(TypeError, match="epoch is"):
+            loader.set_epoch(epoch)
+
+
 @pytest.mark.gpu_where(lambda case: case["drop_last"])
 @pytest.mark.parametrize("drop_last", [False, True])
 def test_resume(backend, store, drop_last):
@@ -395,7 +407,33 @@ def test_one_iteration_at_a_time(numbers):
         ({"select": {"time": slice(0, 3)}, "roi_start": [0]}, ValueError, "roi_start.*select"),
         ({"select": {"depth": 3}}, ValueError, "depth"),
         ({"no_such_argument": 3}, TypeError, "no_such_argument"),
-        ({"dtype": "text"}, TypeError, "text"),
+        ({"windw": [2]}, TypeError, "windw.*did you mean `window`"),
+        ({"num_workers": 4}, TypeError, "num_workers.*DataLoader.*num_io_threads"),
+        ({"dtype": "text"}, TypeError, "dtype.*text"),
+        # What DALI would convert to something else, or refuse without a name.
+        ({"window": 2.5}, TypeError, r"window is 2\.5"),
+        ({"window": "2"}, TypeError, "window is '2'"),
+        ({"window": [1, None]}, TypeError, "window is None"),
+        ({"window": {"time": 2}}, TypeError, "window is .*time"),
+        ({"roi_end": [2**70]}, ValueError, "roi_end is 1180591620717411303424"),
+        ({"offsets": [0, 2**70]}, ValueError, "offsets is 1180591620717411303424"),
+        ({"offsets": [0, None]}, ValueError, "offsets: None"),
+        ({"offsets": {"time": [0, None]}}, ValueError, "offsets: None"),
+        ({"exclude": {1, 2}}, TypeError, "exclude is .1, 2."),
+        ({"mean": "280"}, TypeError, "mean is '280'"),
+        ({"host_memory_budget": "1 QB"}, ValueError, "host_memory_budget.*4GB"),
+        ({"batch_size": "4"}, TypeError, "batch_size is '4'"),
+        ({"batch_size": 2**31}, ValueError, "batch_size is 2147483648"),
+        ({"num_threads": 1.5}, TypeError, r"num_threads is 1\.5"),
+        ({"prefetch": 0}, ValueError, "prefetch is 0"),
+        ({"seed": 2**63}, ValueError, "seed is 9223372036854775808"),
+        ({"shuffle": "False"}, TypeError, "shuffle is 'False'"),
+        ({"rank": "0", "world_size": "2"}, TypeError, "rank is '0'"),
+        ({"device": None}, ValueError, "device is None"),
+        ({"select": '{"time": 3}'}, TypeError, "select: has to be a dictionary.*str"),
+        ({"arrays": {"a", "b"}}, TypeError, "arrays.*set"),
+        ({"names": {"c": "x"}}, ValueError, "names.*'c'.*'a', 'b'"),
+        ({"names": [0, 1]}, TypeError, "names: 0"),
     ],
 )
 def test_bad_arguments(store, arguments, error, words):
@@ -403,6 +441,40 @@ def test_bad_arguments(store, arguments, error, words):
     given = {"path": store, "arrays": ["a", "b"], "batch_size": 2, "device": "cpu"} | arguments
     with pytest.raises(error, match=words):
         zarr_dali.Loader(**given)
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        ({"window": [2.0]}, {"window": [2]}),
+        ({"window": np.array([2, 3])}, {"window": [2, 3]}),
+        ({"window": (extent for extent in [2, 3])}, {"window": [2, 3]}),
+        ({"exclude": (step for step in [3, 4])}, {"exclude": [3, 4]}),
+        ({"offsets": range(0, 4, 2)}, {"offsets": [0, 2]}),
+        (
+            {"batch_size": np.int64(2), "seed": np.uint8(3), "shuffle": np.bool_(True)},
+            {"seed": 3, "shuffle": True},
+        ),
+        ({"host_memory_budget": "1GB", "num_threads": 1.0}, {"host_memory_budget": 10**9}),
+        ({"shuffle": None}, {}),
+        ({"names": {"b": "second"}}, {"names": ["a", "second"]}),
+    ],
+)
+def test_values_of_other_types(store, arguments, expected):
+    """Numbers of NumPy and torch, and what is gone through once, mean what plain ones do."""
+
+    def batches(**given):
+        given = {"batch_size": 2, "device": "cpu", "return_index": True} | given
+        loader = zarr_dali.Loader(store, ["a", "b"], **given)
+        return [{name: tensor.tolist() for name, tensor in batch.items()} for batch in loader]
+
+    assert batches(**arguments) == batches(**expected)
+
+
+def test_no_arrays(numbers):
+    """None is no name, as for `select` and `info`."""
+    (batch,) = zarr_dali.Loader(numbers(3), None, 3, device="cpu")
+    assert batch["data"].tolist() == [0, 1, 2]
 
 
 def test_types_that_dali_has_no_tensors_of(store):

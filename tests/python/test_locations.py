@@ -475,7 +475,7 @@ def test_datasets_that_were_changed_are_refused(folder, chunks, change, words):
         (lambda: np.zeros(3), "numpy.ndarray stands for no store"),
         (lambda: zarr.storage.MemoryStore(), "a store in memory cannot be read.*write it to a folder"),
         (lambda: zarr.group(zarr.storage.MemoryStore()), "a store in memory"),
-        (lambda: xr.DataTree(), "xarray.DataTree stands for no store"),
+        (lambda: xr.DataTree(), "a DataTree has many groups, give the path of one"),
         (lambda: torch.zeros(3), "torch.Tensor stands for no store"),
     ],
 )
@@ -487,6 +487,21 @@ def test_what_is_no_store(make, words):
     ):
         with pytest.raises(TypeError, match=words):
             use()
+
+
+def test_repositories_of_icechunk(tmp_path):
+    icechunk = pytest.importorskip("icechunk")
+    repository = icechunk.Repository.create(icechunk.local_filesystem_storage(str(tmp_path)))
+    with pytest.raises(TypeError, match=r'Repository of Icechunk.*readonly_session\("main"\)'):
+        zarr_dali.info(repository)
+
+
+def test_paths_that_are_found_one_by_one(tmp_path):
+    """As `Path.glob` finds them."""
+    for name in "ab":
+        zarr.create_array(str(tmp_path / f"{name}.zarr"), data=np.arange(3.0))
+    loader = zarr_dali.Loader(tmp_path.glob("*.zarr"), batch_size=6, device="cpu")
+    assert next(iter(loader))["data"].tolist() == [0, 1, 2, 0, 1, 2]
 
 
 def test_file_systems_of_other_kinds():

@@ -302,6 +302,24 @@ def test_reader_reads_the_copy(era, tmp_path):
     assert_same(np.asarray(output[0]), zarr.open_array(str(era / "msl"), mode="r")[:2])
 
 
+def test_windows_are_not_of_static_arrays(tmp_path):
+    """A reader has a land mask as a whole, and cuts it where the window covers its dimensions."""
+    source = tmp_path / "fields.zarr"
+    write_group(source)
+    grid = ("latitude", "longitude")
+    write_array(source, "t", np.zeros((40, 8, 6)), chunks=(4, 8, 6), dimension_names=("time", *grid))
+    write_array(source, "mask", np.zeros((8, 6)), chunks=(4, 6), dimension_names=grid)
+    whole, cut = (
+        {array.name: array.reasons for array in found.plan.arrays}
+        for found in (
+            rechunk(source, tmp_path / "copy.zarr", for_window=window, dry_run=True)
+            for window in (20, (1, 4, 6))
+        )
+    )
+    assert "a sample of 8x6 needs" in whole["mask"][0] and "a sample of 20x8x6 needs" in whole["t"][0]
+    assert "a sample of 4x6 needs" in cut["mask"][0]
+
+
 def test_nothing_in_a_dimension(tmp_path):
     zarr.create_array(str(tmp_path / "a.zarr"), shape=(0, 5), chunks=(2, 5), dtype="float32")
     rechunk(tmp_path / "a.zarr", tmp_path / "b.zarr", stats=True, verify=True)

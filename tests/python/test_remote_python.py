@@ -246,6 +246,31 @@ def chain(error):
         error = error.__cause__ or error.__context__
 
 
+@pytest.mark.parametrize(
+    "url, options, words",
+    [
+        ("s3://bucket/a.zarr", {"endpoint_url": "localhost:9000"}, r'endpoint "localhost:9000".*"http://'),
+        ("s3://bucket/a.zarr", {"endpoint_url": ""}, 'endpoint "".*no URL'),
+        ("gs://bucket/a.zarr", {"endpoint_url": "minio", "token": "anon"}, 'endpoint "minio"'),
+        (
+            "az://bucket/a.zarr",
+            {"endpoint_url": "localhost:1", "account_name": "a"},
+            'endpoint "localhost:1"',
+        ),
+        ("s3://bucket/a.zarr", {"key": "KEY", "secret": f"{SECRET}\n"}, "secret key.*end of a line"),
+        ("s3://bucket/a.zarr", {"key": "KEY", "secret": SECRET, "region": "eu west"}, "region.*space"),
+        ("s3://bu cket/a.zarr", {"anon": True}, "path.*bucket"),
+        ("s3://bucket/a.zarr", {"retry_config": 3}, "retry_config.*no object"),
+    ],
+)
+def test_options_of_which_no_request_can_be_made(url, options, words):
+    """The client library would end in a panic, which is no message for who forgot "http://"."""
+    for use in (zarr_dali.info, lambda *args, **given: zarr_dali.Loader(*args, ["a"], **given)):
+        with pytest.raises(ValueError, match=words) as caught:
+            use(url, device="cpu", storage_options=options)
+        assert SECRET not in str(caught.value) and "internal error" not in str(caught.value)
+
+
 def test_unknown_urls_and_missing_stores_are_refused(bucket):
     with serving(bucket) as server:
         for url in ("ftp://host/x.zarr", "hdfs://host/x.zarr"):

@@ -214,6 +214,8 @@ def test_offsets_where_the_axis_is_uneven(uneven):
         ([slice("2010-02-01", "2010-02-02"), "2010-02-02", TIMES[3], TIMES[50]], [3, *range(8, 16), 50]),
         (TIMES[[5, 2, 5]], [2, 5]),
         (np.array(TIMES[[5, 2]]), [2, 5]),
+        (lambda data: data["time"][7], [7]),
+        (np.array(TIMES[7]), [7]),
         (np.arange(STEPS) % 20 == 1, [1, 21, 41]),
         ((np.arange(STEPS) % 20 == 1).tolist(), [1, 21, 41]),
         (lambda data: data["t"].isel(latitude=0, longitude=0) > 56.5, [57, 58, 59]),
@@ -233,6 +235,36 @@ def test_exclude(newest, exclude, indices):
     assert found == (None if indices is None else list(indices))
     inside = zarr_dali.select(newest, arrays=["t"], exclude=exclude, time=slice(TIMES[2], TIMES[9]))
     assert inside.get("exclude", []) == [index for index in indices or [] if 2 <= index <= 9]
+
+
+def test_tuples_are_lists(newest):
+    """As they are in numpy and torch; no coordinate has tuples for labels."""
+    found, expected = (
+        zarr_dali.select(newest, arrays=["q"], level=levels, latitude=latitudes)
+        for levels, latitudes in [((500, 1000), (75.0, 45.0)), ([500, 1000], [75.0, 45.0])]
+    )
+    assert found == expected and '"level": [2, 0]' in found["select"]
+
+
+@pytest.mark.parametrize("window", ["2", {"time": 2}, [1, None], 2.5, slice(2)])
+def test_windows_that_are_none(newest, window):
+    with pytest.raises(TypeError, match="window is"):
+        zarr_dali.select(newest, arrays=["t"], window=window)
+
+
+def test_what_is_gone_through_once(newest):
+    found = zarr_dali.select(newest, arrays=["t"], offsets=iter(["-6h", "6h"]), window=iter([2, 3]))
+    assert (found["offsets"], found["window"]) == ([-1, 1], [2, 3])
+
+
+@pytest.mark.parametrize("zarr_format", FORMATS)
+def test_arrays_without_names_of_dimensions(tmp_path, zarr_format):
+    path = write_group(tmp_path / "fields.zarr", zarr_format)
+    write_array(path, "a", np.zeros((4, 3)), chunks=(2, 3), zarr_format=zarr_format)
+    with pytest.raises(
+        ValueError, match=r"arrays: a in .* no names of dimensions.*dimension_names.*roi_start"
+    ):
+        zarr_dali.select(path, arrays=["a"], time=slice(0, 2))
 
 
 def test_exclude_reaches_the_reader(backend, newest):
@@ -272,6 +304,12 @@ def test_exclude_reaches_the_reader(backend, newest):
         ({"offsets": ["soon"]}, "offsets: 'soon'"),
         ({"offsets": [0.5]}, r"offsets: 0\.5"),
         ({"offsets": [True]}, "offsets: True"),
+        ({"offsets": [0, None]}, "offsets: None"),
+        ({"offsets": 1.5}, r"offsets: 1\.5"),
+        ({"offsets": {0, 1}}, "offsets: a set"),
+        ({"offsets": slice(0, 3)}, r"offsets: slice\(0, 3"),
+        ({"time": {TIMES[0]}}, r"time=\{.*is no label.*2010-01-30"),
+        ({"time": object()}, r"time=.*is no label"),
         ({"offsets": [np.timedelta64("NaT")]}, "offsets.*NaT"),
         ({"offsets": ["6h"], "time": TIMES[3]}, "offsets: '6h'.*time"),
         ({"offsets": ["6h"], "arrays": ["bare"]}, "offsets: '6h'.*step.*no coordinate"),

@@ -229,6 +229,16 @@ def test_nothing_counts(tmp_path):
     assert "a.zarr, dim_1=1: all values are the same, std is 0" in result.output
 
 
+def test_times_that_are_none(tmp_path):
+    """xarray takes the least number for "not a time", without an attribute that says so."""
+    times = np.array(["2001-01-01", "NaT", "2001-01-03"], "datetime64[ns]")
+    path = tmp_path / "a.zarr"
+    xr.Dataset({"when": ("station", times)}).to_zarr(path, zarr_format=3, consolidated=False)
+    stored = zarr.open_array(str(path / "when"), mode="r")[:]
+    (found,) = zarr_dali.statistics(path).values()
+    assert (found["count"], found["missing"]) == (2, 1) and found["mean"] == stored[[0, 2]].mean()
+
+
 def test_arrays_without_elements(tmp_path):
     folder = tmp_path / "a.zarr"
     zarr.create_array(str(folder), shape=(0, 3), chunks=(2, 3), dtype="float32")

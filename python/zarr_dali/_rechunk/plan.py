@@ -145,6 +145,7 @@ def make(request: Request, source: Source, destination: Path) -> Plan:
         list(request.ranges),
     )
     bounds = Bounds(request.ranges, arrays.get)
+    reference = dimensions[max(chosen, key=lambda name: arrays[name].ndim)]
     plans = []
     for name in chosen:
         array = arrays[name]
@@ -152,7 +153,8 @@ def make(request: Request, source: Source, destination: Path) -> Plan:
         try:
             ranges = bounds.of(name, array)
             coordinate = small and len(chosen) > 1
-            plans.append(_array_plan(request, name, array, dimensions[name], ranges, coordinate))
+            asked = replace(request, use=_use_of(request.use, reference, dimensions[name], ranges))
+            plans.append(_array_plan(asked, name, array, dimensions[name], ranges, coordinate))
         except (ArithmeticError, ValueError) as error:
             where = f"{source}, array {name!r}" if name else str(source)
             raise ValueError(f"{where}: {error}") from error
@@ -290,6 +292,21 @@ def _check_dimensions(request: Request, dimensions: Mapping[str, tuple[str, ...]
             extent = names[name]
             if argument in ("chunks", "shards") and (extent < 1 and extent != -1):
                 raise ValueError(f"{argument}: {name}={extent} is no extent; -1 is all of a dimension")
+
+
+def _use_of(
+    use: proposal.Use | None,
+    reference: tuple[str, ...],
+    dimensions: tuple[str, ...],
+    ranges: Sequence[tuple[int, int]],
+) -> proposal.Use | None:
+    """How an array is used beside that with the dimensions `reference`: a static one has no samples of its
+    own, but the part of each dimension that a sample has of it there."""
+    if use is None or reference[:1] == dimensions[:1] or not set(dimensions) <= set(reference[1:]):
+        return use
+    window = dict(zip(reference, use.window))
+    extents = (window.get(name, end - begin) for name, (begin, end) in zip(dimensions, ranges))
+    return replace(use, window=tuple(extents))
 
 
 def _array_plan(
