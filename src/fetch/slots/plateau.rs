@@ -11,20 +11,18 @@ pub(super) struct Plateau {
     was_full: bool,
     /// Times to the first byte since the limit changed.
     times: Vec<Duration>,
-    /// The median of times to the first byte where requests did not wait for each other.
+    /// The median of times to the first byte where requests do not wait for each other: that with the least limit, or less. A store that
+    /// becomes slower brings the limit down to the least, where it is measured anew.
     undisturbed: Option<Duration>,
 }
 
 impl Plateau {
-    /// The least limit, and that at first. Four network threads are busy with fewer (benches/NOTES.md); at 30 ms to the first byte and with
-    /// parts of 10 MB it allows 20 GB/s.
+    /// The least limit, and that at first: at 30 ms to the first byte and with parts of 10 MB it allows 20 GB/s.
     pub const AT_FIRST: usize = 64;
     /// Answers whose median counts, at least.
     const ANSWERS: usize = 64;
     /// Requests wait for each other when the median is that many times the undisturbed one.
     const RISEN: f64 = 1.5;
-    /// The undisturbed median rises by this factor with each other one, so that it follows a store that becomes slower.
-    const FOLLOWS: f64 = 1.002;
 
     pub fn new(most: usize) -> Self {
         let limit = Self::AT_FIRST.min(most);
@@ -50,12 +48,13 @@ impl Plateau {
         let middle = self.times.len() / 2;
         let median = *self.times.select_nth_unstable(middle).1;
         self.times.clear();
-        let followed = self.undisturbed.map_or(median, |time| time.mul_f64(Self::FOLLOWS));
-        let undisturbed = *self.undisturbed.insert(followed.min(median));
+        let least = Self::AT_FIRST.min(self.most);
+        let known = self.undisturbed.filter(|_| self.limit > least);
+        let undisturbed = *self.undisturbed.insert(known.map_or(median, |known| known.min(median)));
         let was_full = std::mem::take(&mut self.was_full);
         let before = self.limit;
         if median > undisturbed.mul_f64(Self::RISEN) {
-            self.limit = (self.limit - self.limit / 8).max(Self::AT_FIRST.min(self.most));
+            self.limit = (self.limit - self.limit / 8).max(least);
         } else if was_full {
             self.limit = (self.limit + self.most / 16).min(self.most);
         }
