@@ -79,7 +79,6 @@ impl Jobs {
         if state.closed {
             return;
         }
-        self.look_at_fill(&mut state);
         let (mut for_feeders, mut for_decoders) = (0, 0);
         for job in jobs {
             let plan = &self.parts[job.chunk().part()];
@@ -95,6 +94,7 @@ impl Jobs {
                 (Kind::Either, _) => {
                     for_feeders += usize::from(self.alone || state.policy.gpu_helps());
                     for_decoders += usize::from(state.policy.cpu_helps());
+                    state.policy.pushed(plan.chunk_bytes);
                     state.either.push(job, plan.chunk_bytes);
                 }
             }
@@ -150,13 +150,8 @@ impl Jobs {
 
     /// The consumer asks for the next batch. `waits`: the batch is not complete yet.
     pub fn wanted(&self, waits: bool) {
-        let (ready, submitted) = self.progress.fill();
-        let mut state = self.lock();
-        let helps = state.policy.gpu_helps();
-        let changed = state.policy.wanted(waits, ready, submitted, self.now());
-        state.policy.fill(ready, submitted);
-        let changed = changed || helps != state.policy.gpu_helps();
-        drop(state);
+        let (_, submitted) = self.progress.fill();
+        let changed = self.lock().policy.wanted(waits, submitted, self.now());
         if changed {
             self.feeders.notify_all();
             self.decoders.notify_all();
@@ -209,9 +204,6 @@ impl Jobs {
             if state.closed {
                 return None;
             }
-            if !state.either.is_empty() {
-                self.look_at_fill(&mut state);
-            }
             if let Some(job) = take(&mut state) {
                 job.chunk().begin();
                 return Some(job);
@@ -223,7 +215,7 @@ impl Jobs {
                 state = self.lock();
                 continue;
             }
-            // The bytes that the policy reserves for the CPU shrink with time, without any call that would wake this feeder.
+            // The bytes that the policy leaves to the CPU become fewer with time, without any call that would wake this feeder.
             let looks_again = side == FEEDERS && !state.either.is_empty() && state.policy.gpu_helps();
             state.waiting[side] += 1;
             state = match looks_again {
@@ -234,16 +226,6 @@ impl Jobs {
                 }
             };
             state.waiting[side] -= 1;
-        }
-    }
-
-    /// Tells the policy how many batches are complete. Wakes the feeders if the GPU helps from now on.
-    fn look_at_fill(&self, state: &mut State) {
-        let helped = state.policy.gpu_helps();
-        let (ready, submitted) = self.progress.fill();
-        state.policy.fill(ready, submitted);
-        if !helped && state.policy.gpu_helps() {
-            self.feeders.notify_all();
         }
     }
 
@@ -276,12 +258,12 @@ impl Pace for Jobs {
     }
 
     fn keeps_to_sm_partition(&self, decodes: bool) -> bool {
-        let (ready, submitted) = self.progress.fill();
-        self.lock().policy.keeps_to_sm_partition(decodes, ready, submitted)
+        self.lock().policy.keeps_to_sm_partition(decodes)
     }
 
     fn decoded_on_gpu(&self, bytes: u64, since: Instant) {
-        self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
+        let (latency, now) = (since.elapsed().as_secs_f64(), self.now());
+        self.lock().policy.gpu_ends(bytes, latency, now);
     }
 }
 

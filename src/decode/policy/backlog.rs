@@ -10,24 +10,31 @@ pub struct Backlog<T> {
     near: VecDeque<(T, u64)>,
     far: VecDeque<(T, u64)>,
     near_bytes: u64,
+    bytes: u64,
 }
 
 impl<T> Default for Backlog<T> {
     fn default() -> Self {
-        Self { near: VecDeque::new(), far: VecDeque::new(), near_bytes: 0 }
+        Self { near: VecDeque::new(), far: VecDeque::new(), near_bytes: 0, bytes: 0 }
     }
 }
 
 impl<T> Backlog<T> {
     /// Adds a chunk of `bytes` decoded bytes behind all others.
     pub fn push(&mut self, item: T, bytes: u64) {
+        self.bytes += bytes;
         self.far.push_back((item, bytes));
+    }
+
+    /// Decoded bytes of all chunks.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// The next chunk for the CPU.
     pub fn for_cpu(&mut self) -> Option<T> {
         let near = self.near.pop_front().inspect(|(_, bytes)| self.near_bytes -= bytes);
-        near.or_else(|| self.far.pop_front()).map(|(item, _)| item)
+        near.or_else(|| self.far.pop_front()).map(|chunk| self.without(chunk))
     }
 
     /// The next chunk for the GPU behind those that the CPU keeps, which have `reserve` bytes.
@@ -45,7 +52,12 @@ impl<T> Backlog<T> {
             self.near_bytes += bytes;
             self.near.push_back((item, bytes));
         }
-        self.far.pop_front().map(|(item, _)| item)
+        self.far.pop_front().map(|chunk| self.without(chunk))
+    }
+
+    fn without(&mut self, (item, bytes): (T, u64)) -> T {
+        self.bytes -= bytes;
+        item
     }
 
     /// Whether there are no chunks.

@@ -1,71 +1,55 @@
 //! Who decodes the next chunk, where both the CPU and the GPU could.
 //!
-//! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So there are
-//! three situations, told apart by the queue of complete batches:
+//! One principle: in steady state the rate at which batches are taken is the training's speed, slowed down by what the reader takes from its
+//! GPU. Of ways that give the same rate, the one with the least work for the GPU is right; more work for the GPU is right only where that
+//! makes the rate higher. Cores that idle cost nothing. So:
 //!
-//! - Most submitted batches are complete: the CPU decodes, the GPU does not.
-//! - Few are: the GPU helps until most are. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
-//!   core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the GPU takes for
-//!   one, and the GPU takes the chunks behind them.
-//! - The consumer waits for every batch: what counts is the rate of decoding. Whether that is highest with the GPU, the CPU or both
-//!   depends on codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores
-//!   and memory. So each is tried for a while, again from time to time, and the best is kept; of two that are as good, the one that
-//!   leaves more of the GPU to others. Cores that could not decode a good part of what the GPU does, by the time that they needed for a
-//!   chunk, are not tried alone.
+//! - While the training does not wait, cores decode what they will have done in good time before the training needs it, by their rate, by the
+//!   training's and by what is in store, and the GPU only what lies behind that. Cores that keep up get everything.
+//! - While the training waits, the GPU takes all that it would have done before the cores. Both together can be slower than one of them,
+//!   because they share the host's cores and memory. So both, the GPU alone, and cores that promise more than that are tried for a while, again
+//!   from time to time, and the fastest is kept; of two that are as fast, the one that leaves more of the GPU to the model.
 //!
-//! A core that takes longer for a chunk than a batch is in flight gets none: the consumer would wait for it.
+//! Whether the training waits is read from the calls for batches: see [`Training`]. A core that takes longer for a chunk than a batch is in flight
+//! gets none: the training would wait for it.
 //!
-//! What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where
+//! What the GPU decodes while the training does not wait costs the model less on an SM partition than on all multiprocessors, where
 //! both take turns. Whether the partition is fast enough is tried.
 #![forbid(unsafe_code)]
 
 mod backlog;
 #[cfg(test)]
 mod queue_simulation;
+mod sides;
 #[cfg(test)]
 mod simulation;
 mod sm_partition;
-mod trials;
+mod training;
 
 pub use backlog::Backlog;
+use sides::{Side, Sides};
 use sm_partition::SmPartition;
-use trials::{Side, Trials};
+use training::Training;
 
 /// Decides by what it is told. Times are in seconds from any origin.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
-    helping: bool,
-    /// Batches that were there when the consumer wanted them, since it had to wait last.
-    served: u64,
+    training: Training,
+    sides: Sides,
     partition: SmPartition,
-    /// Whether it waits all the time, and what is done then.
-    waited_for: bool,
-    trials: Trials,
-    /// Decoded bytes that the CPU gets done in a second.
-    cpu_rate: f64,
-    /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
-    gpu_latency: f64,
-    /// Chunks that cores have decoded, bytes in a second of one core and its seconds for a chunk, and when the last one was decoded.
+    /// Batches in flight when the executor called last. Decoded bytes that were asked for, and batches that these are for; later ones count more.
+    in_flight: u64,
+    asked: (f64, f64),
+    /// Cores, chunks that they have decoded, bytes in a second of one of them and its seconds for a chunk.
+    cores: u64,
     chunks: u64,
     core_rate: f64,
     core_seconds: f64,
-    core_ended: f64,
-    /// Batches that were submitted when the consumer asked last.
-    in_flight: u64,
-    /// Jobs that cores work on, and how many cores there are.
+    /// Jobs that cores work on. When a core was done last, or the first of them began.
     busy: u64,
-    cores: u64,
-    window: Window,
-    /// When the consumer asked for its last batch, and the mean of the seconds between two such times.
-    asked: f64,
-    interval: f64,
-}
-
-/// What the CPU has done since.
-#[derive(Clone, Copy, Debug, Default)]
-struct Window {
-    since: f64,
-    bytes: u64,
+    core_since: f64,
+    /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
+    gpu_latency: f64,
 }
 
 impl Policy {
@@ -74,73 +58,48 @@ impl Policy {
         Self { cores, ..Self::default() }
     }
 
-    /// The GPU begins to help when fewer than this share of the submitted batches are complete.
-    const LOW: (u64, u64) = (1, 4);
-    /// The GPU goes on to help until this share of the submitted batches is complete.
-    const HIGH: (u64, u64) = (3, 4);
-    /// The GPU keeps to its SM partition while at least one of this many submitted batches is complete.
-    const IN_STORE: u64 = 8;
-    /// Seconds over which rates are measured.
-    const WINDOW: f64 = 0.05;
+    /// Cores keep what they will have done in this share of the time until the training needs it: neither rates nor steps are as even as
+    /// their means. In simulation 0.35 to 0.6 are as good, and 0.8 is not.
+    const IN_GOOD_TIME: f64 = 0.5;
     /// The weight of a new figure in a mean.
-    const WEIGHT: f64 = 0.3;
-    /// That of a new interval.
-    const INTERVAL_WEIGHT: f64 = 0.1;
+    const WEIGHT: f64 = 0.1;
+    /// How much a batch counts for the bytes of a batch when the next one is wanted.
+    const KEEPS: f64 = 0.99;
     /// How many times as long as later ones a core's first chunk may take.
     const FIRST: f64 = 8.0;
     /// Cores are in time if they decode a chunk within this share of the time in which as many batches are taken as are in flight.
-    const IN_TIME: f64 = 0.7;
+    const IN_TIME: f64 = 0.85;
     /// After this many times the seconds that a core needs for a chunk, cores that are not in time are taken to be twice as fast, so that
     /// they are asked again.
     const FORGETS: f64 = 100.0;
 
-    /// `ready` of the `submitted` batches are complete.
-    pub fn fill(&mut self, ready: u64, submitted: u64) {
-        // With one batch in flight none is complete each time that the consumer has taken one.
-        if submitted > 1 && ready * Self::LOW.1 < submitted * Self::LOW.0 {
-            self.helping = true;
-        }
-        if Self::is_full(ready, submitted) {
-            self.helping = false;
-        }
+    /// Chunks of `bytes` decoded bytes that both sides could decode were asked for.
+    pub fn pushed(&mut self, bytes: u64) {
+        self.asked.0 += bytes as f64;
     }
 
-    fn is_full(ready: u64, submitted: u64) -> bool {
-        ready * Self::HIGH.1 >= submitted * Self::HIGH.0
-    }
-
-    /// The consumer wants the next batch. `waits`: it has to wait for it. `ready` of the `submitted` batches are complete. Returns
-    /// whether that changes who decodes.
-    pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
+    /// The executor calls for the next batch. `waits`: it is not complete. `submitted` batches are in flight. Returns whether that changes who
+    /// decodes.
+    pub fn wanted(&mut self, waits: bool, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
-        if self.asked > 0.0 {
-            let weight = if self.interval > 0.0 { Self::INTERVAL_WEIGHT } else { 1.0 };
-            self.interval += weight * (now - self.asked - self.interval);
-        }
-        self.asked = now;
+        self.asked = match self.asked.1 > 0.0 {
+            true => (self.asked.0 * Self::KEEPS, self.asked.1 * Self::KEEPS + 1.0),
+            false => (self.asked.0, submitted as f64),
+        };
         self.in_flight = submitted;
-        if !self.cores_are_in_time() && now - self.core_ended > Self::FORGETS * self.core_seconds {
-            (self.core_seconds, self.core_ended) = (0.5 * self.core_seconds, now);
+        self.training.wanted(submitted, now);
+        if !self.cores_are_in_time() && now - self.core_since > Self::FORGETS * self.core_seconds {
+            (self.core_seconds, self.core_since) = (0.5 * self.core_seconds, now);
         }
-        self.helping |= waits;
         if self.partition.wanted(waits, submitted, now) {
-            self.trials.interrupt();
+            self.sides.pause(now);
         }
-        self.served = if waits { 0 } else { self.served + 1 };
-        if waits {
-            self.waited_for = true;
-        } else if self.served >= 2 * submitted
-            || (self.served * Self::HIGH.1 > submitted * (Self::HIGH.1 - Self::HIGH.0)
-                && Self::is_full(ready, submitted))
-        {
-            // As many as are in flight may have been completed at once, so that some that were there say nothing yet. But of
-            // these less than three quarters are left once it took more than a quarter: if there are more, others were
-            // completed meanwhile, and the consumer is likely to be the slower one.
-            self.waited_for = false;
-            self.trials.interrupt();
-        }
-        if self.waited_for {
-            self.trials.batch(submitted, self.core_rate * self.cores as f64, now);
+        // With few chunks in flight some of the cores have none.
+        let in_flight = submitted as f64 * self.batch_bytes() / self.core_seconds.max(1e-9);
+        let cores_rate = self.cores_rate(now).min(in_flight);
+        self.sides.batch(self.training.waits(), cores_rate, self.core_seconds.max(self.gpu_latency), now);
+        if !waits {
+            self.training.handed_over(now);
         }
         before != (self.gpu_helps(), self.cpu_helps())
     }
@@ -148,12 +107,13 @@ impl Policy {
     /// The consumer got a batch for which it had waited.
     pub fn handed_over(&mut self, now: f64) {
         self.partition.handed_over(now);
+        self.training.handed_over(now);
     }
 
     /// A core begins to work on a chunk.
     pub fn cpu_begins(&mut self, now: f64) {
         if self.busy == 0 {
-            self.window = Window { since: now, bytes: 0 };
+            self.core_since = now;
         }
         self.busy += 1;
     }
@@ -164,12 +124,10 @@ impl Policy {
         // Each core's first chunk takes several times as long as later ones: the core's memory is mapped then.
         let seconds = if self.chunks > self.cores { seconds } else { seconds / Self::FIRST };
         self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
-        self.core_ended = now;
         self.core_seconds = Self::mean(self.core_seconds, seconds);
-        self.trials.done(bytes);
+        self.core_since = now;
         self.busy = self.busy.saturating_sub(1);
-        self.window.bytes += bytes;
-        self.measure(now);
+        self.sides.done(bytes, false, now);
     }
 
     /// A core is done with a chunk of which there was nothing to decode.
@@ -178,51 +136,38 @@ impl Policy {
     }
 
     /// The GPU has decoded chunks of `bytes` decoded bytes, of which the first arrived `latency` seconds ago.
-    pub fn gpu_ends(&mut self, bytes: u64, latency: f64) {
-        self.trials.done(bytes);
+    pub fn gpu_ends(&mut self, bytes: u64, latency: f64, now: f64) {
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
+        self.sides.done(bytes, true, now);
     }
 
     /// Whether there is time for copies in place of a kernel, because enough batches are complete.
     pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
-        !self.waited_for && ready >= 2 && 2 * ready >= submitted
+        !self.training.waits() && ready >= 2 && 2 * ready >= submitted
     }
 
     /// Whether the GPU should process its next chunks on the SM partition, where it is slower and takes less from the model.
     /// `decodes`: they are decoded and not only gathered.
-    pub fn keeps_to_sm_partition(&mut self, decodes: bool, ready: u64, submitted: u64) -> bool {
-        let keeps = self.partition.is_allowed()
-            && !self.waited_for
-            && self.served > 0
-            && ready >= submitted / Self::IN_STORE;
+    pub fn keeps_to_sm_partition(&mut self, decodes: bool) -> bool {
+        let keeps = self.partition.is_allowed() && !self.training.waits();
         if keeps && decodes {
             self.partition.note_use();
         }
         keeps
     }
 
-    /// Whether the GPU may take chunks that the CPU could decode.
+    /// Whether the GPU may take chunks that the CPU could decode, once they are more than the CPU keeps.
     pub fn gpu_helps(&self) -> bool {
-        match self.waited_for {
-            true => self.trials.side() != Side::Cpu,
-            false => self.helping || !self.cores_are_in_time(),
-        }
+        self.sides.side() != Side::Cpu
     }
 
     /// Whether the CPU may take chunks that the GPU could decode.
     pub fn cpu_helps(&self) -> bool {
-        match self.trials.side() {
-            _ if !self.waited_for => self.cores_are_in_time(),
+        match self.sides.side() {
             Side::Cpu => true,
             Side::Both => self.cores_are_in_time(),
             Side::Gpu => false,
         }
-    }
-
-    /// Decoded bytes that the CPU has decoded before the GPU would have: their chunks are left to the CPU.
-    pub fn reserve_bytes(&mut self, now: f64) -> u64 {
-        self.measure(now);
-        if self.cpu_helps() { (self.cpu_rate * self.gpu_latency) as u64 } else { 0 }
     }
 
     /// The next chunk of the backlog for a core.
@@ -231,46 +176,78 @@ impl Policy {
     }
 
     /// The next chunk of the backlog for the GPU.
-    pub fn next_for_gpu<T>(&mut self, backlog: &mut Backlog<T>, now: f64) -> Option<T> {
-        if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(now)) } else { None }
+    pub fn next_for_gpu<T>(&self, backlog: &mut Backlog<T>, now: f64) -> Option<T> {
+        if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(backlog.bytes(), now)?) } else { None }
+    }
+
+    /// Decoded bytes of chunks that are left to the CPU, of `waiting` bytes that nobody has taken. None: all.
+    fn reserve_bytes(&self, waiting: u64, now: f64) -> Option<u64> {
+        if !self.cpu_helps() {
+            return Some(0);
+        }
+        let rate = self.cores_rate(now);
+        // What they have done before the GPU would have.
+        let before_gpu = rate * (self.gpu_latency - self.core_seconds).max(0.0);
+        let batch = self.batch_bytes();
+        let (Some(step), true) = (self.training.step(), batch > 0.0) else {
+            return Some(before_gpu as u64);
+        };
+        // The first of the waiting chunks belongs to a batch that the training needs after this time. A later one is needed later by
+        // what the training takes meanwhile, and is begun with later by what the cores decode meanwhile.
+        let ahead = (self.in_flight as f64 - waiting as f64 / batch).max(0.0);
+        let needed_in = self.training.starves_in(now) + step * ahead;
+        let spare = Self::IN_GOOD_TIME * needed_in - self.core_seconds;
+        let later = 1.0 / rate - Self::IN_GOOD_TIME * step / batch;
+        match spare > 0.0 {
+            true if later <= 0.0 => None,
+            true => Some((spare / later).max(before_gpu) as u64),
+            false => Some(before_gpu as u64),
+        }
+    }
+
+    /// Bytes that all cores together decode in a second. Of cores that stand still, fewer and fewer are expected.
+    fn cores_rate(&self, now: f64) -> f64 {
+        let silent = if self.busy > 0 { now - self.core_since } else { 0.0 };
+        self.core_rate * self.cores as f64 * self.core_seconds / self.core_seconds.max(silent).max(1e-9)
+    }
+
+    fn batch_bytes(&self) -> f64 {
+        if self.asked.1 > 0.0 { self.asked.0 / self.asked.1 } else { 0.0 }
     }
 
     /// Whether a batch does not wait for a chunk that a core began with.
     fn cores_are_in_time(&self) -> bool {
-        self.interval == 0.0 || self.core_seconds <= Self::IN_TIME * self.interval * self.in_flight as f64
+        let interval = self.training.interval();
+        interval == 0.0 || self.core_seconds <= Self::IN_TIME * interval * self.in_flight as f64
     }
 
     /// Who decodes and why, in words.
     pub fn explanation(&self) -> String {
-        let who = match (self.waited_for, self.trials.side()) {
-            (false, _) if !self.cores_are_in_time() => {
+        let keep_up = self
+            .training
+            .step()
+            .is_some_and(|step| self.core_rate * self.cores as f64 * step >= self.batch_bytes());
+        let who = match (self.training.waits(), self.sides.side()) {
+            (_, Side::Both) if !self.cores_are_in_time() => {
                 "the GPU decodes, because a core needs longer for a chunk than batches may wait"
             }
-            (false, _) if !self.helping => "the CPU decodes, because most submitted batches are complete",
-            (false, _) => "CPU and GPU decode, because few submitted batches are complete",
-            (true, Side::Gpu) => "the GPU decodes, because DALI waits for batches",
-            (true, Side::Both) => "CPU and GPU decode, because DALI waits for batches",
+            (false, Side::Both) if keep_up => "the CPU decodes, because it keeps up with the training",
+            (false, Side::Both) => "the CPU decodes, and the GPU what the CPU would not have done in time",
+            (false, Side::Cpu) => "the CPU decodes, because that was fastest when the training waited",
+            (false, Side::Gpu) => "the GPU decodes, because that was fastest when the training waited",
             (true, Side::Cpu) => "the CPU decodes, because DALI waits for batches",
+            (true, Side::Both) => "CPU and GPU decode, because DALI waits for batches",
+            (true, Side::Gpu) => "the GPU decodes, because DALI waits for batches",
         };
-        format!("{who}; {}{}", self.taken_in_words(), self.trials.in_words())
+        format!("{who}; {}{}", self.taken_in_words(), self.sides.in_words())
     }
 
     /// At which rate batches are taken, in words.
     pub fn taken_in_words(&self) -> String {
-        match self.interval > 0.0 {
-            true => format!("{:.1} batches are taken in a second", 1.0 / self.interval),
-            false => "no batches were taken yet".into(),
+        match self.training.interval() {
+            interval if interval > 0.0 => format!("{:.1} batches are taken in a second", 1.0 / interval),
+            _ => "no batches were taken yet".into(),
         }
-    }
-
-    fn measure(&mut self, now: f64) {
-        let seconds = now - self.window.since;
-        // Where no core has anything to do, nothing can be learnt.
-        if seconds < Self::WINDOW || (self.busy == 0 && self.window.bytes == 0) {
-            return;
-        }
-        self.cpu_rate = Self::mean(self.cpu_rate, self.window.bytes as f64 / seconds);
-        self.window = Window { since: now, bytes: 0 };
     }
 
     fn mean(old: f64, new: f64) -> f64 {
@@ -284,33 +261,40 @@ mod tests {
 
     #[test]
     fn cores_that_stand_still_keep_nothing_back() {
-        let mut policy = Policy::default();
-        policy.gpu_ends(1, 0.1);
+        let mut policy = Policy::new(8);
+        policy.gpu_ends(1, 0.2, 0.0);
         (0..8).for_each(|_| policy.cpu_begins(0.0));
-        policy.cpu_ends(1 << 30, 0.1, 0.1);
-        assert!(policy.reserve_bytes(0.1) > 1 << 29);
+        policy.cpu_ends(1 << 30, 0.8, 0.1);
+        let reserved = |policy: &Policy, now: f64| policy.reserve_bytes(u64::MAX, now).unwrap();
+        assert!(reserved(&policy, 0.1) > 1 << 29);
         // Seven of them are at work still, and nothing comes.
-        for step in 1..40 {
-            policy.reserve_bytes(0.1 + f64::from(step) * 0.1);
-        }
-        assert!(policy.reserve_bytes(5.0) < 1 << 20);
+        assert!(reserved(&policy, 100.0) < 1 << 24);
     }
 
     #[test]
     fn the_policy_says_who_decodes_and_why() {
         let mut policy = Policy::new(4);
         assert!(policy.explanation().ends_with("no batches were taken yet"));
-        policy.fill(4, 4);
-        (1..9).for_each(|call| _ = policy.wanted(false, 4, 4, 0.1 * f64::from(call)));
-        let enough = "the CPU decodes, because most submitted batches are complete; 10.0 batches are taken in a second";
-        assert_eq!(policy.explanation(), enough);
-        for call in 9..60 {
-            policy.trials.done(100_000_000);
-            policy.wanted(true, 0, 4, 0.1 * f64::from(call));
+        policy.pushed(4 * 40_000_000);
+        policy.cpu_begins(0.0);
+        policy.cpu_ends(10_000_000, 0.08, 0.01);
+        // The first two calls fill DALI's queue, and each later one comes when the training has taken a batch.
+        for call in 0..20 {
+            policy.wanted(false, 4, 0.1 * f64::from(call) + if call < 2 { 0.199 } else { 0.3 });
+            policy.pushed(40_000_000);
         }
-        let waits =
-            "decodes, because DALI waits for batches; 10.0 batches are taken in a second; GB/s: GPU 1.0";
-        assert!(policy.explanation().contains(waits), "{}", policy.explanation());
+        let enough =
+            "the CPU decodes, because it keeps up with the training; 10.0 batches are taken in a second";
+        assert_eq!(policy.explanation(), enough);
+        for batch in 0..60 {
+            let now = 3.0 + 0.2 * f64::from(batch);
+            policy.wanted(true, 4, now);
+            policy.gpu_ends(40_000_000, 0.05, now + 0.19);
+            policy.handed_over(now + 0.199);
+        }
+        let waits = "decodes, because DALI waits for batches; 5.";
+        let explanation = policy.explanation();
+        assert!(explanation.contains(waits) && explanation.contains("; GB/s: GPU 0.2"), "{explanation}");
     }
 
     #[test]
@@ -318,21 +302,23 @@ mod tests {
         const IN_FLIGHT: u64 = 4;
         let rates = [10e3, 8e3, 4.5e3];
         for pause in 0..200 {
-            let mut policy = Policy { core_rate: rates[2] / 16.0, ..Policy::new(16) };
+            let mut policy = Policy { core_rate: rates[2] / 16.0, core_seconds: 0.01, ..Policy::new(16) };
             let (mut now, mut by_gpu) = (0.0, 0);
             for batch in 0..500 {
+                policy.pushed(1000);
                 if batch == pause {
                     now += 60.0;
                     // What was completed meanwhile.
-                    for ready in (1..=IN_FLIGHT).rev() {
-                        policy.trials.done(1000);
-                        policy.wanted(false, ready, IN_FLIGHT, now);
+                    for _ in 0..IN_FLIGHT {
+                        policy.sides.done(1000, true, now);
+                        policy.wanted(false, IN_FLIGHT, now);
                     }
                 }
-                policy.wanted(true, 0, IN_FLIGHT, now);
-                let side = policy.trials.side();
+                now += 0.0005;
+                policy.wanted(true, IN_FLIGHT, now);
+                let side = policy.sides.side();
                 now += 1000.0 / rates[side as usize];
-                policy.trials.done(1000);
+                policy.sides.done(1000, side != Side::Cpu, now);
                 policy.handed_over(now);
                 by_gpu += u64::from(batch >= 300 && side == Side::Gpu);
             }

@@ -268,7 +268,7 @@ impl<'a> Simulation<'a> {
                     let share = (self.trained() - trained) / (now - since).max(1e-9);
                     self.debt += self.setting.stolen * group.len() as f64 * share;
                     let first = group.iter().map(|&(_, arrived)| arrived).fold(now, f64::min);
-                    self.policy.gpu_ends(BYTES * group.len() as u64, now - first);
+                    self.policy.gpu_ends(BYTES * group.len() as u64, now - first, now);
                     group.into_iter().for_each(|(batch, _)| self.finish(batch));
                 }
                 Event::ExecutorCalls => self.call(),
@@ -322,6 +322,7 @@ impl<'a> Simulation<'a> {
     fn submit(&mut self) {
         while self.submitted < self.handed + self.setting.in_flight {
             for _ in 0..self.setting.chunks {
+                self.policy.pushed(BYTES);
                 self.backlog.push(self.submitted, BYTES);
             }
             self.missing.push_back(self.setting.chunks);
@@ -332,10 +333,8 @@ impl<'a> Simulation<'a> {
     /// The executor calls for the next batch.
     fn call(&mut self) {
         self.submit();
-        let (ready, submitted) = self.fill();
         let waits = self.missing[0] > 0;
-        self.policy.wanted(waits, ready, submitted, self.now);
-        self.policy.fill(ready, submitted);
+        self.policy.wanted(waits, self.missing.len() as u64, self.now);
         self.waited = self.missing[0] > 0;
         self.waits_for_batch = true;
         self.hand_over();
@@ -382,15 +381,7 @@ impl<'a> Simulation<'a> {
         self.trained_before + if self.training { self.now - self.step_since } else { 0.0 }
     }
 
-    fn fill(&self) -> (u64, u64) {
-        (self.missing.iter().filter(|&&m| m == 0).count() as u64, self.missing.len() as u64)
-    }
-
     fn dispatch(&mut self) {
-        let (ready, submitted) = self.fill();
-        if !self.backlog.is_empty() {
-            self.policy.fill(ready, submitted);
-        }
         let Setting { core_seconds, gpu_latency, gpu_seconds, both, .. } = *self.setting;
         let alone = Policy::default();
         while self.idle_cores > 0 {

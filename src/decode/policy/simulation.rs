@@ -16,7 +16,7 @@ struct Machine {
     core_seconds: f64,
     /// Seconds of the GPU for any number of chunks.
     gpu_seconds: f64,
-    /// Seconds between two batches that the consumer takes, if they are there.
+    /// Seconds of a step of the consumer, behind DALI's queue.
     period: f64,
     /// Seconds by which each chunk that the GPU decodes delays the consumer, whose GPU it is.
     stolen: f64,
@@ -46,6 +46,8 @@ impl Machine {
     fn run(self, gpu: bool, cpu: bool) -> Outcome {
         const BYTES: u64 = 1000;
         const TICK: f64 = 2e-4;
+        /// Batches in DALI's queue.
+        const QUEUE: u64 = 2;
         let (mut policy, alone) = (Policy::new(self.cores), Policy::default());
         let mut backlog = Backlog::default();
         let mut missing: VecDeque<u64> = VecDeque::new();
@@ -55,10 +57,9 @@ impl Machine {
         // Groups on the GPU: what is in them, when it arrived and when it is done. A lane takes all that waits.
         let mut lanes: Vec<(Vec<(u64, f64)>, f64)> = vec![(vec![], 0.0); 4];
         let mut waiting: Vec<(u64, f64)> = vec![];
-        let (mut now, mut next_take, mut waits) = (0.0, 0.0, false);
+        let (mut now, mut next_step, mut waits, mut queue) = (0.0, 0.0, false, 0);
         // What each chunk of a lane's group steals, if it is decoded on the SM partition.
         let (mut on_partition, mut partition_until) = (vec![None; lanes.len()], 0.0f64);
-        let mut fill = (0, 0);
         while taken < self.batches {
             now += TICK;
             while planned < (taken + self.depth).min(self.batches) {
@@ -67,6 +68,7 @@ impl Machine {
                     (true, 0) => 2 * self.chunks,
                     (true, _) => self.chunks * 2 / 3,
                 };
+                policy.pushed(chunks * BYTES);
                 (0..chunks).for_each(|_| backlog.push(planned, BYTES));
                 missing.push_back(chunks);
                 planned += 1;
@@ -100,10 +102,10 @@ impl Machine {
                 }
                 for ((group, end), on_partition) in lanes.iter_mut().zip(&mut on_partition) {
                     if *end <= now {
-                        next_take += on_partition.take().unwrap_or(self.stolen) * group.len() as f64;
+                        next_step += on_partition.take().unwrap_or(self.stolen) * group.len() as f64;
                         for (batch, arrived) in group.drain(..) {
                             finish(batch, taken);
-                            policy.gpu_ends(BYTES, now - arrived);
+                            policy.gpu_ends(BYTES, now - arrived, now);
                         }
                         if !waiting.is_empty() {
                             // As many as a lane has memory for.
@@ -111,7 +113,7 @@ impl Machine {
                             *group = std::mem::replace(&mut waiting, rest);
                             *end = now + self.gpu_seconds;
                             if let Some(partition) = self.partition
-                                && policy.keeps_to_sm_partition(true, fill.0, fill.1)
+                                && policy.keeps_to_sm_partition(true)
                             {
                                 by_partition += group.len() as u64;
                                 partition_until =
@@ -123,23 +125,24 @@ impl Machine {
                     }
                 }
             }
-            let ready = missing.iter().filter(|&&missing| missing == 0).count() as u64;
-            fill = (ready, missing.len() as u64);
-            let wants = now >= next_take;
-            policy.fill(ready, missing.len() as u64);
+            if now >= next_step && queue > 0 {
+                queue -= 1;
+                next_step = now + self.period;
+            } else if now >= next_step {
+                waited += TICK;
+            }
+            let wants = queue < QUEUE;
             if wants && !waits {
                 waits = missing[0] > 0;
-                policy.wanted(waits, ready, missing.len() as u64, now);
+                policy.wanted(waits, missing.len() as u64, now);
             }
             if wants && missing[0] == 0 {
                 missing.pop_front();
                 taken += 1;
-                next_take = now + self.period;
+                queue += 1;
                 if std::mem::take(&mut waits) {
                     policy.handed_over(now);
                 }
-            } else if wants {
-                waited += TICK;
             }
             assert!(now < 1000.0, "nothing moves any more");
         }
