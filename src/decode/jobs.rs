@@ -313,37 +313,12 @@ mod tests {
         assert_eq!(taken(jobs.feed(&mut ())), Some((1, 1)));
     }
 
-    #[test]
-    fn waiting_feeders_are_woken_when_the_gpu_begins_to_help() {
-        let progress = Progress::new(Arc::default());
-        let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
-        let batches: Vec<_> =
-            (0..8).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
-        let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, Boxes::new())).collect();
-        let mut units = units.into_iter();
-        batches.iter().for_each(|batch| batch.planned());
-        // All but the last two batches are complete, so the GPU does not help.
-        units.by_ref().take(6).for_each(drop);
-        let chunk = |(number, unit)| {
-            let key = ChunkKey { array: 0, part: 0, number };
-            Job::Read(Chunk::new(key, Dims::new(), None, unit))
-        };
-        jobs.push((0..).zip(units).map(chunk).collect());
-        let feeder = std::thread::spawn({
-            let jobs = jobs.clone();
-            move || taken(jobs.feed(&mut ()))
-        });
-        while jobs.lock().waiting[FEEDERS] == 0 {
-            std::thread::yield_now();
-        }
-        // The consumer takes the complete batches, so that none is ready any more. A decoder is the first to see that.
-        batches[..6].iter().for_each(|batch| batch.wait(|| None).unwrap());
-        assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
-        assert_eq!(feeder.join().unwrap(), Some((0, 1)));
-    }
-
-    #[test]
-    fn feeders_are_woken_when_cores_turn_out_to_be_too_slow() {
+    /// A queue for one decoder with `chunks` chunks that both sides could decode, of a batch whose chunks a core has done before the
+    /// GPU, which takes `latency` seconds; and a feeder that waits for them.
+    fn left_to_the_core(
+        chunks: u128,
+        latency: f64,
+    ) -> (Arc<Jobs>, Arc<Batch>, std::thread::JoinHandle<Option<(usize, u128)>>) {
         let progress = Progress::new(Arc::default());
         let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
         let batch = Batch::new(0, vec![], vec![], None, progress);
@@ -351,12 +326,11 @@ mod tests {
             let key = ChunkKey { array: 0, part: 0, number };
             Job::Read(Chunk::new(key, Dims::new(), None, batch.unit(0, Boxes::new())))
         };
-        // A consumer that asks often and never waits: with one batch in flight the GPU does not help.
-        for _ in 0..4 {
-            std::thread::sleep(Duration::from_millis(1));
-            jobs.wanted(false);
-        }
-        jobs.push((0..3).map(chunk).collect());
+        let now = jobs.now();
+        jobs.lock().policy.cpu_begins(now);
+        jobs.lock().policy.cpu_ends(100, 0.001, now);
+        jobs.lock().policy.gpu_ends(100, latency, now);
+        jobs.push((0..chunks).map(chunk).collect());
         batch.planned();
         let feeder = std::thread::spawn({
             let jobs = jobs.clone();
@@ -364,6 +338,24 @@ mod tests {
         });
         while jobs.lock().waiting[FEEDERS] == 0 {
             std::thread::yield_now();
+        }
+        (jobs, batch, feeder)
+    }
+
+    #[test]
+    fn a_waiting_feeder_takes_what_a_core_that_stands_still_does_not() {
+        let (jobs, _batch, feeder) = left_to_the_core(3, 0.5);
+        assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
+        // The core is not done, and nobody calls.
+        assert!(matches!(feeder.join().unwrap(), Some((0, 1 | 2))));
+    }
+
+    #[test]
+    fn feeders_are_woken_when_cores_turn_out_to_be_too_slow() {
+        let (jobs, _batch, feeder) = left_to_the_core(3, 1e6);
+        for _ in 0..4 {
+            std::thread::sleep(Duration::from_millis(1));
+            jobs.wanted(false);
         }
         assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
         jobs.decoder_done(Some((0, 0)), Instant::now() - Duration::from_secs(60));

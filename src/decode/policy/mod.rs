@@ -284,7 +284,7 @@ mod tests {
             policy.pushed(40_000_000);
         }
         let enough =
-            "the CPU decodes, because it keeps up with the training; 10.0 batches are taken in a second";
+            "the CPU decodes, because it keeps up with the training; 9.5 batches are taken in a second";
         assert_eq!(policy.explanation(), enough);
         for batch in 0..60 {
             let now = 3.0 + 0.2 * f64::from(batch);

@@ -457,8 +457,28 @@ fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
     let all = behind(0..300);
     let near =
         |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
-    // Wanted is 99 % within 1 %; of 4000 settings it was 87 %, 91 % were within 3 % and 97.6 % within 20 %.
-    assert!(near(0.01) > 0.85 && near(0.1) > 0.9 && near(0.2) > 0.96, "{} and {}", near(0.01), near(0.2));
+    // Wanted is 99 % within 1 %; see the notebook for what it is of 10,000 settings.
+    assert!(
+        near(0.01) > 0.93 && near(0.03) > 0.95 && near(0.2) > 0.98,
+        "{}, {} and {}",
+        near(0.01),
+        near(0.03),
+        near(0.2)
+    );
+}
+
+/// Many settings, for the notebook.
+#[test]
+#[ignore = "takes a minute"]
+fn of_ten_thousand_random_settings() {
+    let all = behind(0..10_000);
+    let near =
+        |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
+    let mean = all.iter().map(|(behind, _)| behind).sum::<f64>() / all.len() as f64;
+    for bound in [-0.01, 0.01, 0.03, 0.1, 0.2] {
+        println!("within {bound}: {:.4}", near(bound));
+    }
+    println!("mean {mean:.4}, worst {:?}", all.last());
 }
 
 /// The share of its speed that a U-Net keeps on an H100 with `in_flight` batches in flight and `cores` cores: steps of 141 ms, batches of 629 MB in

@@ -19,8 +19,10 @@ pub struct Sides {
     /// Seconds for which each side was tried, and when the present one was begun with.
     seconds: [f64; 3],
     since: f64,
-    /// When the others are tried again.
+    /// When the others are tried again, the side that was best when they were last, and the multiple of their time that passes at most.
     again: f64,
+    best: Option<Side>,
+    term: f64,
     window: Window,
 }
 
@@ -51,8 +53,9 @@ impl Sides {
     /// Nor are they after some time, because what limited all alike, such as a disk, may be gone: when the last trials have cost no more than
     /// this share of the time,
     const COST: f64 = 0.004;
-    /// and have taken no more than that share of it.
-    const LENGTH: f64 = 0.1;
+    /// but no sooner than after the first of these multiples of the time that they have taken, and no later than after the second one, which
+    /// doubles each time that the same side is best, up to the third one. What trials cost is not known where rates changed meanwhile.
+    const TERMS: (f64, f64, f64) = (5.0, 20.0, 160.0);
 
     /// Who decodes now.
     pub fn side(&self) -> Side {
@@ -119,17 +122,19 @@ impl Sides {
         if let Some(next) = to_try {
             return self.change(next, chunk, now);
         }
+        let as_good =
+            |side: &Side| self.rates[*side as usize].is_some_and(|rate| rate >= best * Self::AS_GOOD);
+        let next = [Side::Cpu, Side::Both, Side::Gpu].into_iter().find(as_good).unwrap_or(self.side);
         if of_trials {
             let lost = |(rate, seconds): (&Option<f64>, &f64)| seconds * (1.0 - rate.unwrap_or(best) / best);
             let lost: f64 = self.rates.iter().zip(&self.seconds).map(lost).sum();
             let spent: f64 = self.seconds.iter().sum();
-            self.again = now + (lost / Self::COST).max(spent / Self::LENGTH);
-            self.seconds = [0.0; 3];
+            let (least, first, most) = Self::TERMS;
+            self.term = if self.best == Some(next) { (2.0 * self.term).min(most) } else { first };
+            self.again = now + (lost / Self::COST).clamp(least * spent, self.term * spent);
+            (self.best, self.seconds) = (Some(next), [0.0; 3]);
         }
-        let as_good =
-            |side: &Side| self.rates[*side as usize].is_some_and(|rate| rate >= best * Self::AS_GOOD);
-        let next = [Side::Cpu, Side::Both, Side::Gpu].into_iter().find(as_good);
-        self.change(next.unwrap_or(self.side), chunk, now);
+        self.change(next, chunk, now);
     }
 
     /// The consumer did something else, or the training did not wait: what was measured says nothing.
@@ -220,7 +225,7 @@ mod tests {
             assert!(shares[0] > 0.9, "{shares:?}");
             let begun = simulated.now;
             simulated.run(100_000, |_| rates);
-            assert!((simulated.now - begun) / 10_000.0 < 1.006, "{shares:?}");
+            assert!((simulated.now - begun) / 10_000.0 < 1.01, "{shares:?}");
         }
     }
 
