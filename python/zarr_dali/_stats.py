@@ -30,9 +30,9 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           to fetch before their turn.
         - `chunks_decoded_gpu`, `chunks_decoded_cpu`: the chunks that the GPU and the CPU decoded.
         - `chunks_decoded_sm_partition`: the chunks that the GPU decoded on an SM partition, a sixth of its
-          multiprocessors, while DALI did not wait.
+          multiprocessors, while the training did not wait.
         - `policy`: who decodes at the moment and why, at which rate batches are taken, and the rates in GB/s
-          of the GPU, of both and of the CPU as far as they were tried or estimated; one sentence for people.
+          of the GPU, of both and of the CPU as far as they were tried; one sentence for people.
           None before the first batch.
         - `chunks_reused`: how often a batch found a chunk in memory, or on its way there for another batch.
         - `cache_hits`: how often that was a chunk of an earlier epoch.

@@ -513,8 +513,10 @@ fn kept(in_flight: u64, cores: u64, decode: Decode) -> f64 {
 
 #[test]
 fn idle_cores_decode_for_a_training_with_some_batches_in_flight() {
-    for (in_flight, gain) in [(1, 0.03), (2, 0.04), (3, 0.04), (4, 0.04), (6, 0.04), (12, 0.04)] {
+    // Four cores do 55 % of it, so that the rest on the GPU leaves 94 % of the speed.
+    for in_flight in [1, 2, 3, 4, 6, 12] {
         assert!(kept(in_flight, 16, Decode::Auto) > 0.99, "{in_flight}");
-        assert!(kept(in_flight, 4, Decode::Auto) > kept(in_flight, 4, Decode::Gpu) + gain, "{in_flight}");
+        let four = kept(in_flight, 4, Decode::Auto);
+        assert!(four > 0.93 && four > kept(in_flight, 4, Decode::Gpu) + 0.05, "{in_flight}: {four}");
     }
 }
