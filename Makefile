@@ -42,9 +42,9 @@ endef
 
 # What fails runs again, one after the other, which counts: it may have lacked time or memory, or a process may have been
 # ended. Where that leaves nothing to run (5), or the run itself ended (3: an internal error of pytest, 128 and more: a
-# signal), all of it does.
+# signal), all of it does. What an earlier run noted is cleared, so that it is not taken for what failed in this one.
 define run_pytest
-	@$(BIN)/python -m pytest $(2) -m '$(1)' || { status=$$?; \
+	@$(BIN)/python -m pytest --cache-clear $(2) -m '$(1)' || { status=$$?; \
 		again() { echo "==> exit status $$status: again, one after the other"; $(BIN)/python -m pytest -m '$(1)' "$$@"; }; \
 		case $$status in \
 			1) again --last-failed --last-failed-no-failures none --maxfail 10 || { \

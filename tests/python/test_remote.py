@@ -239,8 +239,10 @@ def test_chunks_of_later_batches_are_requested_ahead_and_once(bucket, rng, kind)
     """Of a store that answers late more is on its way than batches in flight need, of one epoch at most."""
     steps, in_flight, epochs = 400, 4, 3
     data = rng.integers(0, 1000, (steps, 24, 36)).astype("f4")
-    # A batch is an object, or a sharded chunk whose index is asked for before its inner chunks.
-    chunks = {"chunks": (2, 24, 36)} | ({"shards": (2, 24, 36)} if kind == "sharded" else {})
+    # A sample is an object, or a sharded chunk whose index is asked for before its inner chunks.
+    chunks = {"chunks": (1, 24, 36)}
+    if kind == "sharded":
+        chunks = {"chunks": (1, 12, 36), "shards": (1, 24, 36)}
     write(bucket / "bucket" / "data.zarr", data, kind, **chunks)
     with serving(bucket, latency_s=0.1) as server:
         pipe = Pipeline(batch_size=2, num_threads=2, device_id=None, prefetch_queue_depth=1)
@@ -266,10 +268,10 @@ def test_chunks_of_later_batches_are_requested_ahead_and_once(bucket, rng, kind)
     for epoch in range(epochs):
         assert sorted(seen[epoch * steps : (epoch + 1) * steps]) == list(range(steps))
     assert stats["requests_in_flight_peak"] > 4 * in_flight
-    # Each chunk once for its batch, of at most 256 batches behind those in flight.
-    batches = epochs * steps // 2 + in_flight + 256
+    # Each once for its sample, of at most 256 batches behind those in flight.
+    samples = epochs * steps + 2 * (in_flight + 256)
     again = stats["requests_doubled"] + stats["requests_repeated"]
-    assert len(requests) <= (2 if kind == "sharded" else 1) * batches + again
+    assert len(requests) <= (2 if kind == "sharded" else 1) * samples + again
     asked = Counter((request["path"], request["range"]) for request in requests)
     assert max(asked.values()) <= epochs + 2 + again, "in flight is another epoch, and ahead of that one more"
 
