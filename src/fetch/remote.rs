@@ -11,17 +11,15 @@ mod answers;
 #[cfg(test)]
 mod tests;
 
-use answers::Answers;
-
 use super::ahead::{Ahead, Cell};
 use super::coalesce::{Joined, join};
 use super::disk_cache::DiskCache;
 use super::indexes::{Indexes, KnownIndex, cached_index};
 use super::lengths::{Known, Lengths};
 use super::locate::{Located, ShardKey};
-use super::request::Request;
+use super::request::{Received, Request};
 use super::resolve::{Address, resolve};
-use super::scheduler::{Limits, Scheduler};
+use super::scheduler::{Deliver, Limits, Scheduler};
 use super::slots::Slots;
 use crate::codec;
 use crate::dataset::{ArrayInfo, Dataset};
@@ -35,7 +33,7 @@ use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 /// Gets the chunks whose bytes have arrived, on a network thread: it must not wait.
 pub trait Arrive<C>: Send + Sync {
@@ -358,5 +356,31 @@ impl<C: Send + 'static> Remote<C> {
 
     fn lock(&self) -> MutexGuard<'_, Indexes<Recipient<C>>> {
         self.indexes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Hands the answers of the scheduler to its [`Remote`], which owns the scheduler: a strong pointer would keep both alive for ever.
+struct Answers<C>(Weak<Remote<C>>);
+
+impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
+    fn is_planned(&self, batch: u64) -> bool {
+        self.0.upgrade().is_none_or(|remote| remote.is_planned(batch))
+    }
+
+    fn give_back(&self, batch: u64) -> bool {
+        self.0.upgrade().is_some_and(|remote| remote.give_back(batch))
+    }
+
+    fn delivered(&self, ticket: Ticket<C>, answer: io::Result<Option<Received>>) {
+        let Some(remote) = self.0.upgrade() else { return };
+        match ticket {
+            Ticket::Chunk(chunk, part, address) => {
+                remote.chunk_answered(chunk, part, address, remote.first_answer(answer));
+            }
+            Ticket::Inner(part, chunks) => remote.inner_answered(part, chunks, answer),
+            Ticket::Index(key, address) => {
+                remote.index_answered(&key, &address, remote.first_answer(answer));
+            }
+        }
     }
 }

@@ -1,6 +1,6 @@
 //! What the answers of a store are: chunks, inner chunks, and indexes that tell where these are.
 
-use super::{Recipient, Remote, ShardKey, Ticket};
+use super::{Recipient, Remote, ShardKey};
 use crate::error::{Error, Obstacle, Result};
 use crate::fetch::coalesce::bytes_of_union;
 use crate::fetch::disk_cache::DiskCache;
@@ -9,18 +9,17 @@ use crate::fetch::indexes::{KnownIndex, known_index};
 use crate::fetch::locate::Located;
 use crate::fetch::request::Received;
 use crate::fetch::resolve::Address;
-use crate::fetch::scheduler::Deliver;
 use crate::store::Extent;
 
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 impl<C: Send + 'static> Remote<C> {
     /// An answer for an object of which nothing was known before: one that is forbidden may be missing. Of an object that was there
     /// when its first byte came, no [`Obstacle::Forbidden`] comes here.
-    fn first_answer(&self, answer: io::Result<Option<Received>>) -> io::Result<Option<Received>> {
+    pub(super) fn first_answer(&self, answer: io::Result<Option<Received>>) -> io::Result<Option<Received>> {
         match answer {
             Err(error)
                 if self.forbidden_is_missing
@@ -32,7 +31,7 @@ impl<C: Send + 'static> Remote<C> {
         }
     }
 
-    fn chunk_answered(
+    pub(super) fn chunk_answered(
         &self,
         chunk: Recipient<C>,
         part: (usize, usize),
@@ -62,7 +61,7 @@ impl<C: Send + 'static> Remote<C> {
         self.hand_over(chunk, found);
     }
 
-    fn inner_answered(
+    pub(super) fn inner_answered(
         &self,
         part: (usize, usize),
         chunks: Vec<(Recipient<C>, Address, Range<u64>)>,
@@ -92,7 +91,12 @@ impl<C: Send + 'static> Remote<C> {
         }
     }
 
-    fn index_answered(&self, key: &ShardKey, address: &Address, answer: io::Result<Option<Received>>) {
+    pub(super) fn index_answered(
+        &self,
+        key: &ShardKey,
+        address: &Address,
+        answer: io::Result<Option<Received>>,
+    ) {
         let part = key.0;
         let array = self.dataset.part(part.0, part.1);
         let known = match (answer, &array.sharding) {
@@ -157,31 +161,5 @@ fn again(error: &io::Error) -> io::Error {
     match Obstacle::of(error) {
         Some(obstacle) => obstacle.clone().into(),
         None => io::Error::new(error.kind(), error.to_string()),
-    }
-}
-
-/// Hands the answers of the scheduler to its [`Remote`], which owns the scheduler: a strong pointer would keep both alive for ever.
-pub(super) struct Answers<C>(pub Weak<Remote<C>>);
-
-impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
-    fn is_planned(&self, batch: u64) -> bool {
-        self.0.upgrade().is_none_or(|remote| remote.is_planned(batch))
-    }
-
-    fn give_back(&self, batch: u64) -> bool {
-        self.0.upgrade().is_some_and(|remote| remote.give_back(batch))
-    }
-
-    fn delivered(&self, ticket: Ticket<C>, answer: io::Result<Option<Received>>) {
-        let Some(remote) = self.0.upgrade() else { return };
-        match ticket {
-            Ticket::Chunk(chunk, part, address) => {
-                remote.chunk_answered(chunk, part, address, remote.first_answer(answer));
-            }
-            Ticket::Inner(part, chunks) => remote.inner_answered(part, chunks, answer),
-            Ticket::Index(key, address) => {
-                remote.index_answered(&key, &address, remote.first_answer(answer));
-            }
-        }
     }
 }
