@@ -75,7 +75,7 @@ impl<C> Ahead<C> {
         (self.bytes, self.chunks.len())
     }
 
-    /// A batch needs a read chunk now. What is coming for a later batch is left to it: a request has the urgency of its batch, and those of
+    /// A batch needs a read chunk now. The answer that a later batch waits for is left to that batch: a request has the urgency of its batch, and those of
     /// earlier batches must not wait for it.
     pub fn claim(&mut self, batch: u64, cell: &Cell, chunk: C) -> Claim<C> {
         let Some(entry) = self.chunks.get_mut(cell) else { return Claim::None(chunk) };

@@ -206,10 +206,14 @@ fn memory_bounds_what_is_fetched_ahead_and_is_given_back_to_earlier_batches() {
     remote.fetch(6, (8..12).map(wanted));
     assert_eq!(next(&arrived, 4), [8, 9, 10, 11]);
     assert_eq!(remote.lock_ahead().size(), (0, 0));
-    // Chunks have 16 bytes as far as is known.
-    let many = std::iter::repeat_n((0..16).map(cell), 4).flatten();
-    assert!(remote.fetch_ahead(7, many));
-    assert!(remote.lock_ahead().size().0 <= remote.most_ahead_bytes);
+}
+
+#[test]
+fn no_more_is_fetched_ahead_than_half_of_the_memory_holds() {
+    // Chunks have 16 bytes.
+    let (remote, _store, _arrived) = sharded("half", 8, 64);
+    assert!(!remote.fetch_ahead(1, (0..4).map(cell)));
+    assert_eq!(remote.lock_ahead().size(), (32, 2));
 }
 
 #[test]
