@@ -1,7 +1,7 @@
 //! How many requests may be in flight: fewer when a store says that it has no time, more again when it answers.
 //!
 //! Requests for batches that are not planned yet have a lower limit, which is found by measuring: more in flight are worth it as long as
-//! answers begin as soon as they did with fewer. Once they take longer to begin, they wait for each other, at the store or on this machine.
+//! requests take hardly longer than they did with fewer.
 
 mod plateau;
 
@@ -18,7 +18,7 @@ pub struct Slots {
     semaphore: Arc<Semaphore>,
     most: usize,
     state: Mutex<State>,
-    /// A slot is free, or the limit for requests ahead has risen.
+    /// A slot is free, so that the limit for requests ahead may have risen, too.
     changed: Notify,
 }
 
@@ -42,6 +42,7 @@ struct State {
 pub struct Slot {
     slots: Arc<Slots>,
     permit: Option<OwnedSemaphorePermit>,
+    taken: Instant,
 }
 
 impl Slots {
@@ -73,7 +74,7 @@ impl Slots {
         state.in_flight += 1;
         state.most_in_flight = state.most_in_flight.max(state.in_flight);
         drop(state);
-        Some(Slot { slots: self.clone(), permit: Some(permit) })
+        Some(Slot { slots: self.clone(), permit: Some(permit), taken: Instant::now() })
     }
 
     /// Waits for a slot for a request for a batch that is not planned yet: until fewer are taken than is worth it. Only one waits at a time.
@@ -105,12 +106,9 @@ impl Slots {
         (state.limit, state.answers, state.reduced) = (limit, 0, Some(now));
     }
 
-    /// An answer began `time` after its request. The limit rises by a sixteenth of `most` when each slot was answered once on average.
-    pub fn answered(&self, time: Duration) {
+    /// An answer began. The limit rises by a sixteenth of `most` when each slot was answered once on average.
+    pub fn answered(&self) {
         let mut state = self.lock();
-        if state.ahead.answered(time) {
-            self.changed.notify_one();
-        }
         state.answers += 1;
         if state.limit == self.most || state.answers < state.limit {
             return;
@@ -141,6 +139,7 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.slots.lock();
         state.in_flight -= 1;
+        state.ahead.ended(self.taken.elapsed());
         self.slots.changed.notify_one();
         if state.owed > 0
             && let Some(permit) = self.permit.take()
@@ -175,11 +174,11 @@ mod tests {
         assert!(take(&slots).is_none() && slots.in_flight() == 16);
         taken.truncate(15);
         taken.push(take(&slots).unwrap());
-        (0..16).for_each(|_| slots.answered(Duration::from_millis(10)));
+        (0..16).for_each(|_| slots.answered());
         taken.extend((0..4).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none());
         // All of them again.
-        (0..64 * 12).for_each(|_| slots.answered(Duration::from_millis(10)));
+        (0..64 * 12).for_each(|_| slots.answered());
         taken.extend((20..64).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none() && slots.most_in_flight() == 64);
         // Never fewer than some.
@@ -192,22 +191,22 @@ mod tests {
     fn requests_ahead_leave_slots_to_others() {
         let slots = Slots::new(256);
         let ahead = || slots.take_ahead().now_or_never().flatten();
+        let end = |mut slot: Slot| slot.taken = Instant::now() - Duration::from_millis(100);
         let mut taken: Vec<Slot> = std::iter::from_fn(ahead).collect();
-        assert_eq!(taken.len(), Plateau::AT_FIRST);
-        taken.extend((Plateau::AT_FIRST..256).map(|_| take(&slots).unwrap()));
+        assert_eq!(taken.len(), Plateau::LEAST);
+        taken.extend((Plateau::LEAST..256).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none() && ahead().is_none());
-        taken.truncate(Plateau::AT_FIRST);
+        taken.drain(Plateau::LEAST..).for_each(end);
         let waiting = slots.take_ahead();
         let mut waiting = std::pin::pin!(waiting);
         assert!(waiting.as_mut().now_or_never().is_none());
-        taken.pop();
-        assert!(block_on(waiting).is_some());
-        // More of them are worth it where answers begin as early as before.
-        (0..256 * 16).for_each(|_| {
-            assert!(slots.in_flight() < 256 || ahead().is_none());
-            slots.answered(Duration::from_millis(10));
-            taken.extend(ahead());
-        });
+        taken.pop().map(end);
+        taken.extend(block_on(waiting));
+        // More of them are worth it where requests take as long as before.
+        for _ in 0..256 * 16 {
+            end(taken.remove(0));
+            taken.extend(std::iter::from_fn(ahead));
+        }
         assert_eq!(taken.len(), 256);
     }
 
@@ -221,7 +220,7 @@ mod tests {
                     0 => taken.extend(take(&slots)),
                     1 => _ = taken.pop(),
                     2 => slots.refused(start + number * Slots::MOMENT),
-                    _ => slots.answered(Duration::from_millis(10)),
+                    _ => slots.answered(),
                 }
                 prop_assert!(taken.len() <= most && slots.in_flight() == taken.len());
             }

@@ -287,7 +287,7 @@ impl Transfer<'_> {
         tail.note(elapsed);
         if answer.is_ok() {
             counters.time_to_first_byte.note(elapsed);
-            slots.answered(elapsed);
+            slots.answered();
         }
         answer
     }

@@ -2,30 +2,32 @@
 
 use std::time::Duration;
 
-/// A limit that rises as long as the time to the first byte does not, and falls when it has risen.
+/// A limit that rises as long as requests take hardly longer with more of them in flight, and falls when they wait for each other: at the store, in
+/// the network or on this machine. Then as many more would only wait longer.
 #[derive(Debug)]
 pub(super) struct Plateau {
     limit: usize,
     most: usize,
     /// A request had to wait since the limit changed.
     was_full: bool,
-    /// Times to the first byte since the limit changed.
+    /// Times of requests, from their slot to the last byte, since the limit changed.
     times: Vec<Duration>,
-    /// The median of times to the first byte where requests do not wait for each other: that with the least limit, or less. A store that
-    /// becomes slower brings the limit down to the least, where it is measured anew.
+    /// The median of times of requests that do not wait for each other: that with the least limit, or less. A store that becomes slower brings the
+    /// limit down to the least, where it is measured anew.
     undisturbed: Option<Duration>,
 }
 
 impl Plateau {
-    /// The least limit, and that at first: at 30 ms to the first byte and with parts of 10 MB it allows 20 GB/s.
-    pub const AT_FIRST: usize = 64;
-    /// Answers whose median counts, at least.
-    const ANSWERS: usize = 64;
-    /// Requests wait for each other when the median is that many times the undisturbed one.
-    const RISEN: f64 = 1.25;
+    /// The least limit, and that at first.
+    pub const LEAST: usize = 32;
+    /// Requests whose median counts, at least.
+    const REQUESTS: usize = 64;
+    /// The limit is right when the median is that many times the undisturbed one: of the requests in flight, a third waits for the others, so
+    /// that there is always one that can go on. It is also the most by which the limit rises at once.
+    const RISEN: f64 = 1.5;
 
     pub fn new(most: usize) -> Self {
-        let limit = Self::AT_FIRST.min(most);
+        let limit = Self::LEAST.min(most);
         Self { limit, most, was_full: false, times: vec![], undisturbed: None }
     }
 
@@ -39,26 +41,23 @@ impl Plateau {
         self.was_full = true;
     }
 
-    /// An answer began `time` after its request. Returns whether the limit has risen.
-    pub fn answered(&mut self, time: Duration) -> bool {
+    /// A request has ended, `time` after it got its slot.
+    pub fn ended(&mut self, time: Duration) {
         self.times.push(time);
-        if self.times.len() < self.limit.max(Self::ANSWERS) {
-            return false;
+        if self.times.len() < self.limit.max(Self::REQUESTS) {
+            return;
         }
         let middle = self.times.len() / 2;
         let median = *self.times.select_nth_unstable(middle).1;
         self.times.clear();
-        let least = Self::AT_FIRST.min(self.most);
+        let least = Self::LEAST.min(self.most);
         let known = self.undisturbed.filter(|_| self.limit > least);
         let undisturbed = *self.undisturbed.insert(known.map_or(median, |known| known.min(median)));
         let was_full = std::mem::take(&mut self.was_full);
-        let before = self.limit;
-        if median > undisturbed.mul_f64(Self::RISEN) {
-            self.limit = (self.limit - self.limit / 8).max(least);
-        } else if was_full {
-            self.limit = (self.limit + self.most / 16).min(self.most);
+        let change = Self::RISEN * undisturbed.as_secs_f64() / median.as_secs_f64().max(1e-9);
+        if was_full || change < 1.0 {
+            self.limit = ((self.limit as f64 * change) as usize).clamp(least, self.most);
         }
-        self.limit > before
     }
 }
 
@@ -66,11 +65,11 @@ impl Plateau {
 mod tests {
     use super::*;
 
-    /// The limit after many answers of a store of which `at_once` requests do not wait for each other, each `time` long.
+    /// The limit after many requests to a store of which `at_once` do not wait for each other, each `time` long.
     fn found(plateau: &mut Plateau, at_once: usize, time: Duration) -> usize {
         for _ in 0..40_000 {
             plateau.note_full();
-            plateau.answered(time.mul_f64((plateau.limit() as f64 / at_once as f64).max(1.0)));
+            plateau.ended(time.mul_f64((plateau.limit() as f64 / at_once as f64).max(1.0)));
         }
         plateau.limit()
     }
@@ -79,15 +78,26 @@ mod tests {
     fn the_limit_rises_until_requests_wait_for_each_other() {
         let ms = Duration::from_millis;
         let mut plateau = Plateau::new(256);
-        assert_eq!(plateau.limit(), 64);
+        assert_eq!(plateau.limit(), 32);
         assert_eq!(found(&mut plateau, 1000, ms(100)), 256);
-        // The store, or its network, becomes slower: 150 of them are waiting for the others.
+        // The store, or its network, becomes slower: a third of them waits for the others.
         let limit = found(&mut plateau, 100, ms(100));
-        assert!((100..=144).contains(&limit), "{limit}");
+        assert!((145..=150).contains(&limit), "{limit}");
         // It is fast, and one after the other is as good.
         let mut plateau = Plateau::new(256);
         let limit = found(&mut plateau, 1, ms(1));
-        assert!((64..=96).contains(&limit), "{limit}");
+        assert!((32..=48).contains(&limit), "{limit}");
+    }
+
+    #[test]
+    fn a_fast_rise_takes_some_hundred_requests() {
+        let mut plateau = Plateau::new(256);
+        let risen = (1..).find(|_| {
+            plateau.note_full();
+            plateau.ended(Duration::from_millis(100));
+            plateau.limit() == 256
+        });
+        assert!(risen.is_some_and(|requests| requests < 1000), "{risen:?}");
     }
 
     #[test]
@@ -95,19 +105,14 @@ mod tests {
         let mut plateau = Plateau::new(256);
         found(&mut plateau, 1000, Duration::from_millis(10));
         assert_eq!(plateau.limit(), 256);
-        (0..300 * 256).for_each(|_| {
-            plateau.note_full();
-            plateau.answered(Duration::from_millis(17));
-        });
-        assert_eq!(plateau.limit(), 256);
+        assert_eq!(found(&mut plateau, 1000, Duration::from_millis(37)), 256);
     }
 
     #[test]
     fn a_limit_that_nobody_reaches_stays() {
         let mut plateau = Plateau::new(256);
-        (0..10_000).for_each(|_| _ = plateau.answered(Duration::from_millis(10)));
-        assert_eq!(plateau.limit(), 64);
-        assert_eq!(Plateau::new(4).limit(), 4);
-        assert!((0..1000).all(|_| !Plateau::new(4).answered(Duration::from_millis(10))));
+        (0..10_000).for_each(|_| plateau.ended(Duration::from_millis(10)));
+        assert_eq!(plateau.limit(), 32);
+        assert_eq!(found(&mut Plateau::new(4), 1000, Duration::from_millis(10)), 4);
     }
 }
