@@ -452,7 +452,8 @@ least 1.
                     R"code(Number of threads that decode on the CPU, at least 1.
 
 0 chooses from the cores that the process may use; in the CPU backend as many as `num_io_threads`.
-In the GPU backend they run at a lower priority than the training's own threads.)code",
+In the GPU backend they run at a lower priority than the training's own threads: where the GPU could
+decode all chunks, only on cores that nobody else wants (SCHED_IDLE).)code",
                     int64_t{0})
     .AddOptionalArg("io",
                     R"code(How chunks are read: ``"auto"``, ``"posix"`` or ``"gds"``.

@@ -193,11 +193,13 @@ impl Running {
     ) -> Result<()> {
         let jobs = self.jobs.clone();
         let is_beside_training = uploader.is_some();
+        // What they leave undone the GPU can do.
+        let can_be_spared = workers.decoder.parts.iter().all(|plan| plan.kind != Kind::Cpu);
         let name = if decodes { "zarr decoder" } else { "zarr reader" };
         let watchdog = Arc::<Watchdog>::default();
         self.spawn(name, watchdog.clone(), move || {
             if decodes && is_beside_training {
-                lower_priority();
+                lower_priority(can_be_spared);
             }
             let mut state = WorkerState::new(decodes);
             loop {
@@ -399,13 +401,19 @@ impl Start<'_> {
     }
 }
 
-/// Lowers the priority of the calling thread, so that it takes cores only from threads that have nothing more urgent to do.
-fn lower_priority() {
+/// Lowers the priority of the calling thread below that of a training's own threads, which launch kernels on the same cores. `can_be_spared`: nobody
+/// has to wait for what it does, so that it gets only cores that nobody else wants.
+fn lower_priority(can_be_spared: bool) {
     /// A thread with this niceness gets a tenth of a core that a usual thread wants as well.
     const NICENESS: i32 = 10;
+    let parameters = libc::sched_param { sched_priority: 0 };
     // SAFETY: changes nothing but the priority of this thread, which on Linux is what 0 means. If that is not allowed,
     // nothing changes.
-    unsafe { libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS) };
+    unsafe {
+        if !can_be_spared || libc::sched_setscheduler(0, libc::SCHED_IDLE, &raw const parameters) != 0 {
+            libc::setpriority(libc::PRIO_PROCESS, 0, NICENESS);
+        }
+    }
 }
 
 impl Drop for Running {
