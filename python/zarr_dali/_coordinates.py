@@ -164,9 +164,14 @@ class Coordinates:
         """The indices that a label selects along a dimension, in its order."""
         index = self.indexes.get(name)
         parts = [label]
-        if index is not None and name in self.longitudes:
+        is_circle = index is not None and name in self.longitudes
+        if is_circle:
             parts = _pieces.around(index, label)
-        found = np.concatenate([np.atleast_1d(self.positions(name, part)) for part in parts])
+        try:
+            found = np.concatenate([np.atleast_1d(self.positions(name, part)) for part in parts])
+        except AbsentError as error:
+            remark = _pieces.remark(index, label) if is_circle else ""
+            raise AbsentError(f"{error}{remark}") from error
         asked = f"{name}={label!r}"
         if found.ndim > 1:
             raise ValueError(f"{asked}: labels with more than one dimension select no range of indices")

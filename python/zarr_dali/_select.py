@@ -69,7 +69,8 @@ def select(
             single label: its extent is 1 then. A dimension without a coordinate is selected by position, as
             are the axes of OME-Zarr images, whose channels also have the names that `omero` gives them.
             Longitudes are a circle: `slice(350, 10)` and `slice(-10, 10)` are two pieces of a coordinate from
-            0 to 359, one behind the other.
+            0 to 359, one behind the other, and -45 is its 315. A coordinate holds longitudes if its name is
+            "longitude" or "lon", its `standard_name` "longitude", or its `units` such as "degrees_east".
 
     Returns:
         `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `select`, `window`, `offsets`,
