@@ -383,6 +383,27 @@ def test_zip_files_that_cannot_be_read_are_refused(bucket, rng):
         read(f"{folder}|zip:x")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty and not a zip archive; write it again"),
+        (b"some bytes", "the file has 10 bytes, too few for a zip archive"),
+    ],
+    ids=["empty", "short"],
+)
+def test_a_file_that_is_too_short_for_a_zip_file(bucket, content, words):
+    file = bucket / "bucket" / "data.zip"
+    file.write_bytes(content)
+    uses = (read, zarr_dali.info)
+    with serving(bucket) as server:
+        places = [(url.replace("data.zarr", "data.zip"), more) for url, more in urls(server.url).values()]
+        for path, options in [(str(file), {}), *places]:
+            more = {"storage_options": json.dumps(options)} if options else {}
+            for use in uses:
+                with pytest.raises((RuntimeError, ValueError), match=words):
+                    use(path, **more)
+
+
 def test_a_zip_file_that_is_replaced_is_an_error(bucket, rng):
     folder, file = bucket / "data.zarr", bucket / "bucket" / "data.zip"
     data = values(rng)
