@@ -322,6 +322,8 @@ def _exclude_separately(
     name = stores[0][1].dimensions[0]
     if isinstance(exclude, xr.DataArray) and exclude.dtype == bool and name in exclude.indexes:
         exclude = list(exclude.indexes[name][exclude.values])
+    if isinstance(exclude, xr.DataArray) and exclude.dtype != bool:
+        exclude = exclude.values if exclude.ndim else exclude.values[()]
     labels = [exclude] if is_alone(exclude) else list(exclude)
     if any(isinstance(label, (bool, np.bool_)) for label in labels) or isinstance(exclude, xr.DataArray):
         raise ValueError(
