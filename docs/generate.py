@@ -48,6 +48,19 @@ GROUPS = {
 """The headings of the page, and the order of the wrapper's arguments."""
 
 
+OF_WRAPPER = {
+    "offsets": "int | Sequence[int] | Mapping[str, Sequence[int]] | None",
+    "storage_options": "str | Mapping[str, Any]",
+    "per_store": "str | Sequence[Mapping[str, Any] | None]",
+    "dimension_offsets": "str | Mapping[str, Any]",
+    "select": "str | Mapping[str, Any]",
+    "normalize": "str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any]",
+    "position": "str | Mapping[str, Any]",
+    "dtype": "Any",
+}
+"""What the wrapper takes beside what the operator does (python/zarr_dali/_operator_arguments.py)."""
+
+
 @dataclass(frozen=True)
 class Argument:
     """An argument of the operator. `default` is Python source, None for one that has to be given."""
@@ -136,8 +149,9 @@ def page() -> str:
         "<!-- Made from the operator's schema by docs/generate.py: the text is in cpp_shim/schema.cc. -->",
         "",
         "`fn.readers.zarr(...)`, with the alias `fn.zarr_reader`. `zarr_dali.readers.zarr(...)` is the same",
-        "with types and help for editors, which do not see DALI's plugins. `help(fn.readers.zarr)` shows",
-        "this text as well.",
+        "with types and help for editors, which do not see DALI's plugins, and takes dictionaries where the",
+        "operator wants JSON, and types of NumPy and PyTorch, or their names, as `dtype`.",
+        "`help(fn.readers.zarr)` shows this text as well.",
         "",
     ]
     for paragraph in _plain(backend.GetSchema(SCHEMA).Dox()).split("\n\n"):
@@ -160,15 +174,13 @@ def wrapper() -> str:
     signature = []
     for argument in found.values():
         default = "" if argument.default is None else f" = {argument.default}"
-        annotation = argument.annotation
-        if argument.name == "offsets":  # the wrapper makes `dimension_offsets` of a dictionary
-            annotation = f"{annotation.removesuffix(' | None')} | Mapping[str, Sequence[int]] | None"
+        annotation = OF_WRAPPER.get(argument.name, argument.annotation)
         signature.append(f"    {argument.name}: {annotation}{default},")
     first, *rest = _plain(backend.GetSchema(SCHEMA).Dox()).split("\n\n")
     body = [" ".join(first.split()), ""]
     for paragraph in rest:
         body += [_wrapped(" ".join(paragraph.split()), COLUMNS - 4), ""]
-    body.append("Args:")
+    body += [_wrapped(ABOUT_WRAPPER, COLUMNS - 4), "", "Args:"]
     for argument in found.values():
         head, *more = [_plain(paragraph) for paragraph in argument.paragraphs]
         body.append(_wrapped(f"{argument.name}: {head}", COLUMNS - 4, "    ", "        "))
@@ -204,6 +216,13 @@ def _wrapped(text: str, columns: int = COLUMNS, first: str = "", others: str = "
     ).replace("\0", " ")
 
 
+ABOUT_WRAPPER = (
+    "What the operator takes as JSON may be a dictionary or a list here: `select`, `normalize` (also the "
+    "name of a file of JSON), `storage_options`, `per_store`, `dimension_offsets` and `position`. "
+    "`offsets` may be a dictionary of steps by dimension, and `dtype` a type of NumPy or PyTorch or the "
+    "name of one."
+)
+
 WRAPPER_SOURCE = '''"""The operator with types, for editors and type checkers: they do not see DALI's plugins.
 
 Made from the operator's schema by docs/generate.py: change the text in cpp_shim/schema.cc.
@@ -216,11 +235,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _offsets
+from zarr_dali import _operator_arguments
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
-    from nvidia.dali.types import DALIDataType
 
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -234,7 +252,7 @@ def zarr(
     given = locals()
     from nvidia.dali import fn  # here, because the package says first which release of DALI it needs
 
-    return fn.readers.zarr(**_offsets.reader_arguments(_other_than_defaults(given)))
+    return fn.readers.zarr(**_operator_arguments.of_wrapper(_other_than_defaults(given)))
 
 
 def _other_than_defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
+_MOST_SHOWN = 5
+"""Indices that a message names."""
+
+
 class AbsentError(ValueError):
     """A label that a coordinate has not."""
 
@@ -90,15 +94,43 @@ class Coordinates:
         try:
             return along.sel({name: label}).values
         except pd.errors.InvalidIndexError as error:
+            self.refuse_repeated(name, label)
             raise ValueError(
                 f"{name}={label!r} is no label, and no slice or list of labels: {self.extent(name)}"
             ) from error
         except (KeyError, IndexError) as error:
+            self.refuse_repeated(name, label)
             raise AbsentError(f"{name}={label!r} is not there: {self.extent(name)}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
+
+    def refuse_repeated(self, name: str, label: Any) -> None:
+        """Raises ValueError if the coordinate has a label several times that a slice or a list asks for."""
+        index = self.indexes.get(name)
+        ends = [label.start, label.stop] if isinstance(label, slice) else [] if is_alone(label) else label
+        for one in ends:
+            try:
+                found = np.arange(self.sizes[name])[index.get_loc(one)]
+            except (AttributeError, KeyError, TypeError, ValueError):
+                continue
+            self._refuse_repeated(name, label, np.atleast_1d(found))
+
+    def _refuse_repeated(self, name: str, label: Any, found: np.ndarray) -> None:
+        """The same for indices that were found."""
+        index = self.indexes.get(name)
+        repeated = [] if index is None else np.flatnonzero(index.duplicated(keep=False)[found])
+        if not len(repeated):
+            return
+        value = index[found[repeated[0]]]
+        places = np.flatnonzero(index == value)
+        shown = ", ".join(map(str, places[:_MOST_SHOWN])) + (", ..." if len(places) > _MOST_SHOWN else "")
+        raise ValueError(
+            f"{name}={label!r}: the label {value} occurs {len(places)} times in the coordinate {name}, at "
+            f"the indices {shown}; write the coordinate with each label once, or give indices in place of "
+            "labels, such as `roi_start` and `roi_end`"
+        )
 
     def named(self, name: str, label: Any) -> Any:
         """A label with positions in place of the names of channels."""
@@ -164,9 +196,14 @@ class Coordinates:
         """The indices that a label selects along a dimension, in its order."""
         index = self.indexes.get(name)
         parts = [label]
-        if index is not None and name in self.longitudes:
+        is_circle = index is not None and name in self.longitudes
+        if is_circle:
             parts = _pieces.around(index, label)
-        found = np.concatenate([np.atleast_1d(self.positions(name, part)) for part in parts])
+        try:
+            found = np.concatenate([np.atleast_1d(self.positions(name, part)) for part in parts])
+        except AbsentError as error:
+            remark = _pieces.remark(index, label) if is_circle else ""
+            raise AbsentError(f"{error}{remark}") from error
         asked = f"{name}={label!r}"
         if found.ndim > 1:
             raise ValueError(f"{asked}: labels with more than one dimension select no range of indices")
@@ -182,6 +219,7 @@ class Coordinates:
         found = self.found(name, label)
         if _pieces.is_range(found):
             return int(found[0]), int(found[-1]) + 1
+        self._refuse_repeated(name, label, found)
         asked = f"{name}={label!r}"
         steps = np.unique(np.diff(found))
         if steps.size == 1 and steps[0] > 1:
@@ -244,10 +282,12 @@ class Coordinates:
             values = list(exclude)
             if values and all(isinstance(value, (bool, np.bool_)) for value in values):
                 return self._masked(xr.DataArray(values, dims=[name]))
-            # Texts and slices stand for many indices each, other labels can be looked up together.
-            alone = [value for value in values if isinstance(value, (str, slice))]
+            # Texts and slices stand for many indices each, other labels can be looked up together, unless the
+            # coordinate has some several times.
+            kinds = (str, slice) if name not in self.indexes or self.indexes[name].is_unique else (object,)
+            alone = [value for value in values if isinstance(value, kinds)]
             found = [self.positions(name, value) for value in alone]
-            together = [value for value in values if not isinstance(value, (str, slice))]
+            together = [value for value in values if not isinstance(value, kinds)]
             if together:
                 found.append(self.positions(name, together))
         return np.unique(np.concatenate([np.ravel(part) for part in found] or [np.empty(0, int)]))
@@ -260,6 +300,7 @@ class Coordinates:
             )
         index = self.indexes.get(name)
         if index is not None and name in mask.indexes:
+            self.refuse_repeated(name, mask.indexes[name][mask.values])
             found = index.get_indexer(mask.indexes[name][mask.values])
             if (found < 0).any():
                 label = mask.indexes[name][mask.values][int(np.argmax(found < 0))]

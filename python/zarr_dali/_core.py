@@ -5,9 +5,10 @@ from __future__ import annotations
 import ctypes
 import datetime
 import json
+import math
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -101,14 +102,35 @@ def _call(function: Callable[..., Any], *arguments: Any) -> tuple[Any, bytes, in
 
 
 def as_json(options: StorageOptions) -> str:
-    """`storage_options` as the operator takes them; durations, as in `retry_config`, in milliseconds."""
+    """`storage_options` as the operator takes them; durations, as in `retry_config`, in milliseconds.
+
+    Raises:
+        TypeError: They are no dictionary, or hold what JSON has not.
+        ValueError: They hold a number that is not finite.
+    """
     if options is None:
         return ""
     if not isinstance(options, (str, Mapping)):
         raise TypeError(
             f"storage_options: has to be a dictionary of options, or JSON, not {type(options).__name__}"
         )
-    return Secret(options if isinstance(options, str) else json.dumps(dict(options), default=_plain))
+    if isinstance(options, str):
+        return Secret(options)
+    if unfinite := next(_unfinite(options), None):
+        raise ValueError(
+            f'argument `storage_options`: has "{unfinite[0]}" {unfinite[1]}, which is no finite number; give '
+            'one, for a timeout of seconds such as 30, or a text with units, such as "30 s"'
+        )
+    return Secret(json.dumps(dict(options), default=_plain))
+
+
+def _unfinite(options: Mapping[Any, Any]) -> Iterator[tuple[Any, float]]:
+    """Names and values of numbers that are infinite or none."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _unfinite(value)
+        elif isinstance(value, float) and not math.isfinite(value):
+            yield name, value
 
 
 def _plain(value: Any) -> Any:

@@ -116,10 +116,11 @@ class Loader:
                 read it.
             dtype: Element type of all outputs, as a type or name of NumPy, torch or DALI, rounded and
                 saturated as the reader does; a list with one for each of `arrays`; or a dictionary with some
-                by their names: `dtype={"label": "int64"}`. None leaves a type as it is. "bfloat16" is made of
-                float32 on the device. What DALI cannot hand to torch (uint16, uint32, uint64) is refused.
+                by the arrays' names or by their keys in a batch (see `names`): `dtype={"label": "int64"}`.
+                None leaves a type as it is. "bfloat16" is made of float32 on the device. What DALI cannot
+                hand to torch (uint16, uint32, uint64) is refused.
             layout: DALI's layout of a sample, a letter for each dimension, for operators that ask for one:
-                for all outputs, a list with one for each, or a dictionary with some by their names. By
+                for all outputs, a list with one for each, or a dictionary with some as in `dtype`. By
                 default made from the names of the dimensions. No value is moved by it.
             graph: A function that puts operators of DALI between the reader and the batch, on the same
                 device: it gets a dictionary of DALI's nodes by name and returns one, whose keys are those of
@@ -135,10 +136,10 @@ class Loader:
                 (True, or "channels": levels and arrays as channels, named by `loader.channels`),
                 `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets (in
                 bytes, or as in "4GB") and others; `storage_options` as a dictionary. `normalize` as a
-                dictionary, JSON or the name of a file of JSON. `samples`, `weights` and `samples_per_epoch`
-                as `set_samples` takes them, `mask`. In `mean` and `std` a list may stand for an array:
-                `mean=[[220, 250], 280]` has one number for each index of the first dimension behind those of
-                the window.
+                dictionary by names or keys as `dtype`, JSON or the name of a file of JSON. `samples`,
+                `weights` and `samples_per_epoch` as `set_samples` takes them, `mask`. In `mean` and `std` a
+                list may stand for an array: `mean=[[220, 250], 280]` has one number for each index of the
+                first dimension behind those of the window.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -182,9 +183,11 @@ class Loader:
         arguments = _loader_arguments.with_selection(path, arrays, select, arguments, gaps)
         arguments = _values.of_reader(arguments)
         names = _outputs.names_of(arrays, arguments, names)
+        each = _outputs.arrays_of(arrays, arguments, names)
+        arguments = _normalize.by_array(arguments, arrays, names[: len(each)])
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
-            bool(arguments.get("return_index")),
+            each,
             dtype=dtype,
             layout=layout,
             graph=graph,

@@ -45,15 +45,17 @@ def _selected(
     computed: set[str],
 ) -> dict[str, Any]:
     """The reader's arguments, of which `select` makes those that are `computed`."""
-    chosen = _select.select(
+    region = {name: arguments.get(name) for name in ("roi_start", "roi_end", "per_store")}
+    chosen = _select.within(
         path,
-        arrays=arrays or None,
-        join=arguments.get("join", "concat"),
+        arrays or None,
+        dict(labels),
+        region,
+        arguments.get("join", "concat"),
+        arguments.get("follow_links", True),
+        arguments.get("storage_options"),
         **{name: arguments.get(name) for name in computed},
         gaps=gaps,
-        follow_links=arguments.get("follow_links", True),
-        storage_options=arguments.get("storage_options"),
-        **labels,
     )
     others = {name: value for name, value in arguments.items() if name not in computed}
     for name in ("breaks", "per_store", "dimension_offsets"):

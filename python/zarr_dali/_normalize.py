@@ -7,6 +7,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zarr_dali import _keys
+
 Normalize = str | os.PathLike | Mapping[str, Any] | Sequence[Any]
 
 
@@ -48,6 +50,42 @@ def reader_arguments(arguments: Mapping[str, Any], arrays: Sequence[str]) -> dic
             raise ValueError("normalize: it says what mean and std say, too; give one of them")
         chosen = {name: value for name, value in chosen.items() if name not in given}
         chosen["normalize"] = json.dumps(_of_lists(given, max(1, len(arrays))), default=_plain)
+    return chosen
+
+
+def by_array(arguments: Mapping[str, Any], arrays: Sequence[str], keys: Sequence[str]) -> dict[str, Any]:
+    """The reader's arguments, with `normalize` as a list where it names arrays by their keys in a batch.
+
+    Args:
+        arguments: Those of the reader, with `normalize` as text.
+        arrays: Those that are read.
+        keys: Those of the outputs, without that of the indices. Of stacked arrays, which are one output, the
+            names are those of the arrays.
+
+    Raises:
+        ValueError: A name is the key of one array and the name of another, an array is named twice, or a name
+            is neither, while an array has none.
+    """
+    chosen = dict(arguments)
+    try:
+        entries = json.loads(chosen.get("normalize") or "null")
+    except ValueError:  # the reader says it
+        return chosen
+    arrays = arrays or [""]  # `path` itself is the array
+    if not isinstance(entries, dict) or len(arrays) != len(keys):
+        return chosen
+    found = _keys.places("normalize", entries, arrays, keys)
+    if all(name.strip("/") == arrays[at].strip("/") for at, name in found.items()):
+        return chosen
+    unknown = [name for name in entries if name not in found.values()]
+    absent = [at for at in range(len(arrays)) if at not in found]
+    if unknown and absent:
+        raise ValueError(
+            f'normalize: it names "{unknown[0]}", which is no array and no key of a batch, and not '
+            f'"{keys[absent[0]]}", which is one; correct the name, or give "{keys[absent[0]]}": None to '
+            "leave that array as it is"
+        )
+    chosen["normalize"] = json.dumps([entries.get(found.get(at)) for at in range(len(arrays))])
     return chosen
 
 

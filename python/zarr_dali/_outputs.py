@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from zarr_dali import _keys
+
 if TYPE_CHECKING:
     import torch
     from nvidia.dali.data_node import DataNode
@@ -73,6 +75,13 @@ class Outputs:
         }
 
 
+def arrays_of(arrays: Sequence[str], arguments: Mapping[str, Any], names: Sequence[str]) -> list[str]:
+    """The array of each output besides that of the indices; its key where it is none of `arrays` alone."""
+    own = list(names[: len(names) - bool(arguments.get("return_index"))])
+    stacked = arguments.get("stack") or arguments.get("stack_channels")
+    return list(arrays) if arrays and not stacked else own
+
+
 def names_of(
     arrays: Sequence[str],
     arguments: Mapping[str, Any],
@@ -104,7 +113,7 @@ def names_of(
 
 def outputs_of(
     names: Sequence[str],
-    with_index: bool,
+    arrays: Sequence[str],
     *,
     dtype: Any,
     layout: Any,
@@ -114,6 +123,8 @@ def outputs_of(
     """The reader's own `dtype`, and what is done with its outputs.
 
     Args:
+        names: Keys of the outputs; behind those of `arrays` may be that of the indices.
+        arrays: The array of each output, which `dtype` and `layout` may name in place of its key.
         sources: Asks for the types of the outputs without `dtype`; called where they matter.
 
     Raises:
@@ -122,9 +133,9 @@ def outputs_of(
     """
     if graph is not None and not callable(graph):
         raise TypeError(f"graph: has to be a function of DALI's nodes, not {_in_words(graph)}")
-    own = names[: len(names) - with_index]
-    types = {name: _type_name(one) for name, one in _for_each("dtype", dtype, own).items()}
-    layouts = _for_each("layout", layout, own)
+    own = names[: len(arrays)]
+    types = {name: _type_name(one) for name, one in _for_each("dtype", dtype, own, arrays).items()}
+    layouts = _for_each("layout", layout, own, arrays)
     for name, one in layouts.items():
         if not isinstance(one, str):
             raise TypeError(f'layout: has to be a text such as "CHW", not {_in_words(one)}, for {name}')
@@ -142,14 +153,16 @@ def outputs_of(
     return of_reader, Outputs(tuple(names), casts, layouts, graph, of_torch)
 
 
-def _for_each(argument: str, value: Any, names: Sequence[str]) -> dict[str, Any]:
-    """One value for all outputs, one for each in their order, or some by name; None is left out."""
+def _for_each(argument: str, value: Any, names: Sequence[str], arrays: Sequence[str]) -> dict[str, Any]:
+    """One value for all outputs, one for each in their order, or some by key or array; None is left out."""
     if value is None:
         return {}
     if isinstance(value, Mapping):
-        if unknown := [name for name in value if name not in names]:
-            raise ValueError(f"{argument}: there is no output {unknown[0]!r}, only {list(names)}")
-        found = dict(value)
+        given = _keys.places(argument, value, arrays, names)
+        if unknown := [name for name in value if name not in given.values()]:
+            others = "" if list(arrays) == list(names) else f" of the arrays {list(arrays)}"
+            raise ValueError(f"{argument}: there is no output {unknown[0]!r}, only {list(names)}{others}")
+        found = {names[at]: value[name] for at, name in given.items()}
     elif isinstance(value, (list, tuple)):
         if len(value) != len(names):
             raise ValueError(

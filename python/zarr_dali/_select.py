@@ -69,7 +69,8 @@ def select(
             single label: its extent is 1 then. A dimension without a coordinate is selected by position, as
             are the axes of OME-Zarr images, whose channels also have the names that `omero` gives them.
             Longitudes are a circle: `slice(350, 10)` and `slice(-10, 10)` are two pieces of a coordinate from
-            0 to 359, one behind the other.
+            0 to 359, one behind the other, and -45 is its 315. A coordinate holds longitudes if its name is
+            "longitude" or "lon", its `standard_name` "longitude", or its `units` such as "degrees_east".
 
     Returns:
         `path`, and `arrays`, `join`, `per_store`, `roi_start`, `roi_end`, `select`, `window`, `offsets`,
@@ -82,6 +83,30 @@ def select(
             is not one ascending range of indices.
         TypeError: `window` is no list of whole numbers.
         ImportError: xarray or zarr is missing.
+    """
+    asked = {"window": window, "offsets": offsets, "exclude": exclude, "gaps": gaps}
+    return within(path, arrays, labels, {}, join, follow_links, storage_options, **asked)
+
+
+def within(
+    path: Paths,
+    arrays: str | Sequence[str] | None,
+    labels: dict[str, Any],
+    region: Mapping[str, Any],
+    join: str | None,
+    follow_links: bool,
+    storage_options: _core.StorageOptions,
+    *,
+    window: int | Sequence[int] | None = None,
+    offsets: Sequence[Any] | Mapping[str | int, Sequence[Any]] | None = None,
+    exclude: Any = None,
+    gaps: str | None = None,
+) -> dict[str, Any]:
+    """What `select` does, where the reader itself is also given a `region`: only gaps in it count.
+
+    Args:
+        region: Of the reader's arguments `roi_start`, `roi_end` and `per_store`, of which none is returned.
+            There are none beside labels.
     """
     location = _locations.located(path, storage_options)
     path, storage_options = location.path, location.storage_options
@@ -115,17 +140,20 @@ def select(
     several = _steps.are_several(window, first)
     covered = max(len(chosen.get("window", [1])), 1 + max(by_dimension, default=0))
     if join == "separate":
-        found = _separately(opened, labels, covered, (first, by_dimension), exclude, gaps, several)
+        regions = _per_store(region, len(opened))
+        found = _separately(opened, labels, regions, covered, (first, by_dimension), exclude, gaps, several)
         return chosen | {"join": join} | found
     known = Coordinates.joined(opened)
-    (start, end), region, pieces = known.selected(labels, covered)
-    if region:
-        chosen["roi_start"] = [start for start, _ in region]
-        chosen["roi_end"] = [end for _, end in region]
+    (start, end), ranges, pieces = known.selected(labels, covered)
+    if ranges:
+        chosen["roi_start"] = [start for start, _ in ranges]
+        chosen["roi_end"] = [end for _, end in ranges]
     if pieces:
         chosen["select"] = _pieces.as_json(pieces)
+    ranges = ranges or _ranges(known, region)
+    start, end = ranges[0] if ranges else (start, end)
     steps, (breaks,) = _steps.resolve([known.line(start, end)], first, gaps, several)
-    lines = {at: [known.line_along(at, region, pieces)] for at in by_dimension}
+    lines = {at: [known.line_along(at, ranges, pieces)] for at in by_dimension}
     chosen |= _along_dimensions(lines, by_dimension, gaps)
     if steps is not None:
         chosen["offsets"] = steps
@@ -139,9 +167,30 @@ def select(
     return chosen
 
 
+def _ranges(known: Coordinates, region: Mapping[str, Any]) -> list[tuple[int, int]]:
+    """What `roi_start` and `roi_end` leave of the leading dimensions, as far as a store reaches."""
+    starts, ends = (np.atleast_1d(region.get(name) or []).tolist() for name in ("roi_start", "roi_end"))
+    sizes = [known.sizes[name] for name in known.dimensions[: max(len(starts), len(ends))]]
+    return [
+        (min(starts[at], size) if at < len(starts) else 0, min(ends[at], size) if at < len(ends) else size)
+        for at, size in enumerate(sizes)
+    ]
+
+
+def _per_store(region: Mapping[str, Any], count: int) -> list[dict[str, Any] | None]:
+    """The reader's region of each store that is read separately; None for one that is left out."""
+    try:
+        entries = json.loads(region.get("per_store") or "[]")
+        found = [None if entry is None else {**region, **entry} for entry in entries]
+    except (TypeError, ValueError):  # the reader says it
+        found = []
+    return found if len(found) == count else [region] * count
+
+
 def _separately(
     stores: Sequence[tuple[str, Coordinates]],
     labels: dict[str, Any],
+    regions: Sequence[Mapping[str, Any] | None],
     covered: int,
     offsets: tuple[Any, Mapping[int, Any]],
     exclude: Any,
@@ -149,14 +198,17 @@ def _separately(
     several: bool,
 ) -> dict[str, Any]:
     """Arguments for what labels name in each of several stores. `offsets` are of the first dimension, and of
-    others."""
+    others; `regions` are those that the reader is given itself."""
     check_dimensions(stores)
     entries: list[dict[str, list[int]] | None] = []
     left_out_by = None
-    lines = []
+    lines, lined = [], []
     along: dict[int, list[_steps.Line]] = {at: [] for at in offsets[1]}
     pieces: dict[str, str] = {}
-    for store, known in stores:
+    for (store, known), given in zip(stores, regions):
+        if given is None:
+            entries.append({})
+            continue
         try:
             (start, end), region, found = known.selected(labels, covered)
         except AbsentError as error:
@@ -168,10 +220,15 @@ def _separately(
             if region
             else {}
         )
+        region = region or _ranges(known, given)
+        start, end = region[0] if region else (start, end)
         lines.append(known.line(start, end, store))
+        lined.append(entries[-1])
         for at, its in along.items():
             its.append(known.line_along(at, region, found, store))
         pieces[store] = _pieces.as_json(found) if found else ""
+    if not lines and left_out_by is None:
+        raise ValueError("per_store: it leaves out every store; give a region for one or more")
     if not lines:
         raise ValueError(f"in none of {len(entries)} stores: {left_out_by}") from left_out_by
     (one, wanted), *others = pieces.items()
@@ -187,7 +244,7 @@ def _separately(
     steps, breaks = _steps.resolve(lines, offsets[0], gaps, several)
     if steps is not None:
         chosen["offsets"] = steps
-    for entry, behind in zip((entry for entry in entries if entry is not None), breaks):
+    for entry, behind in zip(lined, breaks):
         if behind:
             entry["breaks"] = behind
     if exclude is not None:
@@ -242,12 +299,8 @@ def breaks_of(
         entries.append(entry if entry is None else dict(entry))
         if entry is None:
             continue
-        given = {**arguments, **entry}
-        size = known.sizes[known.dimensions[0]]
-        start, end = (
-            min(int(np.atleast_1d(given[name])[0]), size) if given.get(name) else default
-            for name, default in (("roi_start", 0), ("roi_end", size))
-        )
+        ranges = _ranges(known, {**arguments, **entry})
+        start, end = ranges[0] if ranges else (0, known.sizes[known.dimensions[0]])
         lines.append(known.line(start, end, store))
     _, breaks = _steps.resolve(lines, None, gaps, True)
     if not any(breaks):
@@ -269,6 +322,8 @@ def _exclude_separately(
     name = stores[0][1].dimensions[0]
     if isinstance(exclude, xr.DataArray) and exclude.dtype == bool and name in exclude.indexes:
         exclude = list(exclude.indexes[name][exclude.values])
+    if isinstance(exclude, xr.DataArray) and exclude.dtype != bool:
+        exclude = exclude.values if exclude.ndim else exclude.values[()]
     labels = [exclude] if is_alone(exclude) else list(exclude)
     if any(isinstance(label, (bool, np.bool_)) for label in labels) or isinstance(exclude, xr.DataArray):
         raise ValueError(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zarr_dali import _pipes
 from zarr_dali._options import names
 from zarr_dali._profile_cli import profile
 from zarr_dali._rechunk_cli import rechunk
@@ -39,7 +40,15 @@ class _List(click.ParamType):
             )
 
 
-@click.group()
+class _Commands(click.Group):
+    """Commands that end quietly where nobody reads their output any more."""
+
+    def main(self, *arguments: Any, **options: Any) -> Any:
+        with _pipes.watched():
+            return super().main(*arguments, **options)
+
+
+@click.group(cls=_Commands)
 @click.version_option(package_name="zarr-dali")
 def main() -> None:
     """A Zarr reader for NVIDIA DALI."""

@@ -10,11 +10,10 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from zarr_dali import _offsets
+from zarr_dali import _operator_arguments
 
 if TYPE_CHECKING:
     from nvidia.dali.data_node import DataNode
-    from nvidia.dali.types import DALIDataType
 
     Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
@@ -23,21 +22,21 @@ def zarr(
     *,
     path: Paths,
     join: Literal["concat", "separate"] = "concat",
-    per_store: str = "",
+    per_store: str | Sequence[Mapping[str, Any] | None] = "",
     arrays: str | Sequence[str] | None = None,
     stack: bool = False,
     stack_channels: bool = False,
     missing_chunks: Literal["fill", "fill-403", "skip", "error"] = "fill",
     follow_links: bool = True,
-    storage_options: str = "",
+    storage_options: str | Mapping[str, Any] = "",
     window: int | Sequence[int] | None = None,
     stride: int | Sequence[int] | None = None,
     dilation: int | Sequence[int] | None = None,
     offsets: int | Sequence[int] | Mapping[str, Sequence[int]] | None = None,
-    dimension_offsets: str = "",
+    dimension_offsets: str | Mapping[str, Any] = "",
     roi_start: int | Sequence[int] | None = None,
     roi_end: int | Sequence[int] | None = None,
-    select: str = "",
+    select: str | Mapping[str, Any] = "",
     exclude: int | Sequence[int] | None = None,
     breaks: int | Sequence[int] | None = None,
     samples: str = "",
@@ -50,12 +49,12 @@ def zarr(
     mask_and_scale: bool = False,
     mean: float | Sequence[float] | None = None,
     std: float | Sequence[float] | None = None,
-    normalize: str = "",
-    dtype: DALIDataType | None = None,
+    normalize: str | os.PathLike[str] | Mapping[str, Any] | Sequence[Any] = "",
+    dtype: Any = None,
     random_shuffle: bool = False,
     initial_fill: int = 1024,
     seed: int = -1,
-    position: str = "",
+    position: str | Mapping[str, Any] = "",
     shard_id: int = 0,
     num_shards: int = 1,
     stick_to_shard: bool = False,
@@ -111,6 +110,10 @@ def zarr(
     Arguments and datasets that do not fit raise `ValueError` when the pipeline is built, or at the first use
     with `lazy_init`. What is found while reading, such as a damaged chunk, raises `RuntimeError`; the reader
     then stays in that error.
+
+    What the operator takes as JSON may be a dictionary or a list here: `select`, `normalize` (also the name
+    of a file of JSON), `storage_options`, `per_store`, `dimension_offsets` and `position`. `offsets` may be a
+    dictionary of steps by dimension, and `dtype` a type of NumPy or PyTorch or the name of one.
 
     Args:
         path: Folder or URL of a Zarr group or array, or a list of them.
@@ -395,7 +398,7 @@ def zarr(
     given = locals()
     from nvidia.dali import fn  # here, because the package says first which release of DALI it needs
 
-    return fn.readers.zarr(**_offsets.reader_arguments(_other_than_defaults(given)))
+    return fn.readers.zarr(**_operator_arguments.of_wrapper(_other_than_defaults(given)))
 
 
 def _other_than_defaults(given: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,11 @@ pub enum Obstacle {
         /// Why.
         problem: &'static str,
     },
+    /// A file that is too short for a zip archive.
+    TooShortForZip {
+        /// Its length.
+        file_bytes: u64,
+    },
     /// References, or one of them, that cannot be read.
     References {
         /// Why, and what to do.
@@ -147,6 +152,13 @@ impl fmt::Display for Obstacle {
             Self::Zip { problem } => write!(
                 f,
                 "the zip file cannot be read, {problem}; write it again, with entries that are stored without compression (zip -0, or zarr.storage.ZipStore)"
+            ),
+            Self::TooShortForZip { file_bytes: 0 } => f.write_str(
+                "the file is empty and not a zip archive; write it again, or check its path or URL",
+            ),
+            Self::TooShortForZip { file_bytes } => write!(
+                f,
+                "the file has {file_bytes} bytes, too few for a zip archive; it is cut short or something else: write it again, or check its path or URL"
             ),
             Self::References { problem } => write!(f, "the references cannot be read, {problem}"),
             Self::Icechunk { problem, remedy } => {

@@ -220,11 +220,15 @@ impl Setup {
     /// because several batches may wait for the chunk.
     pub fn boxes_of_chunk(&self) -> u64 {
         const LEAST: u64 = 16;
-        // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices.
-        let of = |(array, placing): (&ArrayGeometry, &OutputGeometry)| {
-            array.boxes(self.domains.first()).saturating_mul(placing.repeats)
+        // Offsets that are no regular sequence make several boxes of one sample, and so do chosen indices: of stores that are read
+        // separately each may have another part of these in its region.
+        let of_store = |(domain, geometry): (&Domain, &Vec<ArrayGeometry>)| {
+            let of = |(array, placing): (&ArrayGeometry, &OutputGeometry)| {
+                array.boxes(&domain.windows).saturating_mul(placing.repeats)
+            };
+            geometry.iter().zip(&*self.placing).map(of).max().unwrap_or(1)
         };
-        let boxes = self.geometry[0].iter().zip(&*self.placing).map(of).max().unwrap_or(1);
+        let boxes = self.domains.iter().zip(&*self.geometry).map(of_store).max().unwrap_or(1);
         self.options.batch_size.saturating_mul(boxes).max(LEAST)
     }
 

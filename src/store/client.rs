@@ -3,7 +3,7 @@
 use super::access::{Options, without_secrets};
 use super::aws_profile;
 use super::connections::Connections;
-use super::retries::Retries;
+use super::retries::{Retries, duration, no_duration};
 use super::traffic::Connector;
 use crate::error::Result;
 use crate::options::argument;
@@ -294,9 +294,11 @@ impl Config {
                     | "default_headers"),
                     _,
                 ) => return refused(format!("has a \"{name}\" that is no object with names and values")),
-                (name, Value::Number(seconds)) if name.ends_with("timeout") => {
-                    let milliseconds = 1000.0 * seconds.as_f64().unwrap_or_default();
-                    self.named.push((name.into(), format!("{milliseconds:.0}ms")));
+                (name, value) if name.ends_with("timeout") || name == "http2_keep_alive_interval" => {
+                    let Some(duration) = duration(&value) else {
+                        return refused(format!("has \"{name}\" {}", no_duration(&value)));
+                    };
+                    self.named.push((name.into(), humantime::format_duration(duration).to_string()));
                 }
                 (name, Value::Object(_) | Value::Array(_)) => {
                     return refused(format!("has a \"{name}\" that is no text, number or truth value"));
@@ -519,6 +521,15 @@ mod tests {
             ("https", json!({"headers": "x"}), "\"headers\" that is no object"),
             ("s3", json!({"retry_config": 3}), "\"retry_config\" that is no object"),
             ("s3", json!({"ca_bundle": "/nowhere"}), "cannot be read"),
+            ("s3", json!({"timeout": "abc"}), "has \"timeout\" \"abc\", which is no duration; give a number"),
+            ("gs", json!({"read_timeout": -1}), "has \"read_timeout\" -1, which is no duration"),
+            ("az", json!({"connect_timeout": "30"}), "has \"connect_timeout\" \"30\", which is no duration"),
+            ("https", json!({"timeout": 1e300}), "has \"timeout\" 1e+300, which is no duration"),
+            (
+                "https",
+                json!({"client_options": {"timeout": true}}),
+                "has \"timeout\" true, which is no duration",
+            ),
             ("https", json!({"headers": {"a b": "s3cr3t"}}), "header \"a b\""),
         ] {
             let url = format!("{scheme}://host");
@@ -555,6 +566,11 @@ mod tests {
                 vec![("skip_signature", "false"), ("endpoint", "https://h")],
             ),
             ("https", json!({"anon": true, "timeout": null}), vec![]),
+            (
+                "https",
+                json!({"read_timeout": 1.5, "connect_timeout": "30 s", "timeout": 90}),
+                vec![("connect_timeout", "30s"), ("read_timeout", "1s 500ms"), ("timeout", "1m 30s")],
+            ),
         ] {
             let (kind, ..) = kind_of(&format!("{scheme}://host")).unwrap();
             let config = Config::new(kind, serde_json::from_value(options).unwrap()).unwrap();

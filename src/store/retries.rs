@@ -22,20 +22,20 @@ impl Retries {
     /// Names the option that cannot be used.
     pub fn new(options: &Map<String, Value>) -> Result<Self> {
         let refused = |name: &str, problem: &str| {
-            Err(argument("storage_options", format!("has retry_config with \"{name}\", {problem}")))
+            Err(argument("storage_options", format!("has retry_config with \"{name}\" {problem}")))
         };
         let mut retries = Self::default();
         for (name, value) in options {
             match name.as_str() {
                 "max_retries" => match value.as_u64().and_then(|most| usize::try_from(most).ok()) {
                     Some(most) => retries.most = Some(most),
-                    None => return refused(name, "which is no number of requests"),
+                    None => return refused(name, &format!("{value}, which is no number of requests")),
                 },
                 "retry_timeout" => match duration(value) {
                     Some(timeout) => retries.timeout = Some(timeout),
-                    None => return refused(name, "which is no duration, such as \"30 seconds\""),
+                    None => return refused(name, &no_duration(value)),
                 },
-                _ => return refused(name, "which is not \"max_retries\" and not \"retry_timeout\""),
+                _ => return refused(name, "in it, which is not \"max_retries\" and not \"retry_timeout\""),
             }
         }
         Ok(retries)
@@ -53,11 +53,19 @@ impl Retries {
     }
 }
 
-fn duration(value: &Value) -> Option<Duration> {
+/// A duration in `storage_options`: a number of seconds, or text with units as in `"1min 30s"`; `None` for anything else.
+pub(super) fn duration(value: &Value) -> Option<Duration> {
     match value {
         Value::String(text) => humantime::parse_duration(text).ok(),
         value => Duration::try_from_secs_f64(value.as_f64()?).ok(),
     }
+}
+
+/// What is wrong with a value that is no duration, and what would be one.
+pub(super) fn no_duration(value: &Value) -> String {
+    format!(
+        "{value}, which is no duration; give a number of seconds from 0 on, such as 30, or a text with units, such as \"30 s\" or \"1min 30s\""
+    )
 }
 
 #[cfg(test)]
@@ -91,10 +99,13 @@ mod tests {
     #[test]
     fn what_cannot_be_used_is_refused_by_name() {
         for (options, text) in [
-            (json!({"max_retries": -1}), "\"max_retries\", which is no number"),
-            (json!({"retry_timeout": "soon"}), "\"retry_timeout\", which is no duration"),
-            (json!({"retry_timeout": -1}), "\"retry_timeout\", which is no duration"),
-            (json!({"backoff": {}}), "\"backoff\", which is not"),
+            (json!({"max_retries": -1}), "\"max_retries\" -1, which is no number"),
+            (json!({"retry_timeout": "soon"}), "\"retry_timeout\" \"soon\", which is no duration"),
+            (
+                json!({"retry_timeout": -1}),
+                "\"retry_timeout\" -1, which is no duration; give a number of seconds",
+            ),
+            (json!({"backoff": {}}), "\"backoff\" in it, which is not"),
         ] {
             let error = parse(options).unwrap_err().to_string();
             assert!(error.contains("storage_options") && error.contains(text), "{error}");

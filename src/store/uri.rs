@@ -182,7 +182,9 @@ fn format_of(path: &Path, found: &Metadata) -> io::Result<Option<Format<'static>
     if begins_as_references(path)? {
         return Ok(Some(Format::References(References::Json)));
     }
-    Ok(begins_as_zip(path)?.then_some(Format::Zip("")))
+    // A file of that name that is none is said to be damaged.
+    let is_called_zip = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip"));
+    Ok((is_called_zip || begins_as_zip(path)?).then_some(Format::Zip("")))
 }
 
 /// Whether a folder is one of parquet files with references: it has their metadata, and none of a Zarr store.

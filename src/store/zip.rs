@@ -5,7 +5,7 @@
 
 mod directory;
 
-use self::directory::{Directory, Entry, LOCAL_BYTES, TAIL_BYTES, find};
+use self::directory::{Directory, END_BYTES, Entry, LOCAL_BYTES, TAIL_BYTES, find};
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version, read_answer};
 use crate::error::Obstacle;
@@ -67,8 +67,17 @@ impl ZipStore {
             let problem = "there is no such zip file".into();
             io::Error::from(Obstacle::Request { problem, remedy: "check its path or URL" })
         };
-        let (tail, tail_range, head) =
-            self.read(Extent::Suffix(TAIL_BYTES), None).await?.ok_or_else(absent)?;
+        let (tail, tail_range, head) = match self.read(Extent::Suffix(TAIL_BYTES), None).await {
+            Ok(answer) => answer.ok_or_else(absent)?,
+            // Of an empty object there are no last bytes: web servers refuse the request (416).
+            Err(error) => match self.store.head(&self.key).await {
+                Ok(Some(head)) if head.object_bytes == 0 => return Err(too_short(0)),
+                _ => return Err(error),
+            },
+        };
+        if head.object_bytes < END_BYTES {
+            return Err(too_short(head.object_bytes));
+        }
         let place = find(&tail, head.object_bytes).map_err(damaged)?;
         let bytes = place.range.end - place.range.start;
         if bytes > Self::MOST_DIRECTORY_BYTES {
@@ -168,6 +177,10 @@ async fn behind_header(mut body: Body, entry: &Entry) -> io::Result<BoxStream<'s
         piece
     });
     Ok(bytes.boxed())
+}
+
+fn too_short(file_bytes: u64) -> io::Error {
+    Obstacle::TooShortForZip { file_bytes }.into()
 }
 
 fn damaged(problem: &'static str) -> io::Error {
@@ -283,7 +296,14 @@ mod tests {
     fn what_is_no_zip_file_is_an_error() {
         let memory = Arc::new(MemoryStore::default());
         memory.put("text", b"no zip file at all, but some text".to_vec());
-        for (key, problem) in [("text", "no central directory"), ("nothing", "no such zip file")] {
+        memory.put("empty", vec![]);
+        memory.put("short", b"some bytes".to_vec());
+        for (key, problem) in [
+            ("text", "no central directory"),
+            ("empty", "the file is empty and not a zip archive"),
+            ("short", "the file has 10 bytes, too few for a zip archive"),
+            ("nothing", "no such zip file"),
+        ] {
             let store = ZipStore::new(memory.clone(), key, "");
             let error = get(&store, "zarr.json", Extent::Whole).unwrap_err();
             assert!(

@@ -167,6 +167,46 @@ def test_only_the_region_counts(backend, two_days_missing):
 
 
 @pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("offsets", [["-6h", "0h"], {"time": ["-6h", "0h"]}, {"time": [-1, 0]}], ids=str)
+def test_only_the_region_of_the_reader_counts(backend, two_days_missing, offsets):
+    """Gaps are behind the steps 7 and 21."""
+    path, values = two_days_missing
+
+    def loader(**arguments):
+        return zarr_dali.Loader(path, ["t"], 40, device="cpu", offsets=offsets, **arguments)
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*goes on")
+        for first, end in ((0, 8), (8, 22), (22, len(values))):
+            for more in ({}, {"gaps": "error"}, {"gaps": "skip"}):
+                (batch,) = loader(roi_start=[first], roi_end=[end], **more)
+                np.testing.assert_array_equal(batch["t"].numpy()[:, 1], values[first + 1 : end])
+        (batch,) = loader(roi_start=8, gaps="skip")
+        kept = [step for step in range(9, len(values)) if step != 22]
+        np.testing.assert_array_equal(batch["t"].numpy()[:, 1], values[kept])
+        with pytest.raises(ValueError, match=r"index 21.* where 0 days 06:00:00 is usual; gaps="):
+            loader(roi_start=[8], gaps="error")
+
+
+@pytest.mark.gpu_where(False)
+def test_only_the_region_of_each_store_counts(backend, two_days_missing, tmp_path):
+    path, _ = two_days_missing
+    write(tmp_path / "whole.zarr", pd.date_range("2011-01-01", periods=5, freq=SPACING))
+    stores = {"path": [path, tmp_path / "whole.zarr"], "arrays": ["t"], "join": "separate"}
+    arguments = {"batch_size": 80, "device": "cpu", "offsets": ["-6h", "0h"], "gaps": "error"}
+    regions = [{"roi_start": [8], "roi_end": [22]}, {}]
+    assert len(next(iter(zarr_dali.Loader(**stores, **arguments, per_store=regions)))["t"]) == 13 + 4
+    (batch,) = zarr_dali.Loader(**stores, **arguments, per_store=[None, {}])
+    assert len(batch["t"]) == 4
+    (batch,) = zarr_dali.Loader(**stores, **arguments, roi_end=[8])
+    assert len(batch["t"]) == 7 + 4
+    with pytest.raises(ValueError, match="index 7"):
+        zarr_dali.Loader(**stores, **arguments, per_store=[{"roi_end": [9]}, None])
+    with pytest.raises(ValueError, match="per_store: it leaves out every store"):
+        zarr_dali.Loader(**stores, **arguments, per_store=[None, None])
+
+
+@pytest.mark.gpu_where(False)
 def test_offsets_in_time_allow_no_gap_unless_asked(backend, two_days_missing):
     path, values = two_days_missing
     with pytest.raises(ValueError, match=r"offsets: '-6h' is a time span, but .*" + FIRST):

@@ -2,6 +2,7 @@
 
 import importlib.util
 import inspect
+import json
 import os
 import sys
 import typing
@@ -11,10 +12,12 @@ from types import UnionType
 
 import numpy as np
 import pytest
+import torch
 from nvidia.dali import Pipeline, backend, fn, pipeline_def, types
 from nvidia.dali.data_node import DataNode
 from nvidia.dali.ops import _signatures
 
+import zarr_dali
 from reading import CPU, bits, run_python, to_samples
 from stores import write_array, write_group
 from zarr_dali import readers
@@ -48,7 +51,8 @@ def store(tmp_path_factory):
     write_group(path)
     for name in ("a", "b"):
         steps = np.arange(20, dtype="float32")[:, None, None]
-        write_array(path, name, np.broadcast_to(steps, (20, 4, 3)).copy(), chunks=(4, 2, 3))
+        values = steps + np.arange(12, dtype="float32").reshape(4, 3) / 16
+        write_array(path, name, values, chunks=(4, 2, 3), dimension_names=("time", "y", "x"))
     return str(path)
 
 
@@ -71,6 +75,19 @@ def test_default(name):
     assert SIGNATURE.parameters[name].default == (default[0] if isinstance(default, list) else default)
 
 
+OBJECT = (Mapping, (str, typing.Any))
+OWN = {
+    "offsets": {(Mapping, (str, Sequence[int]))},
+    "storage_options": {OBJECT},
+    "dimension_offsets": {OBJECT},
+    "select": {OBJECT},
+    "position": {OBJECT},
+    "per_store": {(Sequence, (Mapping[str, typing.Any] | None,))},
+    "normalize": {OBJECT, (Sequence, (typing.Any,)), (os.PathLike, (str,))},
+}
+"""What the wrapper takes beside what the operator does."""
+
+
 def parts(hint):
     """The members of a union of types, however it is written."""
     members = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, UnionType) else (hint,)
@@ -86,14 +103,13 @@ def test_type(name):
         assert SIGNATURE.parameters[name].default in typing.get_args(HINTS[name])
     else:
         optional = SIGNATURE.parameters[name].default is None
-        # A dictionary becomes the operator's `dimension_offsets`.
-        own = {(Mapping, (str, Sequence[int]))} if name == "offsets" else set()
-        assert parts(HINTS[name]) == parts(expected | None if optional else expected) | own
+        wanted = parts(expected | None if optional else expected) | OWN.get(name, set())
+        assert parts(HINTS[name]) == wanted
 
 
 def test_type_of_types():
     assert SCHEMA.GetArgumentType("dtype") == types.DATA_TYPE
-    assert parts(HINTS["dtype"]) == parts(types.DALIDataType | None)
+    assert HINTS["dtype"] is typing.Any
 
 
 @pytest.mark.parametrize("name", ["decode", "io", "missing_chunks"])
@@ -162,6 +178,82 @@ def test_same_values_as_the_operator(backend, store, arguments):
     for ours, theirs in zip(wrapped, direct):
         assert len(ours) == len(theirs) == 6
         assert all(np.array_equal(bits(one), bits(other)) for one, other in zip(ours, theirs))
+
+
+NUMBERS = {"a": {"mean": np.float32(2), "std": 4.0}}
+
+
+@pytest.mark.parametrize(
+    ("given", "plain"),
+    [
+        ({"select": {"y": [3, [0, 2]]}}, {"select": '{"y": [3, [0, 2]]}'}),
+        ({"select": {"y": np.array([3, 0]), "x": [np.int64(1)]}}, {"select": '{"y": [3, 0], "x": [1]}'}),
+        ({"select": {"y": range(1, 3)}}, {"select": '{"y": [1, 2]}'}),
+        ({"normalize": NUMBERS}, {"normalize": '{"a": {"mean": 2, "std": 4}}'}),
+        ({"normalize": [{"mean": 2, "std": 4}]}, {"normalize": '{"a": {"mean": 2, "std": 4}}'}),
+        ({"storage_options": {"anon": True}}, {"storage_options": '{"anon": true}'}),
+        ({"dimension_offsets": {"y": np.array([0, 2])}}, {"dimension_offsets": '{"y": [0, 2]}'}),
+        ({"dtype": np.float16}, {"dtype": types.FLOAT16}),
+        ({"dtype": np.dtype("int64")}, {"dtype": types.INT64}),
+        ({"dtype": torch.float64}, {"dtype": types.FLOAT64}),
+        ({"dtype": "int32"}, {"dtype": types.INT32}),
+        ({"dtype": "FLOAT16"}, {"dtype": types.FLOAT16}),
+    ],
+    ids=str,
+)
+def test_dictionaries_and_types(store, given, plain):
+    more = {"arrays": ["a"], "path": store}
+    wrapped, direct = (
+        outputs_of(readers.zarr, CPU, **more, **given),
+        outputs_of(fn.readers.zarr, CPU, **more, **plain),
+    )
+    for ours, theirs in zip(wrapped[0], direct[0], strict=True):
+        assert ours.dtype == theirs.dtype and np.array_equal(bits(ours), bits(theirs))
+
+
+def test_regions_and_positions_as_objects(store):
+    regions = [{"roi_start": [3]}, None]
+    stores = {"path": [f"{store}/a", f"{store}/b"], "join": "separate"}
+    (wrapped,) = outputs_of(readers.zarr, CPU, per_store=regions, **stores)
+    assert [sample[0, 0] for sample in wrapped] == [3, 4, 5, 6, 7, 8]
+    pipe = Pipeline(batch_size=3, num_threads=1, device_id=None)
+    with pipe:
+        pipe.set_outputs(readers.zarr(path=f"{store}/a", name="reader", pad_last_batch=True))
+    pipe.build()
+    position = json.loads(json.dumps(zarr_dali.stats(pipe)["position"]))
+    given = {"path": f"{store}/a", "pad_last_batch": True}
+    assert len(outputs_of(readers.zarr, CPU, position=position, **given)[0]) == 6
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "words"),
+    [
+        (
+            {"select": {"y": slice(1, 2)}},
+            TypeError,
+            r"select: slice\(1, 2, None\) of y is no index; .*zarr_dali\.select",
+        ),
+        ({"select": {"time": ["2010"]}}, TypeError, r"select: '2010' of time is no index"),
+        ({"select": [3]}, TypeError, r"select is \[3\], but has to be a dictionary"),
+        ({"storage_options": 3}, TypeError, "storage_options: has to be a dictionary of options"),
+        (
+            {"per_store": [{"roi_start": 2j}]},
+            TypeError,
+            "per_store: it holds a complex, which JSON does not have",
+        ),
+        (
+            {"normalize": "nowhere.json"},
+            ValueError,
+            "normalize: no statistics can be read from 'nowhere.json'",
+        ),
+        ({"dtype": "float33"}, TypeError, "dtype: 'float33' is no type of numbers"),
+        ({"dtype": torch.bfloat16}, TypeError, "dtype: .*bfloat16 is no type of numbers"),
+    ],
+    ids=str,
+)
+def test_what_is_neither(store, given, error, words):
+    with Pipeline(batch_size=1, num_threads=1, device_id=None), pytest.raises(error, match=words):
+        readers.zarr(path=store, arrays=["a"], **given)
 
 
 def test_paths(store):

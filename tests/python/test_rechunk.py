@@ -25,6 +25,7 @@ if 3 not in FORMATS:
 
 import zarr
 
+import zarr_dali
 from zarr_dali import _moments
 from zarr_dali._rechunk import array_copy, copying, journal, proposal, publishing, rechunk, regions
 from zarr_dali._rechunk.lock import Lock
@@ -805,6 +806,43 @@ def test_proposals(window, shuffle, shape, source, chunk, shard):
     if shard:
         assert all(outer % inner == 0 for outer, inner in zip(shard, chunk))
         assert math.prod(shard) * 4 <= 250_000_000
+
+
+STATIC = [
+    # window, shape; words
+    ((721, 1440), (721, 1440), "static: every sample has all of it, so that a batch touches 4.15 MB"),
+    (
+        (64, 64),
+        (721, 1440),
+        "static: every sample has 64x64 of it, whichever step it is of; a batch of 16 uses at most 262 kB",
+    ),
+    ((3,), (3,), "static: every sample has all of it, so that a batch touches 12 B"),
+    (
+        (20_000, 20_000),
+        (20_000, 20_000),
+        "static: every sample has all of it, so that a batch touches 1.6 GB",
+    ),
+]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+@pytest.mark.parametrize("window, shape, words", STATIC, ids=str)
+def test_a_static_array_has_no_windows(window, shape, words, shuffle):
+    use = proposal.Use(window, 16, shuffle, is_static=True)
+    found = proposal.propose(use, shape, 4, shape, 250_000_000)
+    assert found.reasons[1] == words
+    assert not any(word in reason for word in ("step of", "windows", "order") for reason in found.reasons)
+
+
+def test_reasons_of_a_store_with_a_static_array(tmp_path):
+    store = zarr_dali.example_store(tmp_path / "era5.zarr", steps=4)
+    planned = rechunk(store, tmp_path / "copy.zarr", for_window=2, batch=4, dry_run=True).plan
+    (mask,) = (array for array in planned.arrays if array.name == "land_mask")
+    assert mask.reasons[0].endswith(": a sample of 16x32 needs 1 chunk")
+    assert mask.reasons[1].startswith("static: every sample has all of it")
+    assert all(
+        "windows of 2 steps" in array.reasons[1] for array in planned.arrays if array.name in ("t2m", "t")
+    )
 
 
 def test_what_is_given_goes_before_the_proposal(era, tmp_path):

@@ -383,6 +383,54 @@ def test_zip_files_that_cannot_be_read_are_refused(bucket, rng):
         read(f"{folder}|zip:x")
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "the file is empty and not a zip archive; write it again"),
+        (b"some bytes", "the file has 10 bytes, too few for a zip archive"),
+    ],
+    ids=["empty", "short"],
+)
+def test_a_file_that_is_too_short_for_a_zip_file(bucket, content, words):
+    file = bucket / "bucket" / "data.zip"
+    file.write_bytes(content)
+    uses = (read, zarr_dali.info)
+    with serving(bucket) as server:
+        places = [(url.replace("data.zarr", "data.zip"), more) for url, more in urls(server.url).values()]
+        for path, options in [(str(file), {}), *places]:
+            more = {"storage_options": json.dumps(options)} if options else {}
+            for use in uses:
+                with pytest.raises((RuntimeError, ValueError), match=words):
+                    use(path, **more)
+
+
+DURATIONS = [
+    (
+        {"timeout": "abc"},
+        r'"timeout" "abc", which is no duration; give a number of seconds.* or a text with units',
+    ),
+    ({"connect_timeout": -1}, r'"connect_timeout" -1, which is no duration'),
+    ({"client_options": {"read_timeout": ""}}, r'"read_timeout" "", which is no duration'),
+    ({"retry_config": {"retry_timeout": "soon"}}, r'"retry_timeout" "soon", which is no duration'),
+    ({"timeout": float("nan")}, r'"timeout" nan, which is no finite number; .* such as "30 s"'),
+    ({"retry_config": {"retry_timeout": float("inf")}}, r'"retry_timeout" inf, which is no finite number'),
+]
+
+
+@pytest.mark.parametrize(("options", "words"), DURATIONS, ids=str)
+def test_a_duration_that_is_none_is_named(options, words):
+    for url in ("https://localhost/a.zarr", "s3://bucket/a.zarr"):
+        for use in (zarr_dali.info, zarr_dali.open_store):
+            with pytest.raises(ValueError, match=f"argument `storage_options`: .*{words}"):
+                use(url, storage_options=options)
+
+
+@pytest.mark.parametrize("duration", ["30 s", "1min 30s", "500ms", 30, 1.5, timedelta(seconds=30)], ids=str)
+def test_durations(duration):
+    for options in ({"read_timeout": duration}, {"retry_config": {"retry_timeout": duration}}):
+        zarr_dali.open_store("https://localhost/a.zarr", storage_options=options)
+
+
 def test_a_zip_file_that_is_replaced_is_an_error(bucket, rng):
     folder, file = bucket / "data.zarr", bucket / "bucket" / "data.zip"
     data = values(rng)

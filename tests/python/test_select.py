@@ -267,6 +267,38 @@ def test_arrays_without_names_of_dimensions(tmp_path, zarr_format):
         zarr_dali.select(path, arrays=["a"], time=slice(0, 2))
 
 
+REPEATED = r"the label 2010-01-31 00:00:00 occurs 2 times in the coordinate time, at the indices 4, 9; write"
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        {"time": TIMES[4]},
+        {"time": str(TIMES[4])},
+        {"time": [TIMES[3], TIMES[4]]},
+        {"time": slice(TIMES[3], TIMES[4])},
+    ],
+    ids=str,
+)
+def test_a_label_that_occurs_several_times(tmp_path, labels):
+    times = TIMES[:12].to_series()
+    times.iloc[9] = times.iloc[4]
+    path = write_fields(tmp_path / "a.zarr", pd.DatetimeIndex(times))
+    with pytest.raises(ValueError, match=REPEATED):
+        zarr_dali.select(path, arrays=["t"], **labels)
+    # Other labels are found as ever, all indices of a label are excluded, and neighbours are one range.
+    for exclude, expected in ((TIMES[4], [4, 9]), ([TIMES[4], TIMES[6]], [4, 6, 9])):
+        assert zarr_dali.select(path, arrays=["t"], exclude=exclude)["exclude"] == expected
+    assert zarr_dali.select(path, arrays=["t"], time=TIMES[5])["roi_start"] == [5]
+    times.iloc[9] = TIMES[9]
+    times.iloc[5] = times.iloc[4]
+    path = write_fields(tmp_path / "b.zarr", pd.DatetimeIndex(times))
+    found = zarr_dali.select(path, arrays=["t"], time=slice(TIMES[4], TIMES[7]))
+    assert (found["roi_start"], found["roi_end"]) == ([4], [8])
+    with pytest.raises(ValueError, match=r"is not there: the coordinate time has 12 values"):
+        zarr_dali.select(path, arrays=["t"], time=TIMES[5])
+
+
 def test_exclude_reaches_the_reader(backend, newest):
     arguments = zarr_dali.select(newest, arrays=["t"], time=slice(TIMES[4], TIMES[15]), exclude="2010-02-01")
     (samples,) = read_all(backend, window=[2], **arguments)

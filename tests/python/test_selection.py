@@ -7,6 +7,7 @@ the end of their coordinate.
 import json
 
 import numpy as np
+import pandas as pd
 import pytest
 import xarray as xr
 
@@ -14,6 +15,7 @@ import zarr_dali
 from naive import Sampling
 from reading import CPU, build, read_all
 from stores import write_array, write_group
+from zarr_dali import _pieces
 
 TIME, LEVEL, LAT, LON = "time", "level", "latitude", "longitude"
 SIZES = {TIME: 9, LEVEL: 6, LAT: 7, LON: 12}
@@ -217,6 +219,12 @@ def test_chunks_between_are_not_read(backend, tmp_path, rng):
         (np.arange(-180, 180, 30), slice(150, -150), [150, -180, -150]),
         (np.arange(-180, 180, 30), slice(-30, 30), [-30, 0, 30]),
         (np.arange(-180, 180, 30), slice(0, 359), [*range(0, 180, 30), *range(-180, 0, 30)]),
+        (LONGITUDES, -30, [330]),
+        (LONGITUDES, [-30, 60, -90], [330, 60, 270]),
+        (LONGITUDES, np.array([-30, 390.0, 720]), [330, 30, 0]),
+        (np.arange(-180, 180, 30), 330, [-30]),
+        (np.arange(-180, 180, 30), (300, 30), [-60, 30]),
+        (np.arange(150, -210, -30), [330, 180], [-30, -180]),
     ],
     ids=str,
 )
@@ -226,6 +234,60 @@ def test_longitudes_are_a_circle(tmp_path, rng, longitudes, label, expected):
     (samples,) = read_all(CPU, **{**chosen, "arrays": ["t"]})
     wanted = dataset(path)["t"].sel({LON: list(expected)}).values
     np.testing.assert_array_equal(np.stack(samples), wanted)
+
+
+@pytest.mark.parametrize(
+    ("longitudes", "label", "words"),
+    [
+        (
+            LONGITUDES,
+            -45,
+            r"longitude=-45 is not there: .*0 to 330, ascending; -45, the same longitude as 315, is",
+        ),
+        (LONGITUDES, [-30, -44], r"; -44, the same longitude as 316, is not among them, the nearest is 330$"),
+        (LONGITUDES, 44, r"; 44 is not among them, the nearest is 30$"),
+        (LONGITUDES, 359, r"; 359 is not among them, the nearest is 0$"),
+        (
+            np.arange(0, 120, 10),
+            -45,
+            r"; -45, the same longitude as 315, is not among them, the nearest is 0$",
+        ),
+        (LONGITUDES, np.nan, r"longitude=nan is not there: .* ascending$"),
+    ],
+    ids=str,
+)
+def test_a_longitude_that_is_not_there(tmp_path, rng, longitudes, label, words):
+    path = write_world(tmp_path / "w.zarr", rng, np.asarray(longitudes))
+    with pytest.raises(ValueError, match=words):
+        zarr_dali.select(path, arrays=["q"], longitude=label)
+
+
+@pytest.mark.parametrize(
+    ("values", "dtype", "label", "expected"),
+    [
+        # Both ends are there: a label that is in the coordinate is meant itself.
+        ([0, 180, 360], "int64", [360, -180, 720], [360, 180, 0]),
+        ([0.1, 314.9, 359.7], "float32", [-45.1, 0.1], [314.9, 0.1]),
+        ([0.1, 314.9, 359.7], "float64", [-45.1, -0.3], [314.9, 359.7]),
+        ([0.1, 314.9, 359.7], "float64", [-45.1, -0.3001], [-45.1, -0.3001]),
+        ([0.1, 314.9, 359.7], "float32", [-45.1, 314.9001], [-45.1, 314.9001]),
+    ],
+)
+def test_numbers_of_a_longitude_differ_by_rounding(values, dtype, label, expected):
+    (found,) = _pieces.around(pd.Index(values, dtype=dtype), label)
+    np.testing.assert_array_equal(np.asarray(found, dtype), np.asarray(expected, dtype))
+
+
+@pytest.mark.parametrize("label", ["west", [[1], [2, 3]], {1, 2}, None, [], [0.5, "west"]], ids=str)
+@pytest.mark.parametrize("values", [[0.5, 1.5], ["west", "east"], []], ids=str)
+def test_what_is_no_number_is_left_alone(label, values):
+    index = pd.Index(values)
+    assert _pieces.around(index, label) == [label] and _pieces.remark(index, label) == ""
+
+
+def test_other_coordinates_are_no_circle(world):
+    with pytest.raises(ValueError, match=r"latitude=\S+ is not there: .*descending$"):
+        zarr_dali.select(world, arrays=["q"], latitude=360 + dataset(world)[LAT].values[0])
 
 
 def test_a_region_has_no_slice_around_the_earth(tmp_path, rng):

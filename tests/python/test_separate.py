@@ -582,6 +582,27 @@ def _labels(selected, label):
 
 
 @pytest.mark.gpu_where(False)
+@pytest.mark.parametrize("kind", ["labels", "mask", "one label", "texts"])
+def test_labels_of_a_dataset_are_excluded(backend, labelled, kind):
+    """A DataArray of a Dataset means what a list of its labels does."""
+    folder, datasets = labelled
+    time = datasets["a"]["time"]
+    exclude, labels = {
+        "labels": (time[2:5], list(time.values[2:5])),
+        "mask": ((time >= time[2]) & (time < time[5]), list(time.values[2:5])),
+        "one label": (time[3], [time.values[3]]),
+        "texts": (xr.DataArray(["2010-01-02", "2010-01-03"], dims=["day"]), ["2010-01-02", "2010-01-03"]),
+    }[kind]
+    given = {"arrays": ["t"], "join": "separate"}
+    expected = zarr_dali.select(f"{folder}/*.zarr", exclude=labels, **given)
+    assert zarr_dali.select(f"{folder}/*.zarr", exclude=exclude, **given) == expected
+    loader = zarr_dali.Loader(f"{folder}/[ac].zarr", batch_size=3, device="cpu", exclude=exclude, **given)
+    listed = zarr_dali.Loader(f"{folder}/[ac].zarr", batch_size=3, device="cpu", exclude=labels, **given)
+    for found, wanted in zip(loader, listed, strict=True):
+        np.testing.assert_array_equal(found["t"].numpy(), wanted["t"].numpy())
+
+
+@pytest.mark.gpu_where(False)
 def test_a_loader_selects_of_each_store(backend, labelled):
     folder, datasets = labelled
     loader = zarr_dali.Loader(

@@ -306,7 +306,7 @@ def _use_of(
         return use
     window = dict(zip(reference, use.window))
     extents = (window.get(name, end - begin) for name, (begin, end) in zip(dimensions, ranges))
-    return replace(use, window=tuple(extents))
+    return replace(use, window=tuple(extents), is_static=True)
 
 
 def _array_plan(

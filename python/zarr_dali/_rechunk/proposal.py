@@ -33,11 +33,14 @@ class Use:
         window: Extents of a sample along the leading dimensions.
         batch: Samples of a batch.
         shuffle: Whether they come in random order.
+        is_static: Whether the array lacks the dimension that samples are taken along; `window` then is what a
+            sample has of it.
     """
 
     window: Extents
     batch: int = 1
     shuffle: bool = True
+    is_static: bool = False
 
 
 @dataclass(frozen=True)
@@ -84,8 +87,10 @@ def propose(
     shard = _shard(chunk, shape, source_chunk, bytes_of, largest_bytes)
     files = math.prod(-(-extent // one) for extent, one in zip(shape, chunk))
     reasons = (
-        _about_chunk(window, chunk, source_chunk, bytes_of, split),
-        _about_order(use, window, chunk, bytes_of),
+        _about_chunk(use, window, chunk, source_chunk, bytes_of, split),
+        _about_samples(use, window, shape, bytes_of)
+        if use.is_static
+        else _about_order(use, window, chunk, bytes_of),
         _about_shard(shard, shape, files, bytes_of),
         f"{CODEC} with byte shuffle: the cheapest to decode of those measured (72 GB/s on the GPU, "
         "where zstd does 35; 24 on 16 cores, zstd 12); where storage is the limit, blosc-zstd makes "
@@ -121,25 +126,43 @@ def _shard(
 
 
 def _about_chunk(
-    window: Extents, chunk: Sequence[int], source_chunk: Extents, bytes_of: BytesOf, split: bool
+    use: Use,
+    window: Extents,
+    chunk: Sequence[int],
+    source_chunk: Extents,
+    bytes_of: BytesOf,
+    split: bool,
 ) -> str:
     needed = math.prod(-(-one // extent) for one, extent in zip(window, chunk))
     before = math.prod(-(-one // extent) * extent for one, extent in zip(window, source_chunk))
     after = math.prod(-(-one // extent) * extent for one, extent in zip(window, chunk))
     used = math.prod(window)
-    step = size(bytes_of((1, *window[1:])))
+    part = (1, *window[1:])
+    subject = f"a step of {size(bytes_of(part))}"
+    if use.is_static:
+        subject = f"a part of {_by(part)}, {size(bytes_of(part))},"
     text = f"chunks of {_by(chunk)}, {size(bytes_of(chunk))}: a sample of {_by(window)} needs "
     text += _count(needed, "chunk")
     if split:
-        text += f", since a step of {step} is more than a decoder takes well at once"
-    elif chunk[0] > 1:
-        text += f", since a step of {step} is little for a decoder"
+        text += f", since {subject} is more than a decoder takes well at once"
+    elif chunk[0] > 1 and not (use.is_static and needed == 1):
+        text += f", since {subject} is little for a decoder"
     if before > after:
         text += (
             f"; alone it decodes {number(after / used)} bytes for each that it uses, "
             f"with the chunks of the source {number(before / used)}"
         )
     return text
+
+
+def _about_samples(use: Use, window: Extents, shape: Extents, bytes_of: BytesOf) -> str:
+    if tuple(window) == tuple(shape):
+        return f"static: every sample has all of it, so that a batch touches {size(bytes_of(shape))}"
+    most = min(use.batch * bytes_of(window), bytes_of(shape))
+    return (
+        f"static: every sample has {_by(window)} of it, whichever step it is of; a batch of {use.batch} uses "
+        f"at most {size(most)}"
+    )
 
 
 def _about_order(use: Use, window: Extents, chunk: Sequence[int], bytes_of: BytesOf) -> str:

@@ -110,3 +110,28 @@ fn an_automatic_budget_is_raised_as_far_as_it_may_be() {
         assert!(setup.plan_on_gpu(DeviceBudget { bytes, most_bytes: bytes }, None).is_err());
     }
 }
+
+#[test]
+fn boxes_of_a_chunk_are_those_of_the_store_with_the_most() {
+    let folder = tempfile::tempdir().unwrap();
+    let stores = ["a", "b"].map(|name| folder.path().join(name));
+    for store in &stores {
+        write_array(store, [4, 100], [1, 100], "");
+        let metadata = std::fs::read_to_string(store.join("zarr.json")).unwrap();
+        let named = metadata.replacen('{', r#"{"dimension_names": ["t", "x"], "#, 1);
+        std::fs::write(store.join("zarr.json"), named).unwrap();
+    }
+    // Ten indices in one run, then ten that are a run each.
+    let mut pieces = vec![json!([0, 10])];
+    pieces.extend((0..10).map(|i| json!(99 - i * i)));
+    let select = json!({"x": pieces});
+    let regions =
+        json!([{"roi_start": [0, 0], "roi_end": [4, 10]}, {"roi_start": [0, 10], "roi_end": [4, 20]}]);
+    let given = json!({
+        "path": stores, "join": "separate", "window": [1, 10], "batch_size": 8,
+        "select": select.to_string(), "per_store": regions.to_string(),
+    });
+    let setup = Setup::new(&info::arguments(&given.to_string()).unwrap()).unwrap();
+    let boxes = |store: usize| setup.geometry[store][0].boxes(setup.domains.windows(store));
+    assert_eq!((boxes(0), boxes(1), setup.boxes_of_chunk()), (1, 10, 80));
+}

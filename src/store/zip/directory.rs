@@ -11,7 +11,8 @@ pub const TAIL_BYTES: u64 = END_BYTES + 65535 + LOCATOR_BYTES + END64_BYTES;
 /// A local header without the name and the extra field that follow it.
 pub const LOCAL_BYTES: u64 = 30;
 
-const END_BYTES: u64 = 22;
+/// The end record without a comment: the shortest zip file.
+pub const END_BYTES: u64 = 22;
 const LOCATOR_BYTES: u64 = 20;
 const END64_BYTES: u64 = 56;
 const CENTRAL_BYTES: usize = 46;
