@@ -348,8 +348,8 @@ def zarr(
             0 chooses from the cores that the process may use.
         num_decode_threads: Number of threads that decode on the CPU, at least 1.
             0 chooses from the cores that the process may use; in the CPU backend as many as `num_io_threads`.
-            In the GPU backend they run at a lower priority than the training's own threads: where the GPU could
-            decode all chunks, only on cores that nobody else wants (SCHED_IDLE).
+            In the GPU backend they run at a lower priority than the training's own threads: where the GPU
+            could decode all chunks, only on cores that nobody else wants (SCHED_IDLE).
         cache_bytes: Memory in bytes for decoded chunks that are kept from one epoch to the next.
             It is part of `device_memory_budget`, in the CPU backend of `host_memory_budget`, and raises
             neither. Chunks that are found there are neither read nor decoded.
