@@ -52,11 +52,11 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         - `ms_time_to_first_byte_p50`, `ms_time_to_first_byte_p99`: milliseconds from a request to the first
           byte of its answer, of half and of 99 % of all requests, to 3 %. Connecting, repeats after 503 or a
           broken connection and second requests are within. None before the first answer.
-        - `disk_cache_hits`, `disk_cache_misses`: chunks and shard indexes that were found in `cache_dir`, and
-          those that had to be requested. `disk_cache_discarded`: entries that could not be used, as after
-          damage of the disk, and were removed. `disk_cache_dropped`: what was requested and not written,
-          because the disk was too slow or there was no room. `disk_cache_bytes_read`,
-          `disk_cache_bytes_written`: encoded bytes from and to it.
+        - `disk_cache_hits`, `disk_cache_misses`: chunks and shard indexes that were found in `cache_dir` or
+          waited to be written to it, and those that had to be requested. `disk_cache_discarded`: entries that
+          could not be used, as after damage of the disk, and were removed. `disk_cache_dropped`: what was
+          requested and not written, because the disk was too slow or there was no room.
+          `disk_cache_bytes_read`, `disk_cache_bytes_written`: encoded bytes from and to it.
         - `ms_waiting_fetch`, `ms_waiting_cpu`, `ms_waiting_gpu`, `ms_waiting_gather`: milliseconds that DALI
           waited for a batch, by what its last chunk was waiting for: to be read, to be decoded by the CPU or
           the GPU, to be copied and gathered.
