@@ -44,9 +44,10 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
         - `connections_opened`: to stores at URLs, each counted with the first answer that came over it.
         - `bytes_fetched`: bytes on the wire: of the bodies of answers, without headers and TLS.
-          `bytes_fetched_useful`: those of them that are encoded chunks that samples needed; the rest is shard
-          indexes, gaps between inner chunks that were requested together, and answers that broke off. Of a
-          late answer whose second request was faster, no body is read.
+          `bytes_fetched_useful`: those of them that are encoded chunks that batches have taken; the rest is
+          shard indexes, gaps between inner chunks that were requested together, answers that broke off, and
+          chunks that were requested ahead and wait for their batch or were dropped. Of a late answer whose
+          second request was faster, no body is read.
         - `bytes_fetched_per_sample`: `bytes_fetched` by `samples_delivered`, with what was requested ahead
           for later batches; None before the first.
         - `ms_time_to_first_byte_p50`, `ms_time_to_first_byte_p99`: milliseconds from a request to the first

@@ -109,7 +109,7 @@ impl DiskCache {
             None => Located::Missing,
             Some((Hit::Written(entry), range)) => Located::At { blob: Arc::new(entry), range },
             Some((Hit::Pending(answer), range)) => {
-                Located::At { blob: Arc::new(FetchedBytes(answer)), range }
+                Located::At { blob: Arc::new(FetchedBytes { answer, own_bytes: 0 }), range }
             }
         })
     }

@@ -3,6 +3,7 @@
 use super::{Recipient, Remote, Wanted};
 use crate::fetch::ahead::{Ahead, Claim, Found};
 use crate::fetch::lengths::Known;
+use crate::fetch::locate::Located;
 use crate::plan::Dims;
 
 use std::sync::atomic::Ordering;
@@ -61,9 +62,17 @@ impl<C: Send + 'static> Remote<C> {
         }
         drop(ahead);
         for (chunk, found) in arrived {
-            self.arrive.arrived(chunk, *found);
+            self.deliver(chunk, *found);
         }
         unknown
+    }
+
+    /// Hands over what was found for a chunk that a batch has asked for or claimed.
+    fn deliver(&self, chunk: C, found: Found) {
+        if let Ok((Located::At { blob, .. }, _)) = &found {
+            self.counters.bytes_fetched_useful.add(blob.fetched_bytes());
+        }
+        self.arrive.arrived(chunk, found);
     }
 
     /// Hands over what was found for a read chunk, to the batch that claimed it if it was asked for ahead.
@@ -73,7 +82,7 @@ impl<C: Send + 'static> Remote<C> {
             Recipient::Ahead(cell) => self.lock_ahead().arrived(&cell, found),
         };
         match (claimed, self.scheduler.get()) {
-            (Some((chunk, found)), _) => self.arrive.arrived(chunk, found),
+            (Some((chunk, found)), _) => self.deliver(chunk, found),
             // A request that waits for memory can have that of this one.
             (None, Some(scheduler)) => scheduler.look_again(),
             (None, None) => {}
