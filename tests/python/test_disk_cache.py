@@ -170,6 +170,17 @@ def test_what_waits_to_be_written_is_not_requested_again(root, rng, kind):
         assert len(chunk_paths(server)) == len(asked)
 
 
+def test_what_is_in_flight_is_not_requested_ahead_for_the_next_epoch(root, rng):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data)
+    # An epoch has 10 batches. One waits, and batches of the next epoch are looked at before it has come.
+    with serving(root / "served", late="/c/10/", late_s=1.0) as server:
+        found, stats = read(CPU, f"{server.url}/data.zarr", epochs=2, batch_size=4, **cache_of(root))
+        for epoch in found:
+            assert_same_bits(epoch, data)
+        assert len(chunk_paths(server)) - 40 <= made_twice(stats)
+
+
 def test_what_a_reader_could_not_write_before_it_ended_is_requested(root, rng):
     data = values(rng)
     write(root / "served" / "data.zarr", data)

@@ -54,7 +54,10 @@ impl<C: Send + 'static> Remote<C> {
             let cell = (part, cell);
             match ahead.claim(batch, &cell, chunk) {
                 Claim::None(chunk) => {
-                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk), part, cell: cell.1 });
+                    // Without a disk cache the chunk is gone when the later batch is planned.
+                    let in_flight = self.disk_cache.as_ref().map(|_| cell.clone());
+                    in_flight.iter().for_each(|cell| ahead.requested(cell.clone()));
+                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk, in_flight), part, cell: cell.1 });
                 }
                 Claim::Coming => {}
                 Claim::Arrived(chunk, found) => arrived.push((chunk, found)),
@@ -78,7 +81,10 @@ impl<C: Send + 'static> Remote<C> {
     /// Hands over what was found for a read chunk, to the batch that claimed it if it was asked for ahead.
     pub(super) fn hand_over(&self, recipient: Recipient<C>, found: Found) {
         let claimed = match recipient {
-            Recipient::Chunk(chunk) => Some((chunk, found)),
+            Recipient::Chunk(chunk, in_flight) => {
+                in_flight.iter().for_each(|cell| self.lock_ahead().answered(cell));
+                Some((chunk, found))
+            }
             Recipient::Ahead(cell) => self.lock_ahead().arrived(&cell, found),
         };
         match (claimed, self.scheduler.get()) {
