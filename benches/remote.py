@@ -238,7 +238,7 @@ class Points:
         }
 
     def sharded(self) -> dict[str, Any]:
-        """Useful bytes and requests of shuffled windows."""
+        """Useful bytes and requests of shuffled windows: of what batches take while the clock runs."""
         reading = Reading(
             self.task, self.url("sharded"), host_memory_budget=self.budget, window=[2], random_shuffle=True
         )

@@ -44,19 +44,20 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
         - `connections_opened`: to stores at URLs, each counted with the first answer that came over it.
         - `bytes_fetched`: bytes on the wire: of the bodies of answers, without headers and TLS.
-          `bytes_fetched_useful`: those of them that are encoded chunks that samples needed; the rest is shard
-          indexes, gaps between inner chunks that were requested together, and answers that broke off. Of a
-          late answer whose second request was faster, no body is read.
+          `bytes_fetched_useful`: those of them that are encoded chunks that batches have taken; the rest is
+          shard indexes, gaps between inner chunks that were requested together, answers that broke off, and
+          chunks that were requested ahead and wait for their batch or were dropped. Of a late answer whose
+          second request was faster, no body is read.
         - `bytes_fetched_per_sample`: `bytes_fetched` by `samples_delivered`, with what was requested ahead
           for later batches; None before the first.
         - `ms_time_to_first_byte_p50`, `ms_time_to_first_byte_p99`: milliseconds from a request to the first
           byte of its answer, of half and of 99 % of all requests, to 3 %. Connecting, repeats after 503 or a
           broken connection and second requests are within. None before the first answer.
-        - `disk_cache_hits`, `disk_cache_misses`: chunks and shard indexes that were found in `cache_dir`, and
-          those that had to be requested. `disk_cache_discarded`: entries that could not be used, as after
-          damage of the disk, and were removed. `disk_cache_dropped`: what was requested and not written,
-          because the disk was too slow or there was no room. `disk_cache_bytes_read`,
-          `disk_cache_bytes_written`: encoded bytes from and to it.
+        - `disk_cache_hits`, `disk_cache_misses`: chunks and shard indexes that were found in `cache_dir` or
+          waited to be written to it, and those that had to be requested. `disk_cache_discarded`: entries that
+          could not be used, as after damage of the disk, and were removed. `disk_cache_dropped`: what was
+          requested and not written, because the disk was too slow or there was no room.
+          `disk_cache_bytes_read`, `disk_cache_bytes_written`: encoded bytes from and to it.
         - `ms_waiting_fetch`, `ms_waiting_cpu`, `ms_waiting_gpu`, `ms_waiting_gather`: milliseconds that DALI
           waited for a batch, by what its last chunk was waiting for: to be read, to be decoded by the CPU or
           the GPU, to be copied and gathered.

@@ -22,6 +22,8 @@ pub(super) struct Ahead<C> {
     by_batch: BTreeMap<u64, Vec<Cell>>,
     /// Memory that is held or will be held for those that no batch has claimed.
     bytes: u64,
+    /// Read chunks that batches have asked for themselves and that have not arrived, and how many batches have.
+    requested: HashMap<Cell, usize>,
 }
 
 struct Entry<C> {
@@ -53,15 +55,30 @@ pub(super) enum Claim<C> {
 
 impl<C> Default for Ahead<C> {
     fn default() -> Self {
-        Self { chunks: HashMap::new(), by_batch: BTreeMap::new(), bytes: 0 }
+        Self { chunks: HashMap::new(), by_batch: BTreeMap::new(), bytes: 0, requested: HashMap::new() }
     }
 }
 
 impl<C> Ahead<C> {
+    /// Notes that a batch asks for a read chunk itself. Nobody asks for it ahead until [`Ahead::answered`]: the disk cache will have it then.
+    pub fn requested(&mut self, cell: Cell) {
+        *self.requested.entry(cell).or_default() += 1;
+    }
+
+    /// Notes the answer for a read chunk that a batch has asked for itself.
+    pub fn answered(&mut self, cell: &Cell) {
+        if let Some(batches) = self.requested.get_mut(cell) {
+            *batches -= 1;
+            if *batches == 0 {
+                self.requested.remove(cell);
+            }
+        }
+    }
+
     /// Notes that a read chunk is asked for, which a batch will need, and that its answer will hold `bytes` of memory. Returns whether it
     /// was not asked for before.
     pub fn ask(&mut self, batch: u64, cell: Cell, bytes: u64) -> bool {
-        if self.chunks.contains_key(&cell) {
+        if self.chunks.contains_key(&cell) || self.requested.contains_key(&cell) {
             return false;
         }
         self.bytes += bytes;
@@ -209,6 +226,19 @@ mod tests {
         assert_eq!(ahead.size(), (0, 1));
         assert!(matches!(ahead.arrived(&cell(2), answer().0), Some(("second", Ok(_)))));
         assert_eq!(ahead.size(), (0, 0));
+    }
+
+    #[test]
+    fn what_batches_have_asked_for_is_not_asked_for_ahead_until_it_has_arrived() {
+        let mut ahead = Ahead::<()>::default();
+        ahead.requested(cell(1));
+        ahead.requested(cell(1));
+        assert!(ahead.ask(5, cell(2), 10) && !ahead.ask(5, cell(1), 10));
+        ahead.answered(&cell(1));
+        assert!(!ahead.ask(5, cell(1), 10));
+        ahead.answered(&cell(1));
+        assert!(ahead.ask(5, cell(1), 10));
+        assert_eq!((ahead.size(), ahead.requested.len()), ((20, 2), 0));
     }
 
     #[test]

@@ -33,14 +33,14 @@ pub fn join(ranges: &[Range<u64>], most_gap_bytes: u64, most_bytes: u64) -> Vec<
     all
 }
 
-/// Bytes that are in at least one of the ranges, which are in the order of their starts.
-pub fn bytes_of_union<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> u64 {
-    let (mut bytes, mut end) = (0, 0);
-    for range in ranges {
-        bytes += range.end.saturating_sub(range.start.max(end));
+/// How many bytes of each range are in none of the ranges before it. The ranges are in the order of their starts.
+pub fn own_bytes<'a>(ranges: impl IntoIterator<Item = &'a Range<u64>>) -> impl Iterator<Item = u64> {
+    let mut end = 0;
+    ranges.into_iter().map(move |range| {
+        let bytes = range.end.saturating_sub(range.start.max(end));
         end = end.max(range.end);
-    }
-    bytes
+        bytes
+    })
 }
 
 /// Cuts a range into parts of about the same length, of which none has more than `part_bytes`.
@@ -81,7 +81,7 @@ mod tests {
                     end = end.max(ranges[number].end);
                 }
                 let in_one = |byte: &u64| numbers.iter().any(|&number| ranges[number].contains(byte));
-                let useful = bytes_of_union(numbers.iter().map(|&number| &ranges[number]));
+                let useful: u64 = own_bytes(numbers.iter().map(|&number| &ranges[number])).sum();
                 prop_assert_eq!(useful, range.clone().filter(in_one).count() as u64);
             }
             // What could have been joined is.

@@ -8,24 +8,33 @@ use std::io;
 use std::sync::Arc;
 
 /// Bytes that were fetched, in place of the object that they are a part of. Chunks that were asked for together share them.
-pub struct FetchedBytes(pub Arc<Received>);
+pub struct FetchedBytes {
+    /// The answer that they are in.
+    pub answer: Arc<Received>,
+    /// How many bytes of the answer were fetched for this chunk and for none before it.
+    pub own_bytes: u64,
+}
 
 impl Blob for FetchedBytes {
     fn len(&self) -> u64 {
-        self.0.head.object_bytes
+        self.answer.head.object_bytes
     }
 
     fn version(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
-        self.0.head.version.hash(&mut hasher);
+        self.answer.head.version.hash(&mut hasher);
         hasher.finish()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        self.0.read_at(offset, into)
+        self.answer.read_at(offset, into)
     }
 
     fn check_unchanged(&self) -> io::Result<()> {
         Ok(())
+    }
+
+    fn fetched_bytes(&self) -> u64 {
+        self.own_bytes
     }
 }

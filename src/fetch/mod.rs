@@ -92,6 +92,11 @@ pub trait Blob: Send + Sync {
         false
     }
 
+    /// How many bytes were fetched from a store at a URL for this chunk. Bytes that chunks of one answer share count for one of them.
+    fn fetched_bytes(&self) -> u64 {
+        0
+    }
+
     /// Removes them from that cache.
     fn discard(&self) {}
 }

@@ -4,7 +4,8 @@
 //! that the index had, so that an object that is replaced in between is an error and not a mixture. Inner chunks that lie near each other are
 //! asked for with one request. What is in the cache on the local disk is not asked for; threads that decode read it there.
 //!
-//! Batches that are not planned yet can have their chunks asked for ahead. What arrives for them waits for its batch.
+//! Batches that are not planned yet can have their chunks asked for ahead. What arrives for them waits for its batch. With a disk cache
+//! nothing is asked for ahead that is in flight for an earlier batch: the later batch finds it in the cache.
 
 mod ahead;
 mod answers;
@@ -87,8 +88,8 @@ pub struct Wanted<C> {
 
 /// What gets the bytes of a read chunk.
 enum Recipient<C> {
-    /// The read chunk of a batch.
-    Chunk(C),
+    /// The read chunk of a batch. Has its cell if that may not be asked for ahead until it arrives.
+    Chunk(C, Option<Cell>),
     /// A batch that may claim it.
     Ahead(Cell),
 }
@@ -182,7 +183,7 @@ impl<C: Send + 'static> Remote<C> {
     /// Asks the store for a read chunk whose entry in the disk cache cannot be used, before all others.
     pub fn fetch_again(&self, wanted: Wanted<C>) {
         let Wanted { chunk, part, cell } = wanted;
-        self.fetch_or_find(0, [Wanted { chunk: Recipient::Chunk(chunk), part, cell }], None);
+        self.fetch_or_find(0, [Wanted { chunk: Recipient::Chunk(chunk, None), part, cell }], None);
     }
 
     /// Asks for read chunks that a cache does not have.

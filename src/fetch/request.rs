@@ -3,12 +3,12 @@
 use crate::memory;
 use crate::store::{Extent, Head, Store, Version};
 
+use std::any::Any;
 use std::io;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use tokio::sync::OwnedSemaphorePermit;
 
 /// What is asked for.
 #[derive(Debug)]
@@ -42,8 +42,8 @@ pub struct Received {
     pub head: Head,
     /// The bytes.
     pub(super) parts: Arc<Parts>,
-    /// Given back with the answer.
-    pub(super) _memory: OwnedSemaphorePermit,
+    /// Counts the memory of the bytes until it is dropped with the answer.
+    pub(super) _memory: Box<dyn Any + Send + Sync>,
 }
 
 /// Bytes as they came: one piece behind the other.
@@ -69,6 +69,19 @@ impl Parts {
 }
 
 impl Received {
+    /// The same bytes once more, with something else that counts their memory until it is dropped.
+    pub fn counted_by(&self, memory: impl Any + Send + Sync) -> Self {
+        let Self { range, head, parts, .. } = self;
+        let (range, head, parts) = (range.clone(), head.clone(), parts.clone());
+        Self { range, head, parts, _memory: Box::new(memory) }
+    }
+
+    /// The bytes of a range of the object piece by piece, fewer if there are fewer.
+    pub fn pieces(&self, range: &Range<u64>) -> impl Iterator<Item = &[u8]> {
+        let within = |at: u64| at.saturating_sub(self.range.start);
+        self.parts.pieces(within(range.start)..within(range.end))
+    }
+
     /// Copies the bytes from `offset` of the object on.
     ///
     /// # Errors
@@ -99,7 +112,6 @@ impl Received {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use tokio::sync::Semaphore;
 
     proptest! {
         #[test]
@@ -112,9 +124,8 @@ mod tests {
             let parts = lengths.iter().map(piece).collect();
             let range = start..start + all.len() as u64;
             let head = Head { object_bytes: 1000, version: Version::Immutable };
-            let memory = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
             let parts = Arc::new(Parts(parts));
-            let received = Received { range, head, parts, _memory: memory };
+            let received = Received { range, head, parts, _memory: Box::new(()) };
             let mut found = vec![0; bytes];
             let read = received.read_at(offset, &mut found);
             let range = received.range.clone();

@@ -176,7 +176,7 @@ impl Transfer<'_> {
             return Err(Obstacle::Changed.into());
         }
         let parts = Arc::new(Parts(parts.drain(..).flat_map(|part| part.pieces).collect()));
-        Ok(Some(Received { range: start..end, head, parts, _memory: memory }))
+        Ok(Some(Received { range: start..end, head, parts, _memory: Box::new(memory) }))
     }
 
     /// All parts of an object that has `likely` bytes in all probability, each asked for without waiting for the first. That one has `slot` until

@@ -52,6 +52,9 @@ class Faults:
 class Settings:
     root: str
     latency_s: float = 0.0
+    late: str = ""
+    """Answers for paths with this in them come later by `late_s`, if it is not empty."""
+    late_s: float = 0.0
     absent: int = 404
     """How a request for what is not there is answered."""
     tags: bool = True
@@ -135,7 +138,8 @@ class _Handler(BaseHTTPRequestHandler):
                 type(self).busy -= 1
 
     def _answer_with(self, path, wanted, fault, with_body):
-        time.sleep(self.settings.latency_s)
+        is_late = self.settings.late and self.settings.late in path
+        time.sleep(self.settings.latency_s + (self.settings.late_s if is_late else 0.0))
         if fault == "reset":
             self.close_connection = True
             self.connection.close()

@@ -1,5 +1,6 @@
 """The cache of encoded chunks on the local disk: no request for what is there, and never a wrong byte."""
 
+import fcntl
 import json
 import os
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import zipfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -93,6 +95,15 @@ def chunk_paths(server, since=0):
     return [path for path in paths if not path.endswith(METADATA)]
 
 
+def test_without_the_argument_there_is_no_cache(root, rng, backend):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data)
+    with serving(root / "served") as server:
+        (found,), stats = read(backend, f"{server.url}/data.zarr")
+    assert_same_bits(found, data)
+    assert stats["disk_cache_hits"] == stats["disk_cache_misses"] == 0 and not (root / "cache").exists()
+
+
 @pytest.mark.parametrize("kind", CODECS)
 def test_later_epochs_and_runs_request_no_chunk_that_is_there(root, rng, backend, kind):
     data = values(rng)
@@ -102,13 +113,10 @@ def test_later_epochs_and_runs_request_no_chunk_that_is_there(root, rng, backend
     absent = 1 if kind == "sharded" else 8
     with serving(root / "served") as server:
         url = f"{server.url}/data.zarr"
-        plain, stats = read(backend, url, epochs=1)
-        assert stats["disk_cache_hits"] == stats["disk_cache_misses"] == 0 and not (root / "cache").exists()
-        before = len(server.requests())
         found, stats = read(backend, url, epochs=2, **cache_of(root))
-        for epoch in (*plain, *found):
+        for epoch in found:
             assert_same_bits(epoch, data)
-        asked = chunk_paths(server, before)
+        asked = chunk_paths(server)
         # Each of them once, those too that are absent; a shard of several inner chunks for its index as well.
         assert len(set(asked)) == (5 if kind == "sharded" else 40)
         # A GPU reader has more than an epoch of these in flight, and asks again for what has not come yet.
@@ -124,6 +132,72 @@ def test_later_epochs_and_runs_request_no_chunk_that_is_there(root, rng, backend
         assert stats["disk_cache_misses"] == absent and stats["requests"] == absent
         assert stats["disk_cache_bytes_read"] > 0 and stats["disk_cache_bytes_written"] == 0
         assert stats["bytes_fetched"] == 0 and stats["disk_cache_discarded"] == 0
+
+
+@contextmanager
+def nothing_written(root):
+    """Readers of the folder write nothing to it: another program has the lock that all who write need."""
+    folder = root / "cache" / "zarr-dali-1"
+    folder.mkdir(mode=0o700, parents=True)
+    opened = os.open(folder, os.O_RDONLY)
+    fcntl.flock(opened, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(opened)
+
+
+@pytest.mark.parametrize("kind", CODECS)
+def test_what_waits_to_be_written_is_not_requested_again(root, rng, kind):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data, kind)
+    chunks = 5 if kind == "sharded" else 40
+    with serving(root / "served") as server:
+        url = f"{server.url}/data.zarr"
+        with nothing_written(root):
+            first = build(CPU, url, batch_size=1, **cache_of(root))
+            found = [to_samples(first.run()[0])[0] for _ in range(80)]
+            assert_same_bits(np.stack(found), np.concatenate([data, data]))
+            stats, asked = zarr_dali.stats(first), chunk_paths(server)
+            assert len(set(asked)) == chunks
+            if kind != "sharded":
+                assert len(asked) - chunks <= made_twice(stats)
+                assert stats["disk_cache_misses"] == 40 <= stats["disk_cache_hits"]
+            assert stats["disk_cache_dropped"] == stats["disk_cache_bytes_read"] == 0 and not entries(root)
+            # Another reader of the process finds it, too.
+            (found,), stats = read(CPU, url, **cache_of(root))
+            assert_same_bits(found, data)
+            assert stats["requests"] == stats["disk_cache_misses"] == 0
+        # It is written when that can be done.
+        del first
+        (found,), stats = read(CPU, url, **cache_of(root))
+        assert_same_bits(found, data)
+        assert stats["requests"] == 0 and stats["disk_cache_bytes_read"] > 0
+        assert len(chunk_paths(server)) == len(asked)
+
+
+def test_what_is_in_flight_is_not_requested_ahead_for_the_next_epoch(root, rng):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data)
+    # An epoch has 10 batches. One waits, and batches of the next epoch are looked at before it has come.
+    with serving(root / "served", late="/c/10/", late_s=1.0) as server:
+        found, stats = read(CPU, f"{server.url}/data.zarr", epochs=2, batch_size=4, **cache_of(root))
+        for epoch in found:
+            assert_same_bits(epoch, data)
+        assert len(chunk_paths(server)) - 40 <= made_twice(stats)
+
+
+def test_what_a_reader_could_not_write_before_it_ended_is_requested(root, rng):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data)
+    with serving(root / "served") as server:
+        url = f"{server.url}/data.zarr"
+        with nothing_written(root):
+            for _ in range(2):
+                found, stats = read_once(url, **cache_of(root))
+                assert_same_bits(found, data)
+                assert stats["disk_cache_misses"] == 40
+        assert not entries(root)
 
 
 def test_a_store_in_a_zip_file_at_a_url_is_kept_and_a_local_one_is_not(root, rng):
@@ -477,6 +551,37 @@ def test_a_disk_without_room_is_no_error(root, rng):
             )
         assert done.returncode == 0 and done.stdout.split() == ["True"] * 3, done.stdout + done.stderr
         assert "not used any more" not in done.stderr
+
+
+def test_a_forked_child_does_not_find_what_its_parent_has_not_written(root, rng):
+    data = values(rng)
+    write(root / "served" / "data.zarr", data)
+    np.save(root / "data.npy", data)
+    with serving(root / "served") as server, nothing_written(root):
+        done = run_script(
+            """
+            import os, sys
+            import numpy as np
+            import reading, zarr_dali
+            url, cache, data = sys.argv[1], sys.argv[2], np.load(sys.argv[3])
+
+            def read():
+                pipe = reading.build(reading.CPU, url, batch_size=1, cache_dir=cache, cache_dir_bytes=1 << 30)
+                found = [reading.to_samples(pipe.run()[0])[0] for _ in range(40)]
+                reading.assert_same_bits(np.stack(found), data)
+                return pipe, zarr_dali.stats(pipe)["disk_cache_misses"]
+
+            pipe, misses = read()
+            child = os.fork()
+            if child == 0:
+                os._exit(read()[1])
+            print(misses, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), read()[1])
+            """,
+            f"{server.url}/data.zarr",
+            root / "cache",
+            root / "data.npy",
+        )
+    assert done.returncode == 0 and done.stdout.split() == ["40", "40", "0"], done.stdout + done.stderr
 
 
 def test_a_forked_child_leaves_the_cache_to_its_parent(root, rng):

@@ -11,12 +11,16 @@
 //!
 //! Safe at any moment at which a process is killed: bytes are added to `usage` before an entry is written and taken off after it was
 //! unlinked, an entry has a name only when it is complete, and whoever reads one compares header and checksum. `usage` can be too large then,
-//! never too small; who is alone in the folder when it starts counts anew. No lock is waited for.
+//! never too small; who is alone in the folder when it starts counts anew. No lock of the folder is waited for.
+//!
+//! A thread writes entries in the background. What waits for it is found as well: readers of the process get it out of memory, which counts
+//! for the queue until nobody has it any more. Other processes find an entry when it is written.
 
 mod cache;
 mod cached;
 mod entry;
 mod folder;
+mod pending;
 mod scan;
 mod writer;
 

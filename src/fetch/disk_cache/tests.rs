@@ -3,11 +3,12 @@
 use super::cached::CachedEntry;
 use super::entry::{ArrayKey, EntryKey, Header};
 use super::folder::{CacheFolder, Room, counted};
+use super::pending::PendingEntries;
 use super::scan::InUse;
-use super::writer::{Item, WriteQueue, Writer};
+use super::writer::{WriteQueue, Writer};
 use crate::error::Obstacle;
 use crate::fetch::Blob;
-use crate::fetch::request::Parts;
+use crate::fetch::request::{Parts, Received};
 use crate::store::{Extent, Head, Version};
 
 use std::fs::{self, File};
@@ -18,17 +19,25 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 
-fn array(name: &str) -> ArrayKey {
+pub(super) fn array(name: &str) -> ArrayKey {
     ArrayKey::new("http://h/s", name, &Version::ETag("\"1\"".into())).unwrap()
 }
 
-fn key(array: &ArrayKey, number: u64) -> EntryKey {
+pub(super) fn key(array: &ArrayKey, number: u64) -> EntryKey {
     array.entry(&format!("c/{number}"), &Extent::Whole, None).unwrap()
 }
 
 /// The bytes of a chunk, which differ from those of all others.
 fn bytes(number: u64, length: usize) -> Vec<u8> {
     (0..length).map(|i| (i as u64 * 31 + number * 101) as u8).collect()
+}
+
+/// An answer with an object of that many bytes.
+pub(super) fn answer(length: usize) -> Received {
+    let (first, rest) = (length / 2, length - length / 2);
+    let parts = Arc::new(Parts(vec![bytes(0, first).into(), bytes(1, rest).into()]));
+    let head = Head { object_bytes: length as u64, version: Version::ETag("\"v\"".into()) };
+    Received { range: 0..length as u64, head, parts, _memory: Box::new(()) }
 }
 
 /// Writes an entry as a writer does. Returns whether there was room.
@@ -318,7 +327,7 @@ fn files_of_writers_that_were_killed_are_removed_by_who_is_alone() {
 }
 
 /// Waits until `done`.
-fn wait_until(done: impl Fn() -> bool) {
+pub(super) fn wait_until(done: impl Fn() -> bool) {
     let since = Instant::now();
     while !done() {
         assert!(since.elapsed() < Duration::from_secs(30));
@@ -331,15 +340,13 @@ fn the_writer_writes_parts_of_answers_drops_what_has_no_room_and_ends_with_its_f
     let parent = tempfile::tempdir().unwrap();
     let open = || Arc::new(CacheFolder::open(parent.path().to_str().unwrap(), 3 * 4096).unwrap());
     let (folder, array) = (open(), array("one"));
-    let queue = Arc::new(WriteQueue::new(10_000));
-    let item = |numbers: std::ops::Range<u64>| {
-        let parts = Parts(vec![bytes(0, 700).into(), bytes(1, 800).into()]);
-        let entries = numbers.map(|n| (key(&array, n), 10 * n..10 * n + 1000)).collect();
-        let head = Head { object_bytes: 1500, version: Version::ETag("\"v\"".into()) };
-        Item { head, parts: Arc::new(parts), entries }
+    let new_queue = || Arc::new(WriteQueue::new(10_000, Arc::new(PendingEntries::default())));
+    let queue = new_queue();
+    let push = |queue: &WriteQueue, numbers: std::ops::Range<u64>| {
+        queue.push(&answer(1500), numbers.map(|n| (key(&array, n), 10 * n..10 * n + 1000)).collect())
     };
     // What waits is bounded, apart from a single one.
-    assert!((0..6).all(|_| queue.push(item(0..2))) && !queue.push(item(0..2)));
+    assert!((0..6).all(|_| push(&queue, 0..2)) && !push(&queue, 0..2));
     let start = |folder: &Arc<CacheFolder>, queue: &Arc<WriteQueue>| {
         let (queue, folder, counters) = (queue.clone(), folder.clone(), Arc::default());
         let writer = Writer { queue, folder, arrays: vec![array.folder.clone()], counters };
@@ -347,26 +354,26 @@ fn the_writer_writes_parts_of_answers_drops_what_has_no_room_and_ends_with_its_f
         (std::thread::spawn(move || writer.run()), counters)
     };
     let (thread, counters) = start(&folder, &queue);
-    let all = [bytes(0, 700), bytes(1, 800)].concat();
+    let all = [bytes(0, 750), bytes(1, 750)].concat();
     wait_until(|| folder.file_bytes(&key(&array, 1)).unwrap().is_some());
     for n in 0..2 {
         assert_eq!(read(&folder, &key(&array, n), 300).unwrap().unwrap(), all[10 * n as usize..][..1000]);
     }
-    wait_until(|| queue.push(item(2..5)));
+    wait_until(|| push(&queue, 2..5));
     wait_until(|| counters.disk_cache_dropped.get() >= 2);
     assert_eq!(counters.disk_cache_bytes_written.get(), 3000);
-    assert!(!queue.push(item(5..6)), "there was no room a moment ago");
+    assert!(!push(&queue, 5..6), "there was no room a moment ago");
     queue.close();
     thread.join().unwrap();
     assert_eq!((used(parent.path()), noted(parent.path())), (3 * 4096, 3 * 4096));
 
     // A folder that is removed turns the cache off.
-    let (folder, queue) = (open(), Arc::new(WriteQueue::new(10_000)));
+    let (folder, queue) = (open(), new_queue());
     let (thread, _) = start(&folder, &queue);
     wait_until(|| folder.path().join(&array.folder).exists() && folder.reserve(0).unwrap() == Room::Reserved);
     std::thread::sleep(Duration::from_millis(50));
     fs::remove_dir_all(folder.path()).unwrap();
-    assert!(queue.push(item(7..8)));
+    assert!(push(&queue, 7..8));
     wait_until(|| folder.is_off());
     queue.close();
     thread.join().unwrap();

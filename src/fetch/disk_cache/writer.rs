@@ -2,39 +2,45 @@
 
 use super::entry::{EntryKey, Header};
 use super::folder::{CacheFolder, Room, counted};
+use super::pending::{Item, PendingEntries};
 use super::scan::InUse;
-use crate::fetch::request::Parts;
+use crate::fetch::request::Received;
 use crate::stats::Counters;
 use crate::store::Head;
 
 use std::collections::VecDeque;
 use std::io;
 use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-
-/// Bytes that came in one answer, and the entries to make of them.
-pub struct Item {
-    /// The object.
-    pub head: Head,
-    /// The bytes.
-    pub parts: Arc<Parts>,
-    /// Keys of the entries, and which of the bytes they have.
-    pub entries: Vec<(EntryKey, Range<u64>)>,
-}
 
 /// The items that wait to be written.
 pub struct WriteQueue {
     state: Mutex<State>,
     changed: Condvar,
-    /// The most bytes that wait.
+    pending: Arc<PendingEntries>,
+    /// Bytes of the answers that wait, are being written, or were handed over and are not decoded yet.
+    bytes: Arc<AtomicU64>,
+    /// The most of them.
     most_bytes: u64,
+}
+
+/// Bytes that a queue counts until this is dropped.
+struct Counted {
+    bytes: u64,
+    all: Arc<AtomicU64>,
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.all.fetch_sub(self.bytes, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
 struct State {
     items: VecDeque<Item>,
-    bytes: u64,
     /// There was no room then.
     full: Option<Instant>,
     /// What is not written by then is dropped, and the thread ends.
@@ -49,26 +55,40 @@ impl WriteQueue {
     /// Before locks that others have are tried again.
     const PAUSE: Duration = Duration::from_millis(20);
 
-    /// An empty queue for at most `most_bytes` bytes.
-    pub fn new(most_bytes: u64) -> Self {
-        Self { state: Mutex::default(), changed: Condvar::new(), most_bytes }
+    /// An empty queue for at most `most_bytes` bytes. What it holds is noted in `pending`.
+    pub fn new(most_bytes: u64, pending: Arc<PendingEntries>) -> Self {
+        Self { state: Mutex::default(), changed: Condvar::new(), pending, bytes: Arc::default(), most_bytes }
     }
 
-    /// Queues an item, unless there is no room. Returns whether it did.
-    pub fn push(&self, item: Item) -> bool {
-        let bytes = item.parts.bytes();
+    /// The entries that wait to be written.
+    pub fn pending(&self) -> &PendingEntries {
+        &self.pending
+    }
+
+    /// Queues entries, which have these bytes of the object of an answer, unless there is no room. Returns whether it did.
+    pub fn push(&self, answer: &Received, entries: Vec<(EntryKey, Range<u64>)>) -> bool {
+        let bytes = answer.parts.bytes();
         let mut state = self.lock();
         let is_full = state.full.is_some_and(|since| since.elapsed() < Self::LOOK_AGAIN);
         // One that is larger than all of the room waits alone.
-        let fits = state.bytes == 0 || state.bytes.saturating_add(bytes) <= self.most_bytes;
+        let counted = self.bytes.load(Ordering::Relaxed);
+        let fits = counted == 0 || counted.saturating_add(bytes) <= self.most_bytes;
         if is_full || state.ends.is_some() || !fits {
             return false;
         }
-        state.bytes += bytes;
-        state.items.push_back(item);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        let counted = Counted { bytes, all: self.bytes.clone() };
+        // The entries are pending before the thread that writes can take the item.
+        state.items.push_back(Item::new(answer.counted_by(counted), entries, self.pending.clone()));
         drop(state);
         self.changed.notify_one();
         true
+    }
+
+    /// Whether nothing is counted: all was written or dropped, and nobody has any of it.
+    #[cfg(test)]
+    pub(super) fn is_idle(&self) -> bool {
+        self.bytes.load(Ordering::Relaxed) == 0
     }
 
     /// Lets the thread write what it can within [`WriteQueue::PATIENCE`] and end.
@@ -91,14 +111,9 @@ impl WriteQueue {
         }
     }
 
-    /// Takes the next item out. It counts until [`WriteQueue::written`].
+    /// Takes the next item out.
     fn pop(&self) -> Option<Item> {
         self.lock().items.pop_front()
-    }
-
-    fn written(&self, item: &Item) {
-        let mut state = self.lock();
-        state.bytes = state.bytes.saturating_sub(item.parts.bytes());
     }
 
     /// Drops all items, and takes none for a while. Returns how many entries that were.
@@ -106,7 +121,6 @@ impl WriteQueue {
         let mut state = self.lock();
         state.full = Some(Instant::now());
         let dropped = std::mem::take(&mut state.items);
-        state.bytes -= dropped.iter().map(|item| item.parts.bytes()).sum::<u64>().min(state.bytes);
         drop(state);
         dropped.iter().map(|item| item.entries.len() as u64).sum()
     }
@@ -153,20 +167,26 @@ impl Writer {
             };
             let Some(item) = self.queue.pop() else { continue };
             for (key, range) in &item.entries {
-                let written = self.write(in_use, &item, key, range)?;
+                let written = self.write(in_use, &item.answer, key, range)?;
+                item.finish(key);
                 self.counters.disk_cache_dropped.add(u64::from(!written));
             }
-            self.queue.written(&item);
         }
         Ok(())
     }
 
     /// Writes an entry. Returns whether it is there then.
-    fn write(&self, in_use: &InUse, item: &Item, key: &EntryKey, range: &Range<u64>) -> io::Result<bool> {
-        let (bytes, pieces) = (range.end - range.start, item.parts.pieces(range.clone()));
-        let mut pieces: Vec<&[u8]> = pieces.collect();
+    fn write(
+        &self,
+        in_use: &InUse,
+        answer: &Received,
+        key: &EntryKey,
+        range: &Range<u64>,
+    ) -> io::Result<bool> {
+        let bytes = range.end - range.start;
+        let mut pieces: Vec<&[u8]> = answer.pieces(range).collect();
         let checksum = pieces.iter().fold(0, |checksum, piece| crc32c::crc32c_append(checksum, piece));
-        let Head { object_bytes, version } = item.head.clone();
+        let Head { object_bytes, version } = answer.head.clone();
         let Some(header) = (Header { checksum, object_bytes, version }).encode(key, bytes) else {
             return Ok(false);
         };

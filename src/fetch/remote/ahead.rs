@@ -3,6 +3,7 @@
 use super::{Recipient, Remote, Wanted};
 use crate::fetch::ahead::{Ahead, Claim, Found};
 use crate::fetch::lengths::Known;
+use crate::fetch::locate::Located;
 use crate::plan::Dims;
 
 use std::sync::atomic::Ordering;
@@ -53,7 +54,10 @@ impl<C: Send + 'static> Remote<C> {
             let cell = (part, cell);
             match ahead.claim(batch, &cell, chunk) {
                 Claim::None(chunk) => {
-                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk), part, cell: cell.1 });
+                    // Without a disk cache the chunk is gone when the later batch is planned.
+                    let in_flight = self.disk_cache.as_ref().map(|_| cell.clone());
+                    in_flight.iter().for_each(|cell| ahead.requested(cell.clone()));
+                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk, in_flight), part, cell: cell.1 });
                 }
                 Claim::Coming => {}
                 Claim::Arrived(chunk, found) => arrived.push((chunk, found)),
@@ -61,19 +65,30 @@ impl<C: Send + 'static> Remote<C> {
         }
         drop(ahead);
         for (chunk, found) in arrived {
-            self.arrive.arrived(chunk, *found);
+            self.deliver(chunk, *found);
         }
         unknown
+    }
+
+    /// Hands over what was found for a chunk that a batch has asked for or claimed.
+    fn deliver(&self, chunk: C, found: Found) {
+        if let Ok((Located::At { blob, .. }, _)) = &found {
+            self.counters.bytes_fetched_useful.add(blob.fetched_bytes());
+        }
+        self.arrive.arrived(chunk, found);
     }
 
     /// Hands over what was found for a read chunk, to the batch that claimed it if it was asked for ahead.
     pub(super) fn hand_over(&self, recipient: Recipient<C>, found: Found) {
         let claimed = match recipient {
-            Recipient::Chunk(chunk) => Some((chunk, found)),
+            Recipient::Chunk(chunk, in_flight) => {
+                in_flight.iter().for_each(|cell| self.lock_ahead().answered(cell));
+                Some((chunk, found))
+            }
             Recipient::Ahead(cell) => self.lock_ahead().arrived(&cell, found),
         };
         match (claimed, self.scheduler.get()) {
-            (Some((chunk, found)), _) => self.arrive.arrived(chunk, found),
+            (Some((chunk, found)), _) => self.deliver(chunk, found),
             // A request that waits for memory can have that of this one.
             (None, Some(scheduler)) => scheduler.look_again(),
             (None, None) => {}

@@ -2,7 +2,7 @@
 
 use super::{Recipient, Remote, ShardKey};
 use crate::error::{Error, Obstacle, Result};
-use crate::fetch::coalesce::bytes_of_union;
+use crate::fetch::coalesce::own_bytes;
 use crate::fetch::disk_cache::DiskCache;
 use crate::fetch::fetched::FetchedBytes;
 use crate::fetch::indexes::{KnownIndex, known_index};
@@ -48,13 +48,13 @@ impl<C: Send + 'static> Remote<C> {
             }
             Ok(Some(received)) => {
                 let range = received.range.clone();
-                self.counters.bytes_fetched_useful.add(range.end - range.start);
                 if let Some(cache) = &self.disk_cache {
                     let whole = [(Extent::Whole, range.clone())];
                     cache.keep(part, address.key(), None, &received, whole.into_iter());
                 }
                 self.lengths.note(part, range.end);
-                let blob = Arc::new(FetchedBytes(Arc::new(received)));
+                let own_bytes = range.end - range.start;
+                let blob = Arc::new(FetchedBytes { answer: Arc::new(received), own_bytes });
                 Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
             }
         };
@@ -69,20 +69,17 @@ impl<C: Send + 'static> Remote<C> {
     ) {
         // The object was there when its index was read.
         let answer = answer.and_then(|received| Ok(Arc::new(received.ok_or(Obstacle::Changed)?)));
-        if answer.is_ok() {
-            let ranges = chunks.iter().map(|(_, _, range)| range);
-            self.counters.bytes_fetched_useful.add(bytes_of_union(ranges));
-        }
         if let (Some(cache), Ok(received), Some((_, address, _))) =
             (&self.disk_cache, &answer, chunks.first())
         {
             let extents = chunks.iter().map(|(_, _, range)| (Extent::Range(range.clone()), range.clone()));
             cache.keep(part, address.key(), Some(&received.head.version), received, extents);
         }
-        for (chunk, address, range) in chunks {
+        let own_bytes: Vec<u64> = own_bytes(chunks.iter().map(|(_, _, range)| range)).collect();
+        for ((chunk, address, range), own_bytes) in chunks.into_iter().zip(own_bytes) {
             let found = match &answer {
                 Ok(received) => {
-                    let blob = Arc::new(FetchedBytes(received.clone()));
+                    let blob = Arc::new(FetchedBytes { answer: received.clone(), own_bytes });
                     Ok((Located::At { blob, range: range.clone() }, address.with_range(range)))
                 }
                 Err(error) => Err(Error::Io { at: address.with_range(range), source: again(error) }),

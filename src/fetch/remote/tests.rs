@@ -188,6 +188,29 @@ fn chunks_that_are_fetched_ahead_wait_for_their_batch_and_are_asked_for_once() {
 }
 
 #[test]
+fn only_what_a_batch_has_taken_counts_as_useful() {
+    let (remote, store, arrived) = sharded("useful", 8, 16 << 20);
+    let useful = || remote.counters.bytes_fetched_useful.get();
+    assert!(remote.fetch_ahead(3, (0..8).map(cell)));
+    // Two indexes of 64 bytes; of each sharded chunk two inner chunks of 16 bytes that touch, and a third one.
+    wait_for(&store, 6);
+    let until = std::time::Instant::now() + Duration::from_secs(30);
+    while remote.counters.bytes_fetched.get() < 2 * (64 + 32 + 16) {
+        assert!(std::time::Instant::now() < until);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(useful(), 0);
+    // Another chunk of the first request, and one that is missing, have no bytes that the batch takes.
+    remote.fetch(3, [0, 3, 5].map(wanted));
+    assert_eq!((next(&arrived, 3), useful()), (vec![0, 3, 5], 32));
+    remote.planned(3);
+    assert_eq!((remote.lock_ahead().size(), useful()), ((0, 0), 32));
+    // What was dropped is fetched again.
+    remote.fetch(4, [1, 2].map(wanted));
+    assert_eq!((next(&arrived, 2), useful()), (vec![1, 2], 64));
+}
+
+#[test]
 fn memory_bounds_what_is_fetched_ahead_and_is_given_back_to_earlier_batches() {
     const UNIT: u64 = 4096;
     let (remote, store, arrived) = sharded("given-back", 8, 4 * UNIT);
