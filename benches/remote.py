@@ -360,7 +360,8 @@ def cores_of(text: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    line = common.parser("Time readers of stores behind a web server.", 2.0, quick_seconds=0.6)
+    # An epoch has more chunks than are in flight: a chunk that two epochs need is requested ahead for one of them only.
+    line = common.parser("Time readers of stores behind a web server.", 2.0, quick_seconds=0.6, steps=256)
     client, server = halves()
     line.add_argument(
         "--client-cores", type=cores_of, default=client, help="such as 0-7 (default: the first half)"

@@ -47,12 +47,6 @@ impl Remote {
 
     /// The most batches that are looked at ahead.
     const MOST_BATCHES_AHEAD: u64 = 256;
-
-    /// How many epochs behind the planned one chunks are fetched ahead for. Where a cache on the disk keeps what is fetched the next epoch
-    /// finds it there.
-    fn epochs_ahead(&self) -> u64 {
-        u64::from(!self.fetcher.has_disk_cache())
-    }
 }
 
 /// Plans batches one after the other.
@@ -143,21 +137,26 @@ impl Planner {
         self.fetch_ahead(batch.number, now);
     }
 
-    /// Fetches chunks of batches that are not planned yet, as far as there is memory: a store that answers late is asked early. `batch` was
-    /// planned last, and its last sample is of `epoch`.
+    /// Fetches chunks of batches that are not planned yet, as far as there is memory and no more than those of one epoch: a store that answers late
+    /// is asked early. `batch` was planned last, and its last sample is of `epoch`.
     fn fetch_ahead(&mut self, batch: u64, epoch: u64) {
-        let Self { remote: Some(remote), order, domains, geometry, chunk_cache, caches, .. } = self else {
+        let Self { remote: Some(remote), order, domains, geometry, chunk_cache, caches, batch_size, .. } =
+            self
+        else {
             return;
         };
         remote.fetcher.planned(batch);
         if batch < remote.begin_ahead {
             return;
         }
-        let last_epoch = epoch + remote.epochs_ahead();
+        // Where a cache on the disk keeps what is fetched, the next epoch finds it there.
+        let within_epoch = remote.fetcher.has_disk_cache();
+        let batches_of_epoch = (order.padded_samples() / order.shards()).div_ceil(*batch_size);
+        let most = Remote::MOST_BATCHES_AHEAD.min(batches_of_epoch);
         remote.ahead = remote.ahead.max(batch + 1);
-        while remote.ahead <= batch + Remote::MOST_BATCHES_AHEAD {
+        while remote.ahead <= batch + most {
             let samples = order.batch(remote.ahead);
-            if samples.iter().any(|drawn| drawn.epoch > last_epoch) {
+            if within_epoch && samples.iter().any(|drawn| drawn.epoch > epoch) {
                 return;
             }
             let mut cells = vec![];
