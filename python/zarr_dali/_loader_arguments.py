@@ -73,7 +73,7 @@ def _by_dimension(
         return plain
     try:
         return _selected(path, arrays, {}, arguments, gaps, {"window", "offsets"})
-    except (ImportError, ValueError, RuntimeError):
+    except (ImportError, TypeError, ValueError, RuntimeError):
         # As there.
         if gaps is not None:
             raise
@@ -91,7 +91,7 @@ def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | N
         return {}
     try:
         return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)
-    except (ImportError, ValueError, RuntimeError):
+    except (ImportError, TypeError, ValueError, RuntimeError):
         # Nobody asked, and what is wrong with the store the reader says.
         if gaps is not None:
             raise

@@ -17,14 +17,15 @@ CIRCLE = 360
 UNITS = {stem + ending for stem in ("degree", "degrees") for ending in ("_east", "_E", "E", "east")}
 """Of longitudes, as the CF conventions have them."""
 
+OTHER_UNITS = {"m", "km", "metre", "metres", "meter", "meters", "rad", "radian", "radians"}
+"""Of what is called a longitude and goes around no circle of 360."""
+
 
 def is_longitude(name: str, attributes: Mapping[str, Any]) -> bool:
-    """Whether a coordinate holds longitudes, by its name or by the CF conventions."""
-    return (
-        name.lower() in ("lon", "longitude")
-        or attributes.get("standard_name") == "longitude"
-        or attributes.get("units") in UNITS
-    )
+    """Whether a coordinate holds longitudes in degrees, by its name or by the CF conventions."""
+    units = attributes.get("units")
+    named = name.lower() in ("lon", "longitude") or attributes.get("standard_name") == "longitude"
+    return units in UNITS or (named and units not in OTHER_UNITS)
 
 
 def around(index: pd.Index, label: Any) -> list[Any]:

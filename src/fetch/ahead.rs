@@ -60,7 +60,8 @@ impl<C> Default for Ahead<C> {
 }
 
 impl<C> Ahead<C> {
-    /// Notes that a batch asks for a read chunk itself. Nobody asks for it ahead until [`Ahead::answered`]: the disk cache will have it then.
+    /// Notes that a batch asks for a read chunk itself. Nobody asks for it ahead until [`Ahead::answered`]: then the disk cache
+    /// may have it.
     pub fn requested(&mut self, cell: Cell) {
         *self.requested.entry(cell).or_default() += 1;
     }

@@ -277,9 +277,7 @@ async fn admit<T>(
         let (memory, give_back) =
             (memory.clone().acquire_many_owned(wanted), || deliver.give_back(urgency.0));
         let Some(Ok(memory)) = queue.reserved(urgency, memory, give_back).await else { continue };
-        let slot = async {
-            if deliver.is_planned(urgency.0) { slots.take().await } else { slots.take_ahead().await }
-        };
+        let slot = async { slots.take_ahead(|| deliver.is_planned(urgency.0)).await };
         let Some(Some(slot)) = queue.reserved(urgency, slot, || false).await else { continue };
         let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };

@@ -43,6 +43,15 @@ pub struct Slot {
     slots: Arc<Slots>,
     permit: Option<OwnedSemaphorePermit>,
     taken: Instant,
+    received: bool,
+}
+
+impl Slot {
+    /// Gives the slot back of a request whose answer has arrived to its last byte. Others, such as one that was not sent, or whose object is
+    /// absent, do not tell how long a request takes.
+    pub fn received(mut self) {
+        self.received = true;
+    }
 }
 
 impl Slots {
@@ -74,12 +83,13 @@ impl Slots {
         state.in_flight += 1;
         state.most_in_flight = state.most_in_flight.max(state.in_flight);
         drop(state);
-        Some(Slot { slots: self.clone(), permit: Some(permit), taken: Instant::now() })
+        Some(Slot { slots: self.clone(), permit: Some(permit), taken: Instant::now(), received: false })
     }
 
-    /// Waits for a slot for a request for a batch that is not planned yet: until fewer are taken than is worth it. Only one waits at a time.
-    pub async fn take_ahead(self: &Arc<Self>) -> Option<Slot> {
-        while self.is_full_ahead() {
+    /// Waits for a slot for a request for a batch that is not planned yet: until fewer are taken than is worth it, or the batch `is_planned`. Only one
+    /// waits at a time.
+    pub async fn take_ahead(self: &Arc<Self>, is_planned: impl Fn() -> bool) -> Option<Slot> {
+        while !is_planned() && self.is_full_ahead() {
             self.changed.notified().await;
         }
         self.take().await
@@ -139,7 +149,9 @@ impl Drop for Slot {
     fn drop(&mut self) {
         let mut state = self.slots.lock();
         state.in_flight -= 1;
-        state.ahead.ended(self.taken.elapsed());
+        if self.received {
+            state.ahead.ended(self.taken.elapsed());
+        }
         self.slots.changed.notify_one();
         if state.owed > 0
             && let Some(permit) = self.permit.take()
@@ -190,21 +202,31 @@ mod tests {
     #[test]
     fn requests_ahead_leave_slots_to_others() {
         let slots = Slots::new(256);
-        let ahead = || slots.take_ahead().now_or_never().flatten();
-        let end = |mut slot: Slot| slot.taken = Instant::now() - Duration::from_millis(100);
+        let ahead = || slots.take_ahead(|| false).now_or_never().flatten();
+        let end = |mut slot: Slot| {
+            slot.taken = Instant::now() - Duration::from_millis(100);
+            slot.received();
+        };
         let mut taken: Vec<Slot> = std::iter::from_fn(ahead).collect();
         assert_eq!(taken.len(), Plateau::LEAST);
-        let waiting = slots.take_ahead();
-        let mut waiting = std::pin::pin!(waiting);
-        assert!(waiting.as_mut().now_or_never().is_none());
+        // One that waits gets the slot that is free next, and one that is planned meanwhile any.
+        let planned = std::cell::Cell::new(false);
+        let (first, second) = (slots.take_ahead(|| false), slots.take_ahead(|| planned.get()));
+        let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
+        assert!(first.as_mut().now_or_never().is_none());
         taken.pop().map(end);
-        taken.extend(block_on(waiting));
-        taken.extend((Plateau::LEAST..256).map(|_| take(&slots).unwrap()));
+        taken.extend(block_on(first));
+        assert!(second.as_mut().now_or_never().is_none());
+        planned.set(true);
+        taken.pop();
+        taken.extend([block_on(second).unwrap(), take(&slots).unwrap()]);
+        taken.extend((taken.len()..256).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none() && ahead().is_none());
-        // More of them are worth it where requests take as long as before.
+        // More of them are worth it where requests take as long as before. Those that were not sent do not count.
         for _ in 0..256 * 16 {
             end(taken.remove(0));
             taken.extend(std::iter::from_fn(ahead));
+            drop(slots.take().now_or_never());
         }
         assert_eq!(taken.len(), 256);
     }

@@ -184,19 +184,18 @@ impl Transfer<'_> {
     async fn at_once(&self, likely: u64, part_bytes: u64, slot: Slot) -> Result<Vec<Part>, Unlike> {
         let version = self.request.version.as_ref();
         let first = async move {
-            let _slot = slot;
             let body = self.open(&Extent::Prefix(part_bytes), version).await.map_err(Unlike::Failed)?;
             let body = body.ok_or(Unlike::Absent)?;
             if body.head.object_bytes != likely || !body.head.version.tells_bytes() {
                 return Err(Unlike::Other);
             }
-            self.read(&Extent::Range(body.range.clone()), body).await.map_err(Unlike::Failed)
+            self.read_with(slot, &Extent::Range(body.range.clone()), body).await.map_err(Unlike::Failed)
         };
         let rest = split(part_bytes.min(likely)..likely, part_bytes).map(|range| async {
-            let _slot = self.common.slots.take().await;
+            let slot = self.common.slots.take().await;
             let extent = Extent::Range(range);
             let body = self.open(&extent, version).await?.ok_or(Obstacle::Changed)?;
-            self.read(&extent, body).await
+            self.read_with(slot, &extent, body).await
         });
         // What is wrong with the rest is an error if the first part says that there is a rest.
         let rest = async { Ok(try_join_all(rest).await) };
@@ -209,11 +208,11 @@ impl Transfer<'_> {
     }
 
     /// The answer in one part.
-    async fn alone(&self, memory: &mut OwnedSemaphorePermit, _slot: Slot) -> Result<Option<Part>, Stopped> {
+    async fn alone(&self, memory: &mut OwnedSemaphorePermit, slot: Slot) -> Result<Option<Part>, Stopped> {
         let Request { extent, version, .. } = self.request;
         let Some(body) = self.open(extent, version.as_ref()).await? else { return Ok(None) };
         self.check_length(body.range.end - body.range.start, memory)?;
-        Ok(Some(self.read(extent, body).await?))
+        Ok(Some(self.read_with(slot, extent, body).await?))
     }
 
     /// All parts of an object of that version, in their order, of which the first may have been asked for before. It has `slot`; each of the
@@ -228,20 +227,20 @@ impl Transfer<'_> {
         let mut slot = Some(slot);
         let first = first.map(|body| (slot.take(), body));
         let first = async {
-            let Some((_slot, body)) = first else { return Ok(None) };
-            self.read(&Extent::Range(body.range.clone()), body).await.map(Some)
+            let Some((slot, body)) = first else { return Ok(None) };
+            self.read_with(slot, &Extent::Range(body.range.clone()), body).await.map(Some)
         };
         let rest = rest.map(|range| {
             let slot = slot.take();
             async move {
-                let _slot = match slot {
+                let slot = match slot {
                     Some(slot) => Some(slot),
                     None => self.common.slots.take().await,
                 };
                 let extent = Extent::Range(range);
                 let body = self.open(&extent, version).await.map_err(Obstacle::of_present)?;
                 let body = body.ok_or(Obstacle::Changed)?;
-                self.read(&extent, body).await
+                self.read_with(slot, &extent, body).await
             }
         });
         let (first, rest) = try_join(first, try_join_all(rest)).await?;
@@ -304,6 +303,19 @@ impl Transfer<'_> {
                 left => tokio::time::sleep(left.unwrap_or(Tail::LEAST)).await,
             }
         }
+    }
+
+    /// As [`Transfer::read`], and gives the slot of the request back.
+    async fn read_with(
+        &self,
+        slot: impl Into<Option<Slot>>,
+        extent: &Extent,
+        body: Body,
+    ) -> io::Result<Part> {
+        let slot = slot.into();
+        let part = self.read(extent, body).await?;
+        slot.into_iter().for_each(Slot::received);
+        Ok(part)
     }
 
     /// Reads a body to its end. If its connection breaks, asks for the rest, or for all of it where the version cannot tell that the rest belongs

@@ -193,7 +193,7 @@ impl Running {
     ) -> Result<()> {
         let jobs = self.jobs.clone();
         let is_beside_training = uploader.is_some();
-        // What they leave undone the GPU can do.
+        // The GPU can decode what is queued. Only a chunk that was begun is waited for.
         let can_be_spared = workers.decoder.parts.iter().all(|plan| plan.kind != Kind::Cpu);
         let name = if decodes { "zarr decoder" } else { "zarr reader" };
         let watchdog = Arc::<Watchdog>::default();
@@ -401,8 +401,8 @@ impl Start<'_> {
     }
 }
 
-/// Lowers the priority of the calling thread below that of a training's own threads, which launch kernels on the same cores. `can_be_spared`: nobody
-/// has to wait for what it does, so that it gets only cores that nobody else wants.
+/// Lowers the priority of the calling thread below that of a training's own threads, which launch kernels on the same cores. `can_be_spared`: others
+/// can do its work, so that it gets only cores that nobody else wants.
 fn lower_priority(can_be_spared: bool) {
     /// A thread with this niceness gets a tenth of a core that a usual thread wants as well.
     const NICENESS: i32 = 10;

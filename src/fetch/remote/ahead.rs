@@ -54,7 +54,7 @@ impl<C: Send + 'static> Remote<C> {
             let cell = (part, cell);
             match ahead.claim(batch, &cell, chunk) {
                 Claim::None(chunk) => {
-                    // Without a disk cache the chunk is gone when the later batch is planned.
+                    // Without a disk cache the chunk is gone when a later batch is planned, which has to ask for it anyway.
                     let in_flight = self.disk_cache.as_ref().map(|_| cell.clone());
                     in_flight.iter().for_each(|cell| ahead.requested(cell.clone()));
                     unknown.push(Wanted { chunk: Recipient::Chunk(chunk, in_flight), part, cell: cell.1 });

@@ -12,19 +12,23 @@ pub(super) struct Plateau {
     was_full: bool,
     /// Times of requests, from their slot to the last byte, since the limit changed.
     times: Vec<Duration>,
-    /// The median of times of requests that do not wait for each other: that with the least limit, or less. A store that becomes slower brings the
-    /// limit down to the least, where it is measured anew.
+    /// The time of requests that do not wait for each other: that with the least limit, or less. A store that becomes slower brings the limit down to
+    /// the least, where it is measured anew.
     undisturbed: Option<Duration>,
 }
 
 impl Plateau {
     /// The least limit, and that at first.
     pub const LEAST: usize = 32;
-    /// Requests whose median counts, at least.
+    /// How many requests are looked at together, at least.
     const REQUESTS: usize = 64;
-    /// The limit is right when the median is that many times the undisturbed one: of the requests in flight, a third waits for the others, so
-    /// that there is always one that can go on. It is also the most by which the limit rises at once.
+    /// Of these the time counts that this share takes at most: those for small indexes of shards, which may be half of them, say little.
+    const SHARE: (usize, usize) = (3, 4);
+    /// The limit is right when that time is this many times the undisturbed one: some requests wait for others, so that there is always one that
+    /// can go on. It is also the most by which the limit rises at once,
     const RISEN: f64 = 1.5;
+    /// and this the most by which it falls.
+    const FALLS: f64 = 0.5;
 
     pub fn new(most: usize) -> Self {
         let limit = Self::LEAST.min(most);
@@ -47,14 +51,15 @@ impl Plateau {
         if self.times.len() < self.limit.max(Self::REQUESTS) {
             return;
         }
-        let middle = self.times.len() / 2;
-        let median = *self.times.select_nth_unstable(middle).1;
+        let nth = self.times.len() * Self::SHARE.0 / Self::SHARE.1;
+        let time = *self.times.select_nth_unstable(nth).1;
         self.times.clear();
         let least = Self::LEAST.min(self.most);
         let known = self.undisturbed.filter(|_| self.limit > least);
-        let undisturbed = *self.undisturbed.insert(known.map_or(median, |known| known.min(median)));
+        let undisturbed = *self.undisturbed.insert(known.map_or(time, |known| known.min(time)));
         let was_full = std::mem::take(&mut self.was_full);
-        let change = Self::RISEN * undisturbed.as_secs_f64() / median.as_secs_f64().max(1e-9);
+        let change =
+            (Self::RISEN * undisturbed.as_secs_f64() / time.as_secs_f64().max(1e-9)).max(Self::FALLS);
         if was_full || change < 1.0 {
             self.limit = ((self.limit as f64 * change) as usize).clamp(least, self.most);
         }
