@@ -340,7 +340,7 @@ class Nvcomp {
  public:
   Nvcomp() {
     void* library = nullptr;
-    for (const char* name : {"libnvcomp.so.5", "/tmp/site/nvidia/libnvcomp/lib64/libnvcomp.so.5"}) {
+    for (const char* name : {"libnvcomp.so.5", "libnvcomp.so"}) {
       if (!library) library = dlopen(name, RTLD_NOW);
     }
     if (!library) {
