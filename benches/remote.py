@@ -244,9 +244,11 @@ class Points:
         )
         ours = reading.rate(self.seconds)
         joined, shard_bytes = joined_ranges(self.path("sharded"), self.budget // 4 // 16)
+        # Of the whole run: batches take what came before the clock started.
+        whole = common.counters(reading.pipe)
         by_rule = ours["bytes_fetched_useful"] / shard_bytes * joined
         return {
-            "useful_of_wire": ours["bytes_fetched_useful"] / ours["bytes_fetched"],
+            "useful_of_wire": whole["bytes_fetched_useful"] / whole["bytes_fetched"],
             "requests_of_rule": ours["requests"] / by_rule,
             "joined_ranges_a_shard": joined,
             **ours,
@@ -360,7 +362,7 @@ def cores_of(text: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    # An epoch has more chunks than are in flight: a chunk that two epochs need is requested ahead for one of them only.
+    # An epoch has more chunks than are in flight: one that two epochs need is requested ahead for the first.
     line = common.parser("Time readers of stores behind a web server.", 2.0, quick_seconds=0.6, steps=256)
     client, server = halves()
     line.add_argument(
