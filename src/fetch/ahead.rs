@@ -2,6 +2,9 @@
 //!
 //! The bytes of such a chunk hold memory from its request until a batch claims the chunk and decodes it, or until they are given back:
 //! because the batch they were fetched for did not need them, or because a request of an earlier batch needs the memory.
+//!
+//! Where a disk cache keeps what is fetched, batches share answers: a chunk that is in flight for a batch is not asked for again, neither
+//! ahead nor by a later batch that is planned.
 
 use super::locate::Located;
 use crate::error::{Context, Result};
@@ -15,15 +18,18 @@ pub(super) type Cell = ((usize, usize), Dims);
 /// Where the bytes of a read chunk are, and the read chunk as the place of an error; or why it cannot be read.
 pub(super) type Found = Result<(Located, Context)>;
 
-/// The read chunks that were asked for ahead, until their bytes are handed over. `C` is a read chunk of a batch.
+/// The read chunks that were asked for ahead, or for batches that share answers, until their bytes are handed over. `C` is a read chunk of a
+/// batch.
 pub(super) struct Ahead<C> {
     chunks: HashMap<Cell, Entry<C>>,
     /// The cells by the batch that they were asked for, and some of which `chunks` has no entry any more.
     by_batch: BTreeMap<u64, Vec<Cell>>,
     /// Memory that is held or will be held for those that no batch has claimed.
     bytes: u64,
-    /// Read chunks that batches have asked for themselves and that have not arrived, and how many batches have.
-    requested: HashMap<Cell, usize>,
+    /// How many of `chunks` a batch has claimed.
+    claimed: usize,
+    /// Whether batches share answers.
+    is_shared: bool,
 }
 
 struct Entry<C> {
@@ -37,8 +43,8 @@ struct Entry<C> {
 enum State<C> {
     /// Its bytes have not arrived, and no batch has claimed it.
     Coming,
-    /// A batch has claimed it before its bytes arrived.
-    Claimed(C),
+    /// Batches have claimed it before its bytes arrived: their numbers and read chunks, the first in front.
+    Claimed(Vec<(u64, C)>),
     /// Its bytes have arrived, and no batch has claimed it.
     Arrived(Box<Found>),
 }
@@ -47,39 +53,24 @@ enum State<C> {
 pub(super) enum Claim<C> {
     /// It has to be asked for.
     None(C),
+    /// It has to be asked for, and will be handed over with its cell's answer.
+    Ask,
     /// It will be handed over when its bytes arrive.
     Coming,
     /// Its bytes.
     Arrived(C, Box<Found>),
 }
 
-impl<C> Default for Ahead<C> {
-    fn default() -> Self {
-        Self { chunks: HashMap::new(), by_batch: BTreeMap::new(), bytes: 0, requested: HashMap::new() }
-    }
-}
-
 impl<C> Ahead<C> {
-    /// Notes that a batch asks for a read chunk itself. Nobody asks for it ahead until [`Ahead::answered`]: then the disk cache
-    /// may have it.
-    pub fn requested(&mut self, cell: Cell) {
-        *self.requested.entry(cell).or_default() += 1;
-    }
-
-    /// Notes the answer for a read chunk that a batch has asked for itself.
-    pub fn answered(&mut self, cell: &Cell) {
-        if let Some(batches) = self.requested.get_mut(cell) {
-            *batches -= 1;
-            if *batches == 0 {
-                self.requested.remove(cell);
-            }
-        }
+    /// `is_shared`: batches share answers.
+    pub fn new(is_shared: bool) -> Self {
+        Self { chunks: HashMap::new(), by_batch: BTreeMap::new(), bytes: 0, claimed: 0, is_shared }
     }
 
     /// Notes that a read chunk is asked for, which a batch will need, and that its answer will hold `bytes` of memory. Returns whether it
     /// was not asked for before.
     pub fn ask(&mut self, batch: u64, cell: Cell, bytes: u64) -> bool {
-        if self.chunks.contains_key(&cell) || self.requested.contains_key(&cell) {
+        if self.chunks.contains_key(&cell) {
             return false;
         }
         self.bytes += bytes;
@@ -88,23 +79,36 @@ impl<C> Ahead<C> {
         true
     }
 
-    /// Memory that is held or will be held for those that no batch has claimed, and how many read chunks there are.
+    /// Memory that is held or will be held for those that no batch has claimed, and how many read chunks these are.
     pub fn size(&self) -> (u64, usize) {
-        (self.bytes, self.chunks.len())
+        (self.bytes, self.chunks.len() - self.claimed)
     }
 
     /// A batch needs a read chunk now. The answer that a later batch waits for is left to that batch: a request has the urgency of its batch, and those of
     /// earlier batches must not wait for it.
     pub fn claim(&mut self, batch: u64, cell: &Cell, chunk: C) -> Claim<C> {
-        let Some(entry) = self.chunks.get_mut(cell) else { return Claim::None(chunk) };
-        match entry.state {
-            State::Claimed(_) => return Claim::None(chunk),
-            State::Coming if batch < entry.batch => return Claim::None(chunk),
-            _ => {}
+        let Some(entry) = self.chunks.get_mut(cell) else {
+            if !self.is_shared {
+                return Claim::None(chunk);
+            }
+            let state = State::Claimed(vec![(batch, chunk)]);
+            self.chunks.insert(cell.clone(), Entry { batch, bytes: 0, state });
+            self.claimed += 1;
+            return Claim::Ask;
+        };
+        match &mut entry.state {
+            State::Coming | State::Claimed(_) if batch < entry.batch => return Claim::None(chunk),
+            State::Claimed(_) if !self.is_shared => return Claim::None(chunk),
+            State::Claimed(claims) => {
+                claims.push((batch, chunk));
+                return Claim::Coming;
+            }
+            State::Coming | State::Arrived(_) => {}
         }
         self.bytes -= std::mem::take(&mut entry.bytes);
         if matches!(entry.state, State::Coming) {
-            entry.state = State::Claimed(chunk);
+            entry.state = State::Claimed(vec![(batch, chunk)]);
+            self.claimed += 1;
             return Claim::Coming;
         }
         match self.chunks.remove(cell).map(|entry| entry.state) {
@@ -113,14 +117,17 @@ impl<C> Ahead<C> {
         }
     }
 
-    /// The answer for a read chunk. Returns it if a batch has claimed the chunk; keeps it if one may; drops it else.
-    pub fn arrived(&mut self, cell: &Cell, found: Found) -> Option<(C, Found)> {
+    /// The answer for a read chunk. Returns it with the claims of batches on it if there are any; keeps it if a batch may claim it; drops it
+    /// else.
+    pub fn arrived(&mut self, cell: &Cell, found: Found) -> Option<(Vec<(u64, C)>, Found)> {
         let entry = self.chunks.get_mut(cell)?;
         match &mut entry.state {
-            State::Claimed(_) => match self.chunks.remove(cell)?.state {
-                State::Claimed(chunk) => Some((chunk, found)),
-                _ => None,
-            },
+            State::Claimed(claims) => {
+                let claims = std::mem::take(claims);
+                self.chunks.remove(cell);
+                self.claimed -= 1;
+                Some((claims, found))
+            }
             state @ State::Coming => {
                 if !holds_memory(&found) {
                     self.bytes -= std::mem::take(&mut entry.bytes);
@@ -213,7 +220,7 @@ mod tests {
 
     #[test]
     fn what_arrives_waits_for_its_batch_and_is_handed_over_once() {
-        let mut ahead = Ahead::default();
+        let mut ahead = Ahead::new(false);
         assert!(ahead.ask(5, cell(1), 10) && ahead.ask(6, cell(2), 20) && !ahead.ask(6, cell(1), 10));
         assert_eq!(ahead.size(), (30, 2));
         assert!(matches!(ahead.claim(9, &cell(3), "other"), Claim::None("other")));
@@ -224,27 +231,34 @@ mod tests {
         assert!(matches!(ahead.claim(5, &cell(2), "earlier"), Claim::None("earlier")));
         assert!(matches!(ahead.claim(6, &cell(2), "second"), Claim::Coming));
         assert!(matches!(ahead.claim(7, &cell(2), "third"), Claim::None("third")));
-        assert_eq!(ahead.size(), (0, 1));
-        assert!(matches!(ahead.arrived(&cell(2), answer().0), Some(("second", Ok(_)))));
+        assert_eq!(ahead.size(), (0, 0));
+        let (claims, found) = ahead.arrived(&cell(2), answer().0).expect("the second is handed over");
+        assert!(claims == [(6, "second")] && found.is_ok());
         assert_eq!(ahead.size(), (0, 0));
     }
 
     #[test]
-    fn what_batches_have_asked_for_is_not_asked_for_ahead_until_it_has_arrived() {
-        let mut ahead = Ahead::<()>::default();
-        ahead.requested(cell(1));
-        ahead.requested(cell(1));
-        assert!(ahead.ask(5, cell(2), 10) && !ahead.ask(5, cell(1), 10));
-        ahead.answered(&cell(1));
-        assert!(!ahead.ask(5, cell(1), 10));
-        ahead.answered(&cell(1));
-        assert!(ahead.ask(5, cell(1), 10));
-        assert_eq!((ahead.size(), ahead.requested.len()), ((20, 2), 0));
+    fn batches_that_share_answers_ask_once() {
+        let mut ahead = Ahead::new(true);
+        assert!(matches!(ahead.claim(5, &cell(1), "first"), Claim::Ask));
+        assert!(!ahead.ask(7, cell(1), 10));
+        assert!(matches!(ahead.claim(7, &cell(1), "second"), Claim::Coming));
+        // The request has the urgency of the first of these, and an earlier batch must not wait for it.
+        assert!(matches!(ahead.claim(4, &cell(1), "earlier"), Claim::None("earlier")));
+        // What was asked for ahead is shared as well.
+        assert!(ahead.ask(8, cell(2), 10));
+        assert!(matches!(ahead.claim(8, &cell(2), "third"), Claim::Coming));
+        assert!(matches!(ahead.claim(9, &cell(2), "fourth"), Claim::Coming));
+        assert_eq!(ahead.size(), (0, 0));
+        let mut claims = |number| ahead.arrived(&cell(number), answer().0).map(|(claims, _)| claims);
+        assert_eq!(claims(1), Some(vec![(5, "first"), (7, "second")]));
+        assert_eq!(claims(2), Some(vec![(8, "third"), (9, "fourth")]));
+        assert!(ahead.chunks.is_empty() && ahead.claimed == 0 && ahead.ask(9, cell(1), 10));
     }
 
     #[test]
     fn memory_is_given_back_of_the_latest_batch_and_of_chunks_that_their_batch_did_not_need() {
-        let mut ahead = Ahead::<()>::default();
+        let mut ahead = Ahead::<()>::new(false);
         let owned: Vec<_> = (0..4)
             .map(|number| {
                 ahead.ask(10 + number, cell(number), 5);
@@ -267,11 +281,17 @@ mod tests {
     proptest! {
         /// Every claim is answered once, with an answer that came after the request, and memory is counted of what waits.
         #[test]
-        fn random_calls_lose_nothing(calls in prop::collection::vec((0u8..5, 0u64..6, 0u64..8), 0..200)) {
-            let mut ahead = Ahead::<usize>::default();
+        fn random_calls_lose_nothing(
+            is_shared in any::<bool>(),
+            calls in prop::collection::vec((0u8..5, 0u64..6, 0u64..8), 0..200),
+        ) {
+            let mut ahead = Ahead::<usize>::new(is_shared);
             // Claims that wait, and answers that are on their way, by cell.
-            let (mut waiting, mut coming) = (HashMap::<u64, usize>::new(), vec![]);
+            let (mut waiting, mut coming) = (HashMap::<u64, Vec<usize>>::new(), vec![]);
             let mut owned: Vec<(u64, Weak<dyn Blob>)> = vec![];
+            let handed_over = |ahead: &mut Ahead<usize>, at, found| {
+                ahead.arrived(&cell(at), found).map(|(claims, _)| claims.into_iter().map(|(_, chunk)| chunk).collect::<Vec<_>>())
+            };
             for (number, (call, at, batch)) in calls.into_iter().enumerate() {
                 match call {
                     0 if ahead.ask(batch, cell(at), 1 + at) => {
@@ -280,30 +300,36 @@ mod tests {
                     }
                     1 => match ahead.claim(batch, &cell(at), number) {
                         Claim::None(chunk) => prop_assert_eq!(chunk, number),
-                        Claim::Coming => prop_assert!(coming.contains(&at) && waiting.insert(at, number).is_none()),
+                        Claim::Ask => {
+                            prop_assert!(is_shared && waiting.insert(at, vec![number]).is_none());
+                            coming.push(at);
+                        }
+                        Claim::Coming => {
+                            let claims = waiting.entry(at).or_default();
+                            prop_assert!(coming.contains(&at) && (is_shared || claims.is_empty()));
+                            claims.push(number);
+                        }
                         Claim::Arrived(chunk, found) => prop_assert!(chunk == number && found.is_ok()),
                     },
                     2 if !coming.is_empty() => {
                         let at = coming.remove(number % coming.len());
                         let (found, owner) = answer();
                         owned.push((at, owner));
-                        let handed_over = ahead.arrived(&cell(at), found).map(|(chunk, _)| chunk);
-                        prop_assert_eq!(handed_over, waiting.remove(&at));
+                        prop_assert_eq!(handed_over(&mut ahead, at, found), waiting.remove(&at));
                     }
                     3 => drop(ahead.planned(batch)),
                     4 => drop(ahead.give_back(batch)),
                     _ => {}
                 }
-                let (bytes, count) = ahead.size();
-                prop_assert!(count >= waiting.len());
+                prop_assert_eq!(ahead.claimed, waiting.len());
+                let (bytes, _) = ahead.size();
                 owned.retain(|(_, owner)| owner.strong_count() > 0);
                 let arrived: u64 = owned.iter().map(|(at, _)| 1 + at).sum();
                 prop_assert!(bytes >= arrived && bytes <= arrived + coming.iter().map(|at| 1 + at).sum::<u64>());
             }
             // All answers come, and each claim has got its own.
             for at in coming {
-                let handed_over = ahead.arrived(&cell(at), answer().0).map(|(chunk, _)| chunk);
-                prop_assert_eq!(handed_over, waiting.remove(&at));
+                prop_assert_eq!(handed_over(&mut ahead, at, answer().0), waiting.remove(&at));
             }
             prop_assert!(waiting.is_empty());
             drop(ahead.planned(u64::MAX - 1));

@@ -16,6 +16,7 @@ use lru::LruCache;
 use once_cell::sync::OnceCell;
 
 /// Where a read chunk's encoded bytes are.
+#[derive(Clone)]
 pub enum Located {
     /// Nowhere: the chunk has no key, or no entry in its shard index.
     Missing,

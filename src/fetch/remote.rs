@@ -5,7 +5,7 @@
 //! asked for with one request. What is in the cache on the local disk is not asked for; threads that decode read it there.
 //!
 //! Batches that are not planned yet can have their chunks asked for ahead. What arrives for them waits for its batch. With a disk cache
-//! nothing is asked for ahead that is in flight for an earlier batch: the later batch finds it in the cache.
+//! nothing is asked for that is in flight for an earlier batch: a later batch gets the same answer, or finds it in the cache.
 
 mod ahead;
 mod answers;
@@ -88,10 +88,10 @@ pub struct Wanted<C> {
 
 /// What gets the bytes of a read chunk.
 enum Recipient<C> {
-    /// The read chunk of a batch. Has its cell if that may not be asked for ahead until it arrives.
-    Chunk(C, Option<Cell>),
-    /// A batch that may claim it.
-    Ahead(Cell),
+    /// The read chunk of a batch.
+    Chunk(C),
+    /// The batches that have claimed the read chunk of this cell, or one that may.
+    Cell(Cell),
 }
 
 /// What comes back with an answer.
@@ -151,7 +151,7 @@ impl<C: Send + 'static> Remote<C> {
             // Joined bytes are kept until the last chunk of them is decoded.
             most_joined_bytes: limits.split_above_bytes.min(limits.bytes / 16),
             indexes: Mutex::new(indexes),
-            ahead: Mutex::default(),
+            ahead: Mutex::new(Ahead::new(disk_cache.is_some())),
             most_ahead_bytes: limits.bytes / Self::AHEAD_SHARE,
             planned: AtomicU64::new(0),
             lengths: Lengths::default(),
@@ -183,7 +183,7 @@ impl<C: Send + 'static> Remote<C> {
     /// Asks the store for a read chunk whose entry in the disk cache cannot be used, before all others.
     pub fn fetch_again(&self, wanted: Wanted<C>) {
         let Wanted { chunk, part, cell } = wanted;
-        self.fetch_or_find(0, [Wanted { chunk: Recipient::Chunk(chunk, None), part, cell }], None);
+        self.fetch_or_find(0, [Wanted { chunk: Recipient::Chunk(chunk), part, cell }], None);
     }
 
     /// Asks for read chunks that a cache does not have.

@@ -33,7 +33,7 @@ impl<C: Send + 'static> Remote<C> {
                 break;
             }
             if ahead.ask(batch, (part, cell.clone()), self.usual_bytes(part)) {
-                asked.push(Wanted { chunk: Recipient::Ahead((part, cell.clone())), part, cell });
+                asked.push(Wanted { chunk: Recipient::Cell((part, cell.clone())), part, cell });
             }
         }
         drop(ahead);
@@ -54,10 +54,10 @@ impl<C: Send + 'static> Remote<C> {
             let cell = (part, cell);
             match ahead.claim(batch, &cell, chunk) {
                 Claim::None(chunk) => {
-                    // Without a disk cache the chunk is gone when a later batch is planned, which has to ask for it anyway.
-                    let in_flight = self.disk_cache.as_ref().map(|_| cell.clone());
-                    in_flight.iter().for_each(|cell| ahead.requested(cell.clone()));
-                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk, in_flight), part, cell: cell.1 });
+                    unknown.push(Wanted { chunk: Recipient::Chunk(chunk), part, cell: cell.1 });
+                }
+                Claim::Ask => {
+                    unknown.push(Wanted { chunk: Recipient::Cell(cell.clone()), part, cell: cell.1 })
                 }
                 Claim::Coming => {}
                 Claim::Arrived(chunk, found) => arrived.push((chunk, found)),
@@ -78,21 +78,31 @@ impl<C: Send + 'static> Remote<C> {
         self.arrive.arrived(chunk, found);
     }
 
-    /// Hands over what was found for a read chunk, to the batch that claimed it if it was asked for ahead.
+    /// Hands over what was found for a read chunk, to the batches that have claimed it if it was asked for by its cell.
     pub(super) fn hand_over(&self, recipient: Recipient<C>, found: Found) {
-        let claimed = match recipient {
-            Recipient::Chunk(chunk, in_flight) => {
-                in_flight.iter().for_each(|cell| self.lock_ahead().answered(cell));
-                Some((chunk, found))
-            }
-            Recipient::Ahead(cell) => self.lock_ahead().arrived(&cell, found),
+        let cell = match recipient {
+            Recipient::Chunk(chunk) => return self.deliver(chunk, found),
+            Recipient::Cell(cell) => cell,
         };
-        match (claimed, self.scheduler.get()) {
-            (Some((chunk, found)), _) => self.deliver(chunk, found),
+        let Some((claims, found)) = self.lock_ahead().arrived(&cell, found) else {
             // A request that waits for memory can have that of this one.
-            (None, Some(scheduler)) => scheduler.look_again(),
-            (None, None) => {}
+            self.scheduler.get().iter().for_each(|scheduler| scheduler.look_again());
+            return;
+        };
+        let mut claims = claims.into_iter();
+        let Some((_, first)) = claims.next() else { return };
+        for (batch, chunk) in claims {
+            match &found {
+                Ok((located, at)) => self.arrive.arrived(chunk, Ok((located.clone(), at.clone()))),
+                // Each batch gets an answer of its own.
+                Err(_) => {
+                    let (part, chunk) = (cell.0, Recipient::Chunk(chunk));
+                    let wanted = Wanted { chunk, part, cell: cell.1.clone() };
+                    self.fetch_or_find(batch, [wanted], self.disk_cache.as_ref());
+                }
+            }
         }
+        self.deliver(first, found);
     }
 
     /// Gives memory back that chunks of batches behind this one hold, if this one is planned and they are not. Returns whether it did.
