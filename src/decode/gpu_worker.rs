@@ -171,7 +171,12 @@ impl GpuWorker {
     fn process(&mut self, group: &mut [GpuTask]) -> Result<()> {
         // The group before is done, so the two streams need not wait for each other.
         self.stream = match &self.partition {
-            Some(partition) if self.keeps_to_sm_partition(group) => partition.stream().clone(),
+            // Gathering alone is over soonest on all multiprocessors, and takes less from the model there.
+            Some(partition)
+                if group.iter().any(|task| task.by_gpu) && self.context.pace.keeps_to_sm_partition() =>
+            {
+                partition.stream().clone()
+            }
             _ => self.whole.clone(),
         };
         let results = self.enqueue(group)?;
@@ -188,10 +193,6 @@ impl GpuWorker {
         }
         self.report(group, &results);
         Ok(())
-    }
-
-    fn keeps_to_sm_partition(&self, group: &[GpuTask]) -> bool {
-        self.context.pace.keeps_to_sm_partition(group.iter().any(|task| task.by_gpu))
     }
 
     /// Enqueues everything that a group needs.

@@ -275,9 +275,9 @@ impl Pace for Jobs {
         ready > 0 && self.lock().policy.has_time(ready, submitted)
     }
 
-    fn keeps_to_sm_partition(&self, decodes: bool) -> bool {
+    fn keeps_to_sm_partition(&self) -> bool {
         let (ready, submitted) = self.progress.fill();
-        self.lock().policy.keeps_to_sm_partition(decodes, ready, submitted)
+        self.lock().policy.keeps_to_sm_partition(ready, submitted)
     }
 
     fn decoded_on_gpu(&self, bytes: u64, since: Instant) {

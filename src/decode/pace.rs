@@ -10,9 +10,8 @@ pub trait Pace: Send + Sync {
     /// of a gather kernel, which takes time from the model.
     fn has_time(&self) -> bool;
 
-    /// Whether the GPU worker should run its next group on the SM partition and leave the other multiprocessors to the model.
-    /// `decodes`: the group holds chunks that the GPU decodes.
-    fn keeps_to_sm_partition(&self, decodes: bool) -> bool;
+    /// Whether the GPU worker should decode its next group on the SM partition and leave the other multiprocessors to the model.
+    fn keeps_to_sm_partition(&self) -> bool;
 
     /// The GPU has decoded chunks of `bytes` decoded bytes in total. The first of them was read at `since`.
     fn decoded_on_gpu(&self, bytes: u64, since: Instant);

@@ -181,7 +181,7 @@ def test_what_is_in_flight_is_not_requested_for_the_next_epoch(root, rng, backen
     # Absent chunks are in no cache, so that only an answer in flight tells the next epoch of them.
     data[8:16] = -1
     write(root / "served" / "data.zarr", data)
-    # An epoch has 10 batches, or one. One waits, and batches of the next epoch are looked at, or planned, before it has come.
+    # An epoch has 10 batches, or one. One waits; batches of the next epoch are looked at, or planned, before.
     with serving(root / "served", late="/c/10/", late_s=1.0) as server:
         url = f"{server.url}/data.zarr"
         found, stats = read(backend, url, epochs=2, batch_size=batch_size, **cache_of(root))

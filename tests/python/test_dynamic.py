@@ -6,6 +6,7 @@ states and checkpoints. That the class is there whichever is imported first is i
 
 import base64
 import gc
+import inspect
 import json
 import re
 
@@ -18,6 +19,11 @@ from reading import GPU, assert_same_bits, build, run_batches, run_python
 from stores import read_array, write_array, write_group
 
 COUNT = 34
+
+needs_states = pytest.mark.skipif(
+    not hasattr(ndd, "checkpoint"),
+    reason="this DALI has no states of readers in dynamic mode",
+)
 
 
 @pytest.fixture
@@ -183,6 +189,10 @@ def test_evaluation_modes(backend, store, mode):
             assert read == [min(i, COUNT - 1) for i in range(35)]
 
 
+@pytest.mark.skipif(
+    "capture" not in inspect.signature(ndd.readers.Zarr.next_epoch).parameters,
+    reason="dynamic mode of this DALI captures nothing",
+)
 def test_capture(backend, store):
     """Operators captured into a pipeline give the epochs that dynamic mode gives."""
 
@@ -227,6 +237,7 @@ def advanced(backend, store, batches, **arguments):
     return reader, epoch
 
 
+@needs_states
 @pytest.mark.parametrize("arguments", [{}, SHUFFLED], ids=["in-order", "shuffled"])
 def test_state(backend, store, arguments):
     """As object, text and bytes; before the first batch of a reader, and refused after it."""
@@ -248,6 +259,7 @@ def test_state(backend, store, arguments):
         assert numbers([next(batches), next(batches)]) == expected
 
 
+@needs_states
 def test_state_of_a_restored_reader(backend, store):
     """A chain of readers, each restored from the one before, reads what one reader does."""
     reader, epoch = advanced(backend, store, 0, **SHUFFLED)
@@ -260,6 +272,7 @@ def test_state_of_a_restored_reader(backend, store):
         state = reader.get_state()
 
 
+@needs_states
 def test_state_goes_to_a_pipeline(backend, store):
     """The position in a state is the one that the argument `position` takes."""
     reader, epoch = advanced(backend, store, 2, **SHUFFLED)
@@ -269,6 +282,7 @@ def test_state_goes_to_a_pipeline(backend, store):
     assert [int(sample) for sample in first[0]] == numbers([next(epoch)])
 
 
+@needs_states
 @pytest.mark.gpu_where(False)
 def test_state_of_another_reader_is_refused(backend, store):
     state = advanced(backend, store, 1)[0].get_state()
@@ -302,6 +316,7 @@ CHECKPOINT = """
 """
 
 
+@needs_states
 @pytest.mark.full
 def test_checkpoint(backend, store, tmp_path):
     """Reader and random numbers go on in another process; the reader's own type is in the payload."""
@@ -325,6 +340,7 @@ def test_checkpoint(backend, store, tmp_path):
         again.register(ndd.random.RNG(seed=1), "reader")
 
 
+@needs_states
 def test_checkpoint_registered_before_the_first_batch(backend, store):
     """Registering turns checkpointing on; the state is collected later."""
     reader = make(backend, store, random_shuffle=True, seed=3)

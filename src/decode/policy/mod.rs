@@ -188,14 +188,13 @@ impl Policy {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }
 
-    /// Whether the GPU should process its next chunks on the SM partition, where it is slower and takes less from the model.
-    /// `decodes`: they are decoded and not only gathered.
-    pub fn keeps_to_sm_partition(&mut self, decodes: bool, ready: u64, submitted: u64) -> bool {
+    /// Whether the GPU should decode its next chunks on the SM partition, where it is slower and takes less from the model.
+    pub fn keeps_to_sm_partition(&mut self, ready: u64, submitted: u64) -> bool {
         let keeps = self.partition.is_allowed()
             && !self.waited_for
             && self.served > 0
             && ready >= submitted / Self::IN_STORE;
-        if keeps && decodes {
+        if keeps {
             self.partition.note_use();
         }
         keeps

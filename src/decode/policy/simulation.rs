@@ -111,7 +111,7 @@ impl Machine {
                             *group = std::mem::replace(&mut waiting, rest);
                             *end = now + self.gpu_seconds;
                             if let Some(partition) = self.partition
-                                && policy.keeps_to_sm_partition(true, fill.0, fill.1)
+                                && policy.keeps_to_sm_partition(fill.0, fill.1)
                             {
                                 by_partition += group.len() as u64;
                                 partition_until =

@@ -196,7 +196,7 @@ mod tests {
         fn has_time(&self) -> bool {
             self.0
         }
-        fn keeps_to_sm_partition(&self, _: bool) -> bool {
+        fn keeps_to_sm_partition(&self) -> bool {
             false
         }
         fn decoded_on_gpu(&self, _: u64, _: Instant) {}
