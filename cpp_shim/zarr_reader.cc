@@ -142,7 +142,7 @@ ZarrReader<Backend>::ZarrReader(const dali::OpSpec& spec)
 template <typename Backend>
 ZarrReader<Backend>::~ZarrReader() {
   // Batches that nobody asked for must not be freed in the order of the allocation stream, which
-  // ends with the reader: wait for it while it exists, then free from the host.
+  // another reader may get: wait for it, then free from the host.
   try {
     dali::DeviceGuard guard(args_.device_id);
     for (auto& slot : slots_) {

@@ -29,7 +29,7 @@ use crate::batch::Batch;
 use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Error, GpuWork, Result};
 use crate::gpu::{
-    DeviceMemory, Gpu, GreenContext, GreenStream, Kernels, PinnedMemory, StreamKernel, StreamStatus,
+    DeviceMemory, Gpu, GreenContext, Kernels, LentStream, PinnedMemory, StreamKernel, StreamStatus,
     status_text,
 };
 use crate::stats::Counters;
@@ -83,7 +83,7 @@ pub struct GpuWorker {
     /// A stream on all multiprocessors.
     whole: Arc<CudaStream>,
     /// A stream on the SM partition.
-    partition: Option<GreenStream>,
+    partition: Option<LentStream>,
     arena: DeviceMemory,
     /// Pinned memory for the work list, and behind it for the results.
     staging: Option<PinnedMemory>,

@@ -1,13 +1,13 @@
 //! SM partition: streams whose kernels run on some of the GPU's multiprocessors (SMs) and leave the others to the model. They
 //! are CUDA's green contexts, which share memory, modules and events with the primary context.
 
-use super::{Gpu, driver};
+use super::{Gpu, LentStream, StreamPool, driver};
 use crate::error::{Error, Result, log_once};
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaStream, sys};
+use cudarc::driver::sys;
 
 /// The partition has one of `SHARE` equal parts of the multiprocessors. Neither an eighth nor a quarter took less from every
 /// model that was measured (benches/NOTES.md).
@@ -27,8 +27,7 @@ const FUNCTIONS: [&str; 5] = [
 pub struct GreenContext {
     gpu: Arc<Gpu>,
     context: sys::CUgreenCtx,
-    /// Streams that no reader uses.
-    idle: Mutex<Vec<sys::CUstream>>,
+    streams: Arc<StreamPool>,
 }
 
 // SAFETY: handles that the driver lets every thread use.
@@ -87,16 +86,12 @@ impl GreenContext {
             created.result().map_err(Error::cuda("creating a green context"))?;
             context
         };
-        Ok(Arc::new(Self { gpu: gpu.clone(), context, idle: Mutex::default() }))
+        Ok(Arc::new(Self { gpu: gpu.clone(), context, streams: Arc::default() }))
     }
 
     /// A stream that does not wait for the default stream. `None` if the driver cannot create one, which is logged once.
-    pub fn stream(self: &Arc<Self>, gpu: &Arc<Gpu>) -> Option<GreenStream> {
-        let idle = self.lock().pop();
-        let stream = idle.map_or_else(|| self.new_stream(), Ok).inspect_err(told).ok()?;
-        // SAFETY: it is of the GPU's primary context as any other stream, and is never destroyed.
-        let stream = unsafe { gpu.context.wrap_borrowed_stream(stream) };
-        Some(GreenStream { stream, context: self.clone() })
+    pub fn stream(&self, gpu: &Gpu) -> Option<LentStream> {
+        self.streams.lend(gpu, || self.new_stream()).inspect_err(told).ok()
     }
 
     fn new_stream(&self) -> Result<sys::CUstream> {
@@ -108,31 +103,8 @@ impl GreenContext {
         created.result().map_err(Error::cuda("creating a stream"))?;
         Ok(stream)
     }
-
-    fn lock(&self) -> MutexGuard<'_, Vec<sys::CUstream>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 fn told(problem: &Error) {
     log_once(&format!("the GPU decodes on all multiprocessors: {problem}"));
-}
-
-/// A stream of the partition, which gets it back on drop. The user of the stream waits for its own work there.
-pub struct GreenStream {
-    stream: Arc<CudaStream>,
-    context: Arc<GreenContext>,
-}
-
-impl GreenStream {
-    /// The stream, valid while this value lives.
-    pub fn stream(&self) -> &Arc<CudaStream> {
-        &self.stream
-    }
-}
-
-impl Drop for GreenStream {
-    fn drop(&mut self) {
-        self.context.lock().push(self.stream.cu_stream());
-    }
 }

@@ -8,23 +8,26 @@ mod image;
 mod kernels;
 mod memory;
 mod pinned;
+mod stream_pool;
 mod zstd;
 
-pub use green::{GreenContext, GreenStream};
+pub use green::GreenContext;
 pub use kernels::{
     CheckOnDevice, DeltaOnDevice, FramesToCheck, Kernels, ShuffledOnDevice, StreamKernel, StreamOnDevice,
     StreamStatus, status_text,
 };
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use pinned::{PinnedBuffer, PinnedPool};
+pub use stream_pool::{LentStream, StreamPool};
 pub use zstd::{ChunkOfFrames, FramesToDecode, zstd_scratch_bytes};
 
 use crate::error::{Error, Result};
 use driver::CudaRelease;
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
 
 /// A GPU that the reader may use: its primary context, which DALI and PyTorch share.
 #[derive(Debug)]
@@ -67,6 +70,22 @@ impl Gpu {
     /// What the driver says.
     pub fn stream(&self) -> Result<Arc<CudaStream>> {
         self.context.new_stream().map_err(Error::cuda("creating a stream"))
+    }
+
+    /// A stream for the consumer to allocate memory on, which no other reader uses. It outlives its user, because the memory may: DALI 2.0 frees
+    /// what is shared with others on the stream on which it was allocated, whatever order its owner has given it since.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn allocation_stream(&self) -> Result<LentStream> {
+        static ALL: Mutex<BTreeMap<i32, Arc<StreamPool>>> = Mutex::new(BTreeMap::new());
+        let device = self.context.cu_device();
+        let pool = ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone();
+        pool.lend(self, || {
+            self.bind()?;
+            result::stream::create(result::stream::StreamKind::NonBlocking)
+                .map_err(Error::cuda("creating a stream"))
+        })
     }
 
     /// An event for other streams to wait for, and for the host to look at. What waits for it on the host polls: an event whose

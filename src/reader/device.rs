@@ -9,12 +9,12 @@ use crate::dataset::ArrayInfo;
 use crate::decode::nvcomp::Zstd;
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
-use crate::gpu::Gpu;
+use crate::gpu::{Gpu, LentStream};
 use crate::options::{GpuZstd, Io, argument};
 
 use std::sync::Arc;
 
-use cudarc::driver::{CudaEvent, CudaStream, result};
+use cudarc::driver::{CudaEvent, result};
 
 /// What the GPU backend has besides.
 pub(super) struct Device {
@@ -25,7 +25,7 @@ pub(super) struct Device {
     /// How its memory is shared out.
     pub memory: GpuMemoryPlan,
     /// The stream on which the consumer allocates output memory.
-    pub allocation: Arc<CudaStream>,
+    pub allocation: LentStream,
     /// cuFile, if it reads.
     pub cufile: Option<Arc<Driver>>,
 }
@@ -41,7 +41,7 @@ impl Device {
         let cufile = open_cufile(setup)?;
         let budget = setup.options.device_budget(|| gpu.free_bytes())?;
         let (plan, memory) = setup.plan_on_gpu(budget, zstd.as_deref())?;
-        Ok((Self { zstd, memory, allocation: gpu.stream()?, gpu, cufile }, plan))
+        Ok((Self { zstd, memory, allocation: gpu.allocation_stream()?, gpu, cufile }, plan))
     }
 
     /// Copies the indices of a batch to the output for them, on the allocation stream.
@@ -51,14 +51,14 @@ impl Device {
     pub unsafe fn write_indices(&self, indices: &[i64], output: &OutputMemory) -> Result<()> {
         self.gpu.bind()?;
         // SAFETY: the caller's duty. The source is pageable, so that the driver has copied it when the call returns.
-        unsafe { result::memcpy_htod_async(output.address, indices, self.allocation.cu_stream()) }
+        unsafe { result::memcpy_htod_async(output.address, indices, self.allocation.stream().cu_stream()) }
             .map_err(Error::cuda("copying the indices of samples to the GPU"))
     }
 
     /// An event behind everything that is on the allocation stream now.
     pub fn record_allocation(&self) -> Result<CudaEvent> {
         let event = self.gpu.event()?;
-        event.record(&self.allocation).map_err(Error::cuda("recording an event"))?;
+        event.record(self.allocation.stream()).map_err(Error::cuda("recording an event"))?;
         Ok(event)
     }
 }

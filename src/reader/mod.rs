@@ -140,7 +140,7 @@ impl Reader {
 
     /// GPU backend: the stream that orders the consumer's allocations.
     pub fn allocation_stream(&self) -> Option<&Arc<CudaStream>> {
-        self.device.as_ref().map(|device| &device.allocation)
+        self.device.as_ref().map(|device| device.allocation.stream())
     }
 
     /// Lends the memory of the next batch. The first call starts the threads.
