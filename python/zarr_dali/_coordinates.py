@@ -108,12 +108,14 @@ class Coordinates:
 
     def refuse_repeated(self, name: str, label: Any) -> None:
         """Raises ValueError if the coordinate has a label several times that a slice or a list asks for."""
+        import pandas as pd
+
         index = self.indexes.get(name)
         ends = [label.start, label.stop] if isinstance(label, slice) else [] if is_alone(label) else label
         for one in ends:
             try:
                 found = np.arange(self.sizes[name])[index.get_loc(one)]
-            except (AttributeError, KeyError, TypeError, ValueError):
+            except (AttributeError, KeyError, TypeError, ValueError, pd.errors.InvalidIndexError):
                 continue
             self._refuse_repeated(name, label, np.atleast_1d(found))
 

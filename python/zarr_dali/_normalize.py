@@ -30,7 +30,7 @@ def as_json(normalize: Normalize) -> str:
                 "of JSON, or a dictionary"
             ) from error
     try:
-        return json.dumps(normalize, default=_plain)
+        return json.dumps(normalize, default=plain)
     except TypeError as error:
         raise ValueError(f"normalize: {error}") from error
 
@@ -49,7 +49,7 @@ def reader_arguments(arguments: Mapping[str, Any], arrays: Sequence[str]) -> dic
         if chosen.get("normalize"):
             raise ValueError("normalize: it says what mean and std say, too; give one of them")
         chosen = {name: value for name, value in chosen.items() if name not in given}
-        chosen["normalize"] = json.dumps(_of_lists(given, max(1, len(arrays))), default=_plain)
+        chosen["normalize"] = json.dumps(_of_lists(given, max(1, len(arrays))), default=plain)
     return chosen
 
 
@@ -105,12 +105,18 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) or getattr(value, "ndim", 0) > 0
 
 
-def _plain(value: Any) -> Any:
-    """Mappings as dictionaries, arrays and numbers of NumPy, torch and xarray as lists."""
+def plain(value: Any) -> Any:
+    """For JSON: mappings as dictionaries; ranges, arrays and numbers of other packages as lists and numbers.
+
+    Raises:
+        TypeError: It is none of these.
+    """
     if isinstance(value, Mapping):
         return dict(value)
+    if isinstance(value, range):
+        return list(value)
     if not hasattr(value, "tolist"):
         value = getattr(value, "values", value)
     if hasattr(value, "tolist"):
         return value.tolist()
-    raise TypeError(f"it holds a {type(value).__name__}, which is no number")
+    raise TypeError(f"it holds a {type(value).__name__}, which JSON does not have")

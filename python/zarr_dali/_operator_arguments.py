@@ -29,7 +29,7 @@ def _json(name: str, value: Any) -> str:
     if isinstance(value, str):
         return value
     try:
-        return json.dumps(value, default=_plain)
+        return json.dumps(value, default=_normalize.plain)
     except TypeError as error:
         raise TypeError(f"{name}: {error}; give text of JSON, or a dictionary of what JSON has") from error
 
@@ -51,19 +51,6 @@ def _selection(name: str, value: Any) -> str:
                 "let zarr_dali.select or zarr_dali.Loader find the indices of labels"
             )
     return _json(name, value)
-
-
-def _plain(value: Any) -> Any:
-    """Mappings as dictionaries; ranges, arrays and numbers of other packages as lists and numbers."""
-    if isinstance(value, Mapping):
-        return dict(value)
-    if isinstance(value, range):
-        return list(value)
-    if not hasattr(value, "tolist"):
-        value = getattr(value, "values", value)
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    raise TypeError(f"it holds a {type(value).__name__}, which JSON does not have")
 
 
 _CONVERSIONS: dict[str, Callable[[str, Any], Any]] = {

@@ -310,6 +310,7 @@ def test_exclude_reaches_the_reader(backend, newest):
     [
         ({"time": "2011"}, r"time='2011'.*2010-01-30.*2010-02-13"),
         ({"time": TIMES[0] + pd.Timedelta("1h")}, r"time=.*2010-01-30"),
+        ({"time": [(1, 2)]}, r"time=\[\(1, 2\)\].*is not there: the coordinate time has"),
         ({"time": slice(0, 3)}, r"time=slice\(0, 3, None\).*2010-01-30"),
         ({"time": slice("2012", "2013")}, r"time=slice\('2012', '2013', None\) selects nothing.*2010"),
         ({"latitude": slice(-30, 60)}, r"latitude=slice\(-30, 60.*75\.0 to -75\.0, descending"),
