@@ -89,6 +89,7 @@ def test_what_is_there_is_kept(tmp_path):
     )
 
 
+@pytest.mark.full
 def test_ranks_may_write_it_at_once(tmp_path):
     """As processes of one training do: all get the path, and no part of a store is ever seen."""
     code = "import sys, zarr_dali; print(zarr_dali.example_store(sys.argv[1]))"

@@ -57,7 +57,14 @@ def assert_same(samples, expected, what):
 
 
 @pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("kind", ["joined", "separate", "one store"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param("joined", marks=pytest.mark.full),
+        pytest.param("separate", marks=pytest.mark.full),
+        "one store",
+    ],
+)
 def test_no_sample_reaches_over_a_gap(backend, tmp_path, kind):
     """Offsets in steps and in time, windows, strides and selected ranges, against the labels."""
     rng = np.random.default_rng([20261123, len(kind)])

@@ -170,6 +170,7 @@ def test_quick_cases(backend, tmp_path):
     assert line.startswith(f"| all | {len(QUICK)} |")
 
 
+@pytest.mark.full
 def test_list_and_a_name_that_is_none():
     done = run_program("--list")
     lines = done.stdout.splitlines()

@@ -177,7 +177,7 @@ def test_advised_chunks_are_of_sane_sizes():
     [
         ((3, 20_000_000), (1, 1000), [1, 1]),
         ((2, 3000, 3000), (1, 10, 10), [1, 1, 1]),
-        ((40_000_000,), (1000,), [2]),
+        pytest.param((40_000_000,), (1000,), [2], marks=pytest.mark.full),
     ],
 )
 def test_small_windows_get_no_tiny_chunks(tmp_path, shape, chunks, window):

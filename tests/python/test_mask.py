@@ -305,6 +305,7 @@ def test_a_mask_beside_a_selection(backend, tmp_path):
     assert kept_starts(backend, path, window=[1, 4], **arguments) == [(t, 0) for (t,) in expected]
 
 
+@pytest.mark.full
 @pytest.mark.gpu_where(False)
 def test_a_mask_is_read_in_blocks(backend, tmp_path):
     """One that is larger than a block, of 2^24 elements, with windows across the borders of blocks."""

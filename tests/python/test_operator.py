@@ -685,6 +685,8 @@ DYNAMIC = """
     print(numbers(two_epochs.next_epoch(batch_size=5)))
     assert two_epochs.get_metadata()["epoch_size"] == 34
 
+    if not hasattr(ndd, "checkpoint"):
+        sys.exit("no states")
     original, restored = reader(enable_checkpointing=True), reader(enable_checkpointing=True)
     batches = original.next_epoch(batch_size=5)
     numbers([next(batches), next(batches)])
@@ -705,9 +707,11 @@ DYNAMIC = """
 def test_dynamic_mode(backend, store, imports):
     """The class is there whether the package is imported before DALI's dynamic mode or after it."""
     done = run_python(DYNAMIC.format(imports=imports), store, backend.device)
-    assert done.returncode == 0, done.stderr
-    epoch = [min(i, SAMPLES - 1) for i in range(35)]
-    assert done.stdout.splitlines() == [str(epoch), str(epoch), str([10, 11, 12, 13, 14])]
+    epoch = str([min(i, SAMPLES - 1) for i in range(35)])
+    # Dynamic mode of DALI 2.0 has no states of readers.
+    restored = [] if done.stderr.endswith("no states\n") else [str([10, 11, 12, 13, 14])]
+    assert done.returncode == (not restored), done.stderr
+    assert done.stdout.splitlines() == [epoch, epoch, *restored]
 
 
 # --- the package ----------------------------------------------------------------------------------

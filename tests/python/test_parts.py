@@ -53,7 +53,7 @@ def one(source, copy, number, count, **arguments):
     return zarr_dali.rechunk(source, copy, part=(number, count), **(ARGUMENTS | arguments))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, 50])
+@pytest.mark.parametrize("count", [1, 2, 3, 7, pytest.param(50, marks=pytest.mark.full)])
 def test_the_last_part_gives_the_copy_its_name(source, copy, tmp_path, count):
     whole = zarr_dali.rechunk(source, tmp_path / "whole.zarr", stats=True, verify=True, **ARGUMENTS)
     order = list(range(1, count + 1))

@@ -234,7 +234,7 @@ def test_inner_chunks_that_lie_near_each_other_are_requested_together_and_counte
     assert 1 <= stats["requests_in_flight_peak"] <= 256
 
 
-@pytest.mark.parametrize("kind", ["raw", "sharded"])
+@pytest.mark.parametrize("kind", ["raw", pytest.param("sharded", marks=pytest.mark.full)])
 def test_chunks_of_later_batches_are_requested_ahead_and_once(bucket, rng, kind):
     """Of a store that answers late more is on its way than batches in flight need, of one epoch at most."""
     steps, in_flight, epochs = 400, 4, 3
