@@ -104,7 +104,7 @@ impl GpuWorker {
             watchdog: Arc::default(),
             stream: whole.clone(),
             whole,
-            partition: context.green.as_ref().and_then(|green| green.stream(&context.gpu)),
+            partition: context.green.as_ref().and_then(|green| green.stream()),
             arena: DeviceMemory::new(&context.gpu, arena_bytes)?,
             staging: None,
             decoded: context.gpu.event()?,

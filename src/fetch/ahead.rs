@@ -29,13 +29,13 @@ pub(super) struct Ahead<C> {
     /// How many of `chunks` a batch has claimed.
     claimed: usize,
     /// Whether batches share answers.
-    is_shared: bool,
+    shares_answers: bool,
 }
 
 struct Entry<C> {
     /// Number of the batch that it was asked for.
     batch: u64,
-    /// Memory that it holds or will hold, in all probability.
+    /// Memory that it holds or will hold, in all probability, while no batch has claimed it.
     bytes: u64,
     state: State<C>,
 }
@@ -43,17 +43,17 @@ struct Entry<C> {
 enum State<C> {
     /// Its bytes have not arrived, and no batch has claimed it.
     Coming,
-    /// Batches have claimed it before its bytes arrived: their numbers and read chunks, the first in front.
-    Claimed(Vec<(u64, C)>),
+    /// Batches have claimed it before its bytes arrived: their read chunks, the first in front.
+    Claimed(Vec<C>),
     /// Its bytes have arrived, and no batch has claimed it.
     Arrived(Box<Found>),
 }
 
 /// What is there for a read chunk that a batch claims.
 pub(super) enum Claim<C> {
-    /// It has to be asked for.
+    /// The batch has to ask for it itself, and nobody else gets the answer.
     None(C),
-    /// It has to be asked for, and will be handed over with its cell's answer.
+    /// It has to be asked for by its cell. It waits there for the answer, as later batches may.
     Ask,
     /// It will be handed over when its bytes arrive.
     Coming,
@@ -62,9 +62,9 @@ pub(super) enum Claim<C> {
 }
 
 impl<C> Ahead<C> {
-    /// `is_shared`: batches share answers.
-    pub fn new(is_shared: bool) -> Self {
-        Self { chunks: HashMap::new(), by_batch: BTreeMap::new(), bytes: 0, claimed: 0, is_shared }
+    /// `shares_answers`: batches share answers.
+    pub fn new(shares_answers: bool) -> Self {
+        Self { chunks: HashMap::new(), by_batch: BTreeMap::new(), bytes: 0, claimed: 0, shares_answers }
     }
 
     /// Notes that a read chunk is asked for, which a batch will need, and that its answer will hold `bytes` of memory. Returns whether it
@@ -88,26 +88,26 @@ impl<C> Ahead<C> {
     /// earlier batches must not wait for it.
     pub fn claim(&mut self, batch: u64, cell: &Cell, chunk: C) -> Claim<C> {
         let Some(entry) = self.chunks.get_mut(cell) else {
-            if !self.is_shared {
+            if !self.shares_answers {
                 return Claim::None(chunk);
             }
-            let state = State::Claimed(vec![(batch, chunk)]);
+            let state = State::Claimed(vec![chunk]);
             self.chunks.insert(cell.clone(), Entry { batch, bytes: 0, state });
             self.claimed += 1;
             return Claim::Ask;
         };
         match &mut entry.state {
             State::Coming | State::Claimed(_) if batch < entry.batch => return Claim::None(chunk),
-            State::Claimed(_) if !self.is_shared => return Claim::None(chunk),
+            State::Claimed(_) if !self.shares_answers => return Claim::None(chunk),
             State::Claimed(claims) => {
-                claims.push((batch, chunk));
+                claims.push(chunk);
                 return Claim::Coming;
             }
             State::Coming | State::Arrived(_) => {}
         }
         self.bytes -= std::mem::take(&mut entry.bytes);
         if matches!(entry.state, State::Coming) {
-            entry.state = State::Claimed(vec![(batch, chunk)]);
+            entry.state = State::Claimed(vec![chunk]);
             self.claimed += 1;
             return Claim::Coming;
         }
@@ -119,7 +119,7 @@ impl<C> Ahead<C> {
 
     /// The answer for a read chunk. Returns it with the claims of batches on it if there are any; keeps it if a batch may claim it; drops it
     /// else.
-    pub fn arrived(&mut self, cell: &Cell, found: Found) -> Option<(Vec<(u64, C)>, Found)> {
+    pub fn arrived(&mut self, cell: &Cell, found: Found) -> Option<(Vec<C>, Found)> {
         let entry = self.chunks.get_mut(cell)?;
         match &mut entry.state {
             State::Claimed(claims) => {
@@ -233,7 +233,7 @@ mod tests {
         assert!(matches!(ahead.claim(7, &cell(2), "third"), Claim::None("third")));
         assert_eq!(ahead.size(), (0, 0));
         let (claims, found) = ahead.arrived(&cell(2), answer().0).expect("the second is handed over");
-        assert!(claims == [(6, "second")] && found.is_ok());
+        assert!(claims == ["second"] && found.is_ok());
         assert_eq!(ahead.size(), (0, 0));
     }
 
@@ -251,8 +251,8 @@ mod tests {
         assert!(matches!(ahead.claim(9, &cell(2), "fourth"), Claim::Coming));
         assert_eq!(ahead.size(), (0, 0));
         let mut claims = |number| ahead.arrived(&cell(number), answer().0).map(|(claims, _)| claims);
-        assert_eq!(claims(1), Some(vec![(5, "first"), (7, "second")]));
-        assert_eq!(claims(2), Some(vec![(8, "third"), (9, "fourth")]));
+        assert_eq!(claims(1), Some(vec!["first", "second"]));
+        assert_eq!(claims(2), Some(vec!["third", "fourth"]));
         assert!(ahead.chunks.is_empty() && ahead.claimed == 0 && ahead.ask(9, cell(1), 10));
     }
 
@@ -282,15 +282,15 @@ mod tests {
         /// Every claim is answered once, with an answer that came after the request, and memory is counted of what waits.
         #[test]
         fn random_calls_lose_nothing(
-            is_shared in any::<bool>(),
+            shares_answers in any::<bool>(),
             calls in prop::collection::vec((0u8..5, 0u64..6, 0u64..8), 0..200),
         ) {
-            let mut ahead = Ahead::<usize>::new(is_shared);
+            let mut ahead = Ahead::<usize>::new(shares_answers);
             // Claims that wait, and answers that are on their way, by cell.
             let (mut waiting, mut coming) = (HashMap::<u64, Vec<usize>>::new(), vec![]);
             let mut owned: Vec<(u64, Weak<dyn Blob>)> = vec![];
             let handed_over = |ahead: &mut Ahead<usize>, at, found| {
-                ahead.arrived(&cell(at), found).map(|(claims, _)| claims.into_iter().map(|(_, chunk)| chunk).collect::<Vec<_>>())
+                ahead.arrived(&cell(at), found).map(|(claims, _)| claims)
             };
             for (number, (call, at, batch)) in calls.into_iter().enumerate() {
                 match call {
@@ -301,12 +301,12 @@ mod tests {
                     1 => match ahead.claim(batch, &cell(at), number) {
                         Claim::None(chunk) => prop_assert_eq!(chunk, number),
                         Claim::Ask => {
-                            prop_assert!(is_shared && waiting.insert(at, vec![number]).is_none());
+                            prop_assert!(shares_answers && waiting.insert(at, vec![number]).is_none());
                             coming.push(at);
                         }
                         Claim::Coming => {
                             let claims = waiting.entry(at).or_default();
-                            prop_assert!(coming.contains(&at) && (is_shared || claims.is_empty()));
+                            prop_assert!(coming.contains(&at) && (shares_answers || claims.is_empty()));
                             claims.push(number);
                         }
                         Claim::Arrived(chunk, found) => prop_assert!(chunk == number && found.is_ok()),

@@ -5,7 +5,7 @@
 //! asked for with one request. What is in the cache on the local disk is not asked for; threads that decode read it there.
 //!
 //! Batches that are not planned yet can have their chunks asked for ahead. What arrives for them waits for its batch. With a disk cache
-//! nothing is asked for that is in flight for an earlier batch: a later batch gets the same answer, or finds it in the cache.
+//! nothing is asked for that is in flight for an earlier batch: a later batch gets the same answer.
 
 mod ahead;
 mod answers;
@@ -33,6 +33,7 @@ use std::collections::HashMap;
 use std::io;
 use std::num::NonZeroUsize;
 use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -90,7 +91,7 @@ pub struct Wanted<C> {
 enum Recipient<C> {
     /// The read chunk of a batch.
     Chunk(C),
-    /// The batches that have claimed the read chunk of this cell, or one that may.
+    /// All batches that claim the read chunk of this cell until its bytes arrive, or one later.
     Cell(Cell),
 }
 
@@ -104,6 +105,19 @@ enum Ticket<C> {
 }
 
 impl<C> Ticket<C> {
+    /// Cells that get a part of the answer.
+    fn cells(&self) -> Vec<Cell> {
+        let of = |recipient: &Recipient<C>| match recipient {
+            Recipient::Cell(cell) => Some(cell.clone()),
+            Recipient::Chunk(_) => None,
+        };
+        match self {
+            Self::Chunk(recipient, ..) => of(recipient).into_iter().collect(),
+            Self::Inner(_, chunks) => chunks.iter().filter_map(|(recipient, ..)| of(recipient)).collect(),
+            Self::Index(..) => vec![],
+        }
+    }
+
     /// Key of the object.
     fn key(&self) -> &str {
         match self {
@@ -374,13 +388,20 @@ impl<C: Send + 'static> Deliver<Ticket<C>> for Answers<C> {
 
     fn delivered(&self, ticket: Ticket<C>, answer: io::Result<Option<Received>>) {
         let Some(remote) = self.0.upgrade() else { return };
-        match ticket {
+        // Chunks that wait under their cell are not dropped with a ticket.
+        let cells = ticket.cells();
+        let deliver = || match ticket {
             Ticket::Chunk(chunk, part, address) => {
                 remote.chunk_answered(chunk, part, address, remote.first_answer(answer));
             }
             Ticket::Inner(part, chunks) => remote.inner_answered(part, chunks, answer),
             Ticket::Index(key, address) => {
                 remote.index_answered(&key, &address, remote.first_answer(answer));
+            }
+        };
+        if let Err(payload) = catch_unwind(AssertUnwindSafe(deliver)) {
+            for cell in cells {
+                remote.hand_over(Recipient::Cell(cell), Err(Error::panic("a network thread", &*payload)));
             }
         }
     }

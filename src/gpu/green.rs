@@ -86,12 +86,13 @@ impl GreenContext {
             created.result().map_err(Error::cuda("creating a green context"))?;
             context
         };
-        Ok(Arc::new(Self { gpu: gpu.clone(), context, streams: Arc::default() }))
+        Ok(Arc::new(Self { gpu: gpu.clone(), context, streams: StreamPool::new(gpu.clone()) }))
     }
 
     /// A stream that does not wait for the default stream. `None` if the driver cannot create one, which is logged once.
-    pub fn stream(&self, gpu: &Gpu) -> Option<LentStream> {
-        self.streams.lend(gpu, || self.new_stream()).inspect_err(told).ok()
+    pub fn stream(&self) -> Option<LentStream> {
+        // SAFETY: it is of this green context of the GPU, and is never destroyed.
+        unsafe { self.streams.lend(|| self.new_stream()) }.inspect_err(told).ok()
     }
 
     fn new_stream(&self) -> Result<sys::CUstream> {

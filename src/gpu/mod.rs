@@ -77,15 +77,19 @@ impl Gpu {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn allocation_stream(&self) -> Result<LentStream> {
+    pub fn allocation_stream(self: &Arc<Self>) -> Result<LentStream> {
         static ALL: Mutex<BTreeMap<i32, Arc<StreamPool>>> = Mutex::new(BTreeMap::new());
         let device = self.context.cu_device();
-        let pool = ALL.lock().unwrap_or_else(PoisonError::into_inner).entry(device).or_default().clone();
-        pool.lend(self, || {
+        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+        let pool = all.entry(device).or_insert_with(|| StreamPool::new(self.clone())).clone();
+        drop(all);
+        let create = || {
             self.bind()?;
-            result::stream::create(result::stream::StreamKind::NonBlocking)
-                .map_err(Error::cuda("creating a stream"))
-        })
+            let kind = result::stream::StreamKind::NonBlocking;
+            result::stream::create(kind).map_err(Error::cuda("creating a stream"))
+        };
+        // SAFETY: it is of the GPU's primary context, and nothing destroys it.
+        unsafe { pool.lend(create) }
     }
 
     /// An event for other streams to wait for, and for the host to look at. What waits for it on the host polls: an event whose

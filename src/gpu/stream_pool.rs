@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cudarc::driver::{CudaStream, sys};
 
-/// Streams of one GPU that are lent to one user after another.
-#[derive(Default)]
+/// Streams of one GPU that are lent to one user after another. The pool keeps the GPU's context, with which they would end.
 pub struct StreamPool {
+    gpu: Arc<Gpu>,
     /// Those that nobody uses.
     idle: Mutex<Vec<sys::CUstream>>,
 }
@@ -20,19 +20,26 @@ unsafe impl Send for StreamPool {}
 unsafe impl Sync for StreamPool {}
 
 impl StreamPool {
+    /// A pool without streams.
+    pub fn new(gpu: Arc<Gpu>) -> Arc<Self> {
+        Arc::new(Self { gpu, idle: Mutex::default() })
+    }
+
     /// A stream that nobody uses, made by `create` if there is none.
     ///
     /// # Errors
     /// Those of `create`.
-    pub fn lend(
+    ///
+    /// # Safety
+    /// `create` makes a stream of the pool's GPU, of its primary context or of a green context, that is never destroyed.
+    pub unsafe fn lend(
         self: &Arc<Self>,
-        gpu: &Gpu,
         create: impl FnOnce() -> Result<sys::CUstream>,
     ) -> Result<LentStream> {
         let idle = self.lock().pop();
         let stream = idle.map_or_else(create, Ok)?;
-        // SAFETY: it is of the GPU's primary context or of a green context of it, and is never destroyed.
-        let stream = unsafe { gpu.context.wrap_borrowed_stream(stream) };
+        // SAFETY: the caller's duty; the pool keeps the context.
+        let stream = unsafe { self.gpu.context.wrap_borrowed_stream(stream) };
         Ok(LentStream { stream, pool: self.clone() })
     }
 
@@ -48,7 +55,7 @@ pub struct LentStream {
 }
 
 impl LentStream {
-    /// The stream, which this value's owner alone uses while the value lives.
+    /// The stream, which is lent to nobody else while this value lives.
     pub fn stream(&self) -> &Arc<CudaStream> {
         &self.stream
     }

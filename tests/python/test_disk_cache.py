@@ -178,7 +178,7 @@ def test_what_waits_to_be_written_is_not_requested_again(root, rng, kind):
 @pytest.mark.parametrize("batch_size", [4, 40])
 def test_what_is_in_flight_is_not_requested_for_the_next_epoch(root, rng, backend, batch_size):
     data = values(rng)
-    # Absent chunks are in no cache, so that only an answer in flight tells the next epoch of them.
+    # Absent chunks have no entry on the disk, and are remembered once their answer is there.
     data[8:16] = -1
     write(root / "served" / "data.zarr", data)
     # An epoch has 10 batches, or one. One waits; batches of the next epoch are looked at, or planned, before.

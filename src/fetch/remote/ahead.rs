@@ -1,13 +1,14 @@
 //! Read chunks of batches that are not planned yet.
 
 use super::{Recipient, Remote, Wanted};
+use crate::error::Error;
 use crate::fetch::ahead::{Ahead, Claim, Found};
 use crate::fetch::lengths::Known;
 use crate::fetch::locate::Located;
 use crate::plan::Dims;
 
 use std::sync::atomic::Ordering;
-use std::sync::{MutexGuard, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 impl<C: Send + 'static> Remote<C> {
     /// Of the memory for answers, chunks that no batch has claimed take at most one part in this many.
@@ -89,20 +90,15 @@ impl<C: Send + 'static> Remote<C> {
             self.scheduler.get().iter().for_each(|scheduler| scheduler.look_again());
             return;
         };
-        let mut claims = claims.into_iter();
-        let Some((_, first)) = claims.next() else { return };
-        for (batch, chunk) in claims {
-            match &found {
-                Ok((located, at)) => self.arrive.arrived(chunk, Ok((located.clone(), at.clone()))),
-                // Each batch gets an answer of its own.
-                Err(_) => {
-                    let (part, chunk) = (cell.0, Recipient::Chunk(chunk));
-                    let wanted = Wanted { chunk, part, cell: cell.1.clone() };
-                    self.fetch_or_find(batch, [wanted], self.disk_cache.as_ref());
-                }
-            }
-        }
-        self.deliver(first, found);
+        let found = found.map_err(Arc::new);
+        let copy = || match &found {
+            Ok((located, at)) => Ok((located.clone(), at.clone())),
+            Err(error) => Err(Error::Sticky(error.clone())),
+        };
+        // The first batch is needed first, and what it takes is useful once.
+        let mut chunks = claims.into_iter();
+        chunks.next().into_iter().for_each(|first| self.deliver(first, copy()));
+        chunks.for_each(|chunk| self.arrive.arrived(chunk, copy()));
     }
 
     /// Gives memory back that chunks of batches behind this one hold, if this one is planned and they are not. Returns whether it did.
