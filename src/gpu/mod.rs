@@ -18,16 +18,15 @@ pub use kernels::{
 };
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use pinned::{PinnedBuffer, PinnedPool};
-pub use stream_pool::{LentStream, StreamPool};
+pub use stream_pool::{LentStream, StreamPool, allocation_stream};
 pub use zstd::{ChunkOfFrames, FramesToDecode, zstd_scratch_bytes};
 
 use crate::error::{Error, Result};
 use driver::CudaRelease;
 
-use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
-use cudarc::driver::{CudaContext, CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaContext, CudaEvent, CudaStream, sys};
 
 /// A GPU that the reader may use: its primary context, which DALI and PyTorch share.
 #[derive(Debug)]
@@ -70,26 +69,6 @@ impl Gpu {
     /// What the driver says.
     pub fn stream(&self) -> Result<Arc<CudaStream>> {
         self.context.new_stream().map_err(Error::cuda("creating a stream"))
-    }
-
-    /// A stream for the consumer to allocate memory on, which no other reader uses. It outlives its user, because the memory may: DALI 2.0 frees
-    /// what is shared with others on the stream on which it was allocated, whatever order its owner has given it since.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn allocation_stream(self: &Arc<Self>) -> Result<LentStream> {
-        static ALL: Mutex<BTreeMap<i32, Arc<StreamPool>>> = Mutex::new(BTreeMap::new());
-        let device = self.context.cu_device();
-        let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
-        let pool = all.entry(device).or_insert_with(|| StreamPool::new(self.clone())).clone();
-        drop(all);
-        let create = || {
-            self.bind()?;
-            let kind = result::stream::StreamKind::NonBlocking;
-            result::stream::create(kind).map_err(Error::cuda("creating a stream"))
-        };
-        // SAFETY: it is of the GPU's primary context, and nothing destroys it.
-        unsafe { pool.lend(create) }
     }
 
     /// An event for other streams to wait for, and for the host to look at. What waits for it on the host polls: an event whose

@@ -9,7 +9,7 @@ use crate::dataset::ArrayInfo;
 use crate::decode::nvcomp::Zstd;
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
-use crate::gpu::{Gpu, LentStream};
+use crate::gpu::{Gpu, LentStream, allocation_stream};
 use crate::options::{GpuZstd, Io, argument};
 
 use std::sync::Arc;
@@ -41,7 +41,7 @@ impl Device {
         let cufile = open_cufile(setup)?;
         let budget = setup.options.device_budget(|| gpu.free_bytes())?;
         let (plan, memory) = setup.plan_on_gpu(budget, zstd.as_deref())?;
-        Ok((Self { zstd, memory, allocation: gpu.allocation_stream()?, gpu, cufile }, plan))
+        Ok((Self { zstd, memory, allocation: allocation_stream(&gpu)?, gpu, cufile }, plan))
     }
 
     /// Copies the indices of a batch to the output for them, on the allocation stream.
