@@ -35,7 +35,7 @@ fn build() -> Result<(), String> {
         // Nothing refers to the static object that installs them.
         format!("-Wl,--whole-archive,{}/lib{archive}.a,--no-whole-archive", output.display()),
         "-lstdc++".into(),
-        // g++ calls functions of it for atomics of aarch64, and rustc links without default libraries.
+        // It has `__aarch64_cas4_sync` and others, which g++ calls for atomics; rustc links without default libraries.
         "-lgcc".into(),
         "-Wl,--no-undefined".into(),
         "-Wl,-Bsymbolic".into(),

@@ -141,8 +141,8 @@ ZarrReader<Backend>::ZarrReader(const dali::OpSpec& spec)
 
 template <typename Backend>
 ZarrReader<Backend>::~ZarrReader() {
-  // Batches that nobody asked for must not be freed in the order of the allocation stream, which
-  // another reader may get: wait for it, then free from the host.
+  // Batches that nobody asked for are freed from the host, behind what the allocation stream has
+  // to do: another reader may get that stream, and would wait for nothing of these.
   try {
     dali::DeviceGuard guard(args_.device_id);
     for (auto& slot : slots_) {

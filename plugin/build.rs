@@ -63,7 +63,7 @@ fn build() -> Result<(), String> {
         "-ldali".into(),
         "-ldali_core".into(),
         "-lstdc++".into(),
-        // g++ calls functions of it for atomics of aarch64, and rustc links without default libraries.
+        // It has `__aarch64_cas4_sync` and others, which g++ calls for atomics; rustc links without default libraries.
         "-lgcc".into(),
         // A missing symbol shows here and not at the first call: DALI does not export the CUDA runtime, for one.
         "-Wl,--no-undefined".into(),

@@ -171,7 +171,7 @@ impl GpuWorker {
     fn process(&mut self, group: &mut [GpuTask]) -> Result<()> {
         // The group before is done, so the two streams need not wait for each other.
         self.stream = match &self.partition {
-            // Gathering alone is over soonest on all multiprocessors, and takes less from the model there.
+            // Gathering alone is over soonest on all multiprocessors, and takes less from the model there (benches/NOTES.md).
             Some(partition)
                 if group.iter().any(|task| task.by_gpu) && self.context.pace.keeps_to_sm_partition() =>
             {

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
+import nvidia.dali as dali
 from nvidia.dali import Pipeline, fn
 
 import reference
@@ -128,6 +129,10 @@ def assert_reads(backend, store, array, whole, window=None, stride=None, **argum
     arguments.setdefault("batch_size", max(5, -(-count // 12)))
     (samples,) = read_all(backend, store, window=window, stride=stride, **arguments)
     assert_samples(samples, whole, window, stride, f"{store}/{array or ''} {window} {stride}")
+
+
+DALI_2_0 = dali.__version__.startswith("2.0.")
+"""Has no states of readers in dynamic mode, and refuses large integers itself."""
 
 
 def run_python(code, *arguments, env=None, timeout=120):

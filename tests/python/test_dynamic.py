@@ -6,7 +6,6 @@ states and checkpoints. That the class is there whichever is imported first is i
 
 import base64
 import gc
-import inspect
 import json
 import re
 
@@ -15,15 +14,12 @@ import nvidia.dali.experimental.dynamic as ndd
 import pytest
 
 import reference
-from reading import GPU, assert_same_bits, build, run_batches, run_python
+from reading import DALI_2_0, GPU, assert_same_bits, build, run_batches, run_python
 from stores import read_array, write_array, write_group
 
 COUNT = 34
 
-needs_states = pytest.mark.skipif(
-    not hasattr(ndd, "checkpoint"),
-    reason="this DALI has no states of readers in dynamic mode",
-)
+needs_states = pytest.mark.skipif(DALI_2_0, reason="DALI 2.0 has no states of readers in dynamic mode")
 
 
 @pytest.fixture
@@ -189,10 +185,7 @@ def test_evaluation_modes(backend, store, mode):
             assert read == [min(i, COUNT - 1) for i in range(35)]
 
 
-@pytest.mark.skipif(
-    "capture" not in inspect.signature(ndd.readers.Zarr.next_epoch).parameters,
-    reason="dynamic mode of this DALI captures nothing",
-)
+@pytest.mark.skipif(DALI_2_0, reason="dynamic mode of DALI 2.0 captures nothing")
 def test_capture(backend, store):
     """Operators captured into a pipeline give the epochs that dynamic mode gives."""
 

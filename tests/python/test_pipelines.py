@@ -19,7 +19,7 @@ import zarr
 
 from forked import finished, run_program, start_program
 from programs import help_of
-from reading import assert_reads, run_python
+from reading import DALI_2_0, assert_reads
 from stores import FORMATS, read_array, write_array, write_group
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "pipelines"))
@@ -577,9 +577,8 @@ def test_images_labels_says_what_is_wrong(store, tmp_path):
 @pytest.mark.full
 def test_jax_iterator(tmp_path):
     pytest.importorskip("jax")
-    plugin = run_python("import nvidia.dali.plugin.jax")
-    if "ImportError" in plugin.stderr:
-        pytest.skip(f"DALI's plugin for JAX does not fit this JAX: {plugin.stderr.splitlines()[-1]}")
+    if DALI_2_0:
+        pytest.skip("DALI 2.0's plugin for JAX does not fit today's JAX")
     arguments = ("--quick", "--quiet", "--device", "cpu", "--steps", 40)
     summary = summary_of("jax_iterator.py", *arguments, cwd=tmp_path)
     # 47 pairs of steps fill two batches of 16 an epoch.

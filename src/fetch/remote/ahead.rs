@@ -90,14 +90,18 @@ impl<C: Send + 'static> Remote<C> {
             self.scheduler.get().iter().for_each(|scheduler| scheduler.look_again());
             return;
         };
+        let mut chunks = claims.into_iter();
+        let Some(first) = chunks.next() else { return };
+        if chunks.len() == 0 {
+            return self.deliver(first, found);
+        }
         let found = found.map_err(Arc::new);
         let copy = || match &found {
             Ok((located, at)) => Ok((located.clone(), at.clone())),
             Err(error) => Err(Error::Sticky(error.clone())),
         };
         // The first batch is needed first, and what it takes is useful once.
-        let mut chunks = claims.into_iter();
-        chunks.next().into_iter().for_each(|first| self.deliver(first, copy()));
+        self.deliver(first, copy());
         chunks.for_each(|chunk| self.arrive.arrived(chunk, copy()));
     }
 

@@ -211,6 +211,21 @@ fn only_what_a_batch_has_taken_counts_as_useful() {
 }
 
 #[test]
+fn who_shares_an_answer_gets_it_and_its_bytes_count_once() {
+    let (remote, store, arrived) = sharded("shared", 8, 16 << 20);
+    *remote.lock_ahead() = Ahead::new(true);
+    // Two claims before the request is made, so that none can come behind the answer.
+    remote.fetch(3, [0, 0].map(wanted));
+    assert_eq!(next(&arrived, 2), [0, 0]);
+    // An index, and an inner chunk of 16 bytes.
+    assert_eq!((store.asked.lock().unwrap().len(), remote.counters.bytes_fetched_useful.get()), (2, 16));
+    assert_eq!(remote.lock_ahead().size(), (0, 0));
+    // What was answered is asked for again.
+    remote.fetch(4, [wanted(0)]);
+    assert_eq!((next(&arrived, 1), store.asked.lock().unwrap().len()), (vec![0], 3));
+}
+
+#[test]
 fn memory_bounds_what_is_fetched_ahead_and_is_given_back_to_earlier_batches() {
     const UNIT: u64 = 4096;
     let (remote, store, arrived) = sharded("given-back", 8, 4 * UNIT);
