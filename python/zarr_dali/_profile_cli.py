@@ -25,7 +25,7 @@ def profile(report: Path, start: float | None, end: float | None, png: Path | No
     """Says what waits for what in a REPORT of Nsight Systems, and how much of the reader's work is hidden.
 
     REPORT is the SQLite file that `nsys export --type sqlite` makes of a recording with `nsys profile
-    --trace=cuda,nvtx,osrt`. Neither DALI nor a GPU is needed to read it.
+    --trace=cuda,nvtx`. Neither DALI nor a GPU is needed to read it.
     """
     from rich.console import Console
 

@@ -7,7 +7,7 @@ atexit and destructors; one that has not ended after 20 seconds is killed, which
 import numpy as np
 import pytest
 
-from reading import run_python
+from reading import DALI_2_0, run_python
 from stores import write_array
 
 PARENT = """
@@ -177,6 +177,8 @@ fork_and(child)
 @pytest.mark.full
 def test_readers_of_dynamic_mode(backend, path):
     """One that has begun raises in the child; a new one works there."""
+    if DALI_2_0 and backend.device == "gpu":
+        pytest.skip("dynamic mode of DALI 2.0 asks CUDA in the child, which ends it with SIGSEGV")
     lines = run(
         backend,
         path,

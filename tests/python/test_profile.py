@@ -230,6 +230,19 @@ def test_reports_without_kernels(tmp_path, made):
     assert found["gpu"] is None and found["reader"]["ms"] == 8
 
 
+def test_reports_without_kernels_of_a_model(made):
+    """An old nsys records those that were started by a call that it knows: nothing can be said of the rest."""
+    with closing(sqlite3.connect(made.path)) as database, database:
+        database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE streamId <> 13")
+    done = run(made.path)
+    assert done.exit_code == 0 and "hidden behind" not in done.output
+    text = " ".join(done.output.split())
+    assert "Of the kernels in the report (2) none is a model's." in text and "older than the driver" in text
+    assert "the reader is the limit: the training waits 5.3% of the time" in text
+    (found,) = json.loads(run(made.path, "--json").output)["processes"]
+    assert found["gpu"] is None and found["kernels"] == 2
+
+
 def test_the_command(made, tmp_path):
     done = run(made.path)
     assert done.exit_code == 0, done.output
@@ -283,6 +296,7 @@ import time
 import zarr_dali
 loader = zarr_dali.Loader(sys.argv[1], batch_size=4, window=[2], shuffle=True, device=sys.argv[2], seed=1)
 for batch in loader:
+    [values.mul(2) for values in batch.values()]
     time.sleep(0.1)
 time.sleep(2)  # nsys asks for the names of threads now and then
 """
@@ -325,10 +339,11 @@ def test_a_report_of_nsys(tmp_path, rng):
 @pytest.mark.full
 @pytest.mark.gpu
 def test_a_report_of_nsys_on_the_gpu(tmp_path, rng):
-    recorded = recording.read(record(tmp_path, rng, "cuda", "--trace=cuda,nvtx,osrt", "--sample=none"))
-    if not recorded.has_cuda:
-        pytest.skip("this release of nsys records no kernels of this driver")
+    recorded = recording.read(record(tmp_path, rng, "cuda", "--trace=cuda,nvtx", "--sample=none"))
     (process,) = recorded.processes
-    assert "gather" in {one.name for one in process.kernels} and process.copies
     (found,) = findings.of(recorded)
+    assert process.copies
+    if found.gpu is None:
+        pytest.skip("this release of nsys does not record PyTorch's kernels with this driver")
+    assert "gather" in {one.name for one in process.kernels}
     assert found.gpu.copy_bytes > 0 and found.gpu.decode_share > 0

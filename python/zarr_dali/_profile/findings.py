@@ -103,7 +103,9 @@ class Findings:
     """Milliseconds of `reader`, by the range that ended last before each wait did."""
     stages: dict[str, Stage]
     gpu: Gpu | None
-    """None without kernels."""
+    """None without kernels of a model, behind which something could be hidden."""
+    kernels: int
+    """That were recorded of this process, the reader's and the model's."""
     limit: str
     """The conclusion, a sentence."""
     first_wait_ms: float = 0.0
@@ -139,7 +141,8 @@ def _of_process(
     reader = _waits(waits, start, end)
     training = _waits(process.pops, start, end) if process.pops else None
     waited_for = _waited_for(process.ranges, waits, start, end)
-    gpu = _on_gpu(process, start, end) if process.kernels else None
+    *_, model = readers_work(process)
+    gpu = _on_gpu(process, start, end) if model else None
     return Findings(
         pid=process.pid,
         seconds=(end - start) / 1e9,
@@ -148,6 +151,7 @@ def _of_process(
         waited_for=waited_for,
         stages=_stages(process.ranges, start, end),
         gpu=gpu,
+        kernels=len(process.kernels),
         limit=_limit(training, reader, waited_for, gpu),
         first_wait_ms=(waits[0].end - waits[0].start) / _MS if waits else 0.0,
         window=(start, end),

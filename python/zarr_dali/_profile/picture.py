@@ -76,6 +76,15 @@ def span_of(process: Process, found: Findings, batches: int = SHOWN_BATCHES) -> 
     return marks[middle], marks[middle + batches]
 
 
+def _shown(rows: Rows, start: int, end: int) -> Rows:
+    """What is between two times, without rows that have nothing there."""
+    cut = {
+        row: {kind: inside for kind, its in kinds.items() if (inside := within(its, start, end))}
+        for row, kinds in rows.items()
+    }
+    return {row: kinds for row, kinds in cut.items() if kinds}
+
+
 def draw(process: Process, found: Findings, path: Path, span: tuple[int, int] | None = None) -> None:
     """Draws a timeline.
 
@@ -97,16 +106,15 @@ def draw(process: Process, found: Findings, path: Path, span: tuple[int, int] | 
     from matplotlib.patches import Patch
 
     start, end = span or span_of(process, found)
-    rows = rows_of(process)
+    rows = _shown(rows_of(process), start, end)
     figure, axes = plt.subplots(figsize=(11, 1.5 + 0.38 * len(rows)), layout="constrained")
     for number, kinds in enumerate(rows.values()):
-        for kind, intervals in kinds.items():
-            inside = within(intervals, start, end)
+        for kind, inside in kinds.items():
             # What is narrower than a pixel is drawn a little wider, or else nothing of it would be seen.
             bars = [((a - start) / 1e6, max(b - a, (end - start) / 3000) / 1e6) for a, b in inside]
             axes.broken_barh(bars[:MOST_BARS], (number - 0.4, 0.8), color=COLOURS[kind], linewidth=0)
     axes.set_yticks(range(len(rows)), list(rows))
-    axes.invert_yaxis()
+    axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlim(0, (end - start) / 1e6)
     axes.set_xlabel(f"milliseconds from {start / 1e9:.3f} s of the recording")
     seen = {kind for kinds in rows.values() for kind in kinds}

@@ -107,8 +107,8 @@ def _read(path: Path, database: sqlite3.Connection) -> Recording:
     tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "NVTX_EVENTS" not in tables:
         raise ValueError(
-            f"{path} has no ranges of NVTX: it is of another program, or was recorded without "
-            "nsys profile --trace=nvtx"
+            f"{path} has no ranges of NVTX: it is of another program, was recorded without "
+            "nsys profile --trace=nvtx, or by a release of Nsight Systems that is older than the driver"
         )
     processes: dict[int, Process] = {}
     texts = dict(database.execute("SELECT id, value FROM StringIds")) if "StringIds" in tables else {}

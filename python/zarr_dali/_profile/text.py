@@ -24,9 +24,19 @@ def render(recording: Recording, findings: Sequence[Findings]) -> RenderableType
         if found.gpu is not None:
             parts.append(_on_gpu(found.gpu))
         else:
-            why = "of this process" if recording.has_cuda else "in the report: without a GPU, or --trace=cuda"
-            parts.append(Text(f"No kernels {why}, so that nothing is said of what is hidden."))
+            parts.append(Text(f"{_no_kernels(recording, found)}, so that nothing is said of what is hidden."))
     return Group(*parts)
+
+
+def _no_kernels(recording: Recording, found: Findings) -> str:
+    if not recording.has_cuda:
+        return "No kernels in the report: without a GPU, or --trace=cuda"
+    if not found.kernels:
+        return "No kernels of this process"
+    return (
+        f"Of the kernels in the report ({found.kernels}) none is a model's. Where one ran, this release of "
+        "Nsight Systems is older than the driver and does not record all kernels"
+    )
 
 
 def _table(title: str, *columns: str) -> Table:
