@@ -231,7 +231,7 @@ def test_reports_without_kernels(tmp_path, made):
 
 
 def test_reports_without_kernels_of_a_model(made):
-    """An old nsys records those that were started by a call that it knows: nothing can be said of the rest."""
+    """An old nsys records those that were started by a call that it knows: nothing is said of the rest."""
     with closing(sqlite3.connect(made.path)) as database, database:
         database.execute("DELETE FROM CUPTI_ACTIVITY_KIND_KERNEL WHERE streamId <> 13")
     done = run(made.path)
