@@ -25,7 +25,7 @@ SOURCES := $(shell find Cargo.toml Cargo.lock build build.rs pyproject.toml LICE
 	python src \
 	-type f -not -path '*/__pycache__/*')
 # Many thousand zstd frames each.
-LONG_RUST_TESTS := damaged_frames_do_not_pass valid_frames_pass
+LONG_RUST_TESTS := damaged_frames_do_not_pass repeat_offsets_are_those_of_libzstd valid_frames_pass
 # So many Python tests run side by side: twice as many as there are cores, since they wait for servers, and a tenth of a
 # second for each store that was just written. Each process takes up to 1 GB of memory.
 JOBS ?= $(shell cores=$$(nproc); echo $$((cores < 4 ? 2 * cores : 8)))

@@ -60,11 +60,20 @@ def other_release(
 
 
 def damaged(release: str, error: BaseException) -> Problem:
-    """DALI is there and cannot be imported."""
+    """DALI is there and cannot be imported.
+
+    Args:
+        release: To be installed where it is not known which one is there.
+        error: Of the import.
+    """
     folder = dali_folder()
-    names = list(distributions(folder.parents[1])) if folder else []
+    found = distributions(folder.parents[1]) if folder else {}
+    names = list(found)
     name = names[0] if len(names) == 1 else DALI
     first = f"{_uninstall(names)}, then " if len(names) > 1 else ""
+    versions = found.get(name, [])
+    if len(names) == len(versions) == 1 and not versions[0].startswith(("0.", "1.")):
+        release = versions[0]
     return Problem(
         f"NVIDIA DALI in {folder} cannot be imported ({type(error).__name__}: {error})",
         f"{first}`pip install --force-reinstall {name}=={release}`",

@@ -132,6 +132,7 @@ def test_results_say_how_they_came_about(quick, data, results):
         assert str(place) not in json.dumps(result)
 
 
+@pytest.mark.full
 @pytest.mark.alone
 def test_scaling(quick):
     rows = rows_of(scaling(quick))

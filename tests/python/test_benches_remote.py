@@ -95,6 +95,7 @@ def test_bare_readers_get_the_rate_that_the_server_is_held_to(server, tmp_path):
         serving.read_bare(PROGRAMS, server.url, tmp_path / "list", 1, 1.0)
 
 
+@pytest.mark.full
 def test_a_quick_run_has_a_row_for_each_point(tmp_path):
     command = [sys.executable, str(BENCHES / "remote.py"), "--quick", "--device", "cpu"]
     command += ["--folder", str(tmp_path), "--out", str(tmp_path), "--points", "raw/http*", "late", "sharded"]

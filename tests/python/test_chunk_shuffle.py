@@ -19,6 +19,7 @@ from counting import Chunks, counters, settled_stats
 from naive import Sampling, visits
 from reading import CPU, GPU, build, on_host
 from stores import FORMATS, write_array, write_group
+from tiers import quick
 
 WIDTH = 2048
 """Elements of a step. Budgets are counted in chunks, and on a GPU decoders need some memory, too."""
@@ -191,7 +192,7 @@ def assert_decoded_once(backend, cached_store, case, *, epochs=3, batch_size=4, 
 @pytest.mark.gpu_where(
     lambda case: case["name"] in ("steps", "windows", "patches", "several arrays", "joined")
 )
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick(CASES, "steps", "offsets", "patches", "several arrays", "joined"))
 def test_each_chunk_is_decoded_once_an_epoch(backend, cached_store, name):
     """Shuffled, with memory for 16 groups."""
     assert_decoded_once(backend, cached_store, CASES[name], groups=16)
@@ -206,7 +207,7 @@ def test_each_chunk_is_decoded_once_in_sequence(backend, cached_store, name):
 
 
 @pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("name", ["steps", "windows", "patches", "joined"])
+@pytest.mark.parametrize("name", quick(["steps", "windows", "patches", "joined"], "windows", "joined"))
 def test_shards_leave_each_others_chunks_alone(backend, cached_store, name):
     """Three ranks share an epoch: at each border of their parts they both need what one group and the windows
     that reach beyond it touch, and nothing else."""

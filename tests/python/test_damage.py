@@ -21,6 +21,7 @@ from stores import (
     zstd_frame_bytes,
     zstd_raw_frame,
 )
+from tiers import quick
 
 SHAPE, CHUNKS, SHARDS = (6, 40), (1, 20), (2, 40)
 CHUNK_BYTES = 20 * 4
@@ -489,7 +490,10 @@ def test_pipeline_is_dropped_while_it_fails(backend, tmp_path, values):
         assert build(backend, store, arrays=["t2m"], batch_size=1).epoch_size("reader") == len(values)
 
 
-@pytest.mark.parametrize("codec", ["zstd", "zstd-checksum", "gzip", "blosc-zstd", "sharded-end-zstd"])
+FLIPPED = ["zstd", "zstd-checksum", "gzip", "blosc-zstd", "sharded-end-zstd"]
+
+
+@pytest.mark.parametrize("codec", quick(FLIPPED, "zstd", "gzip", "sharded-end-zstd"))
 def test_random_bit_flips(backend, tmp_path, codec):
     """Whatever the bytes are, the process lives; values that zarr-python can still read are read the same."""
     rng = np.random.default_rng(8)

@@ -562,6 +562,7 @@ def test_a_disk_without_room_is_no_error(root, rng):
         assert "not used any more" not in done.stderr
 
 
+@pytest.mark.full
 def test_a_forked_child_does_not_find_what_its_parent_has_not_written(root, rng):
     data = values(rng)
     write(root / "served" / "data.zarr", data)
@@ -629,7 +630,7 @@ def test_a_forked_child_leaves_the_cache_to_its_parent(root, rng):
 KILLED = Path(__file__).with_name("disk_cache_kills.py")
 
 
-@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.full)])
 def test_ranks_that_are_killed_leave_right_bytes_within_the_bound(root, rng, kills):
     """Two processes on one cache folder, each killed at a random moment and started again."""
     for name in "abc":

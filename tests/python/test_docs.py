@@ -34,6 +34,7 @@ from forked import run_command, run_script
 from programs import help_of
 from reading import gpu_problem, run_python
 from test_readers import load_generator
+from tiers import quick
 from zarr_dali import readers
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,8 @@ DOCS = ROOT / "docs"
 PAGES = sorted(path.name for path in DOCS.glob("*.md"))
 WITH_CODE = ["README.md", *(f"docs/{page}" for page in PAGES)]
 """What has blocks of code."""
+QUICK_PAGES = ("README.md", "docs/index.md", "docs/getting-started.md")
+"""Those of which the quick tier runs the blocks of Python."""
 MARK = re.compile(r"<!-- (gpu|bucket|shown|ranks: \d+) -->\s*")
 RUN_COMMANDS = ("example", "info", "rechunk", "statistics")
 """Subcommands of `zarr-dali` that run; `bench` takes too long."""
@@ -98,7 +101,13 @@ def of_place(block):
 
 
 @pytest.mark.parametrize(
-    "block", [b for b in all_blocks("python") if not b.mark.startswith("ranks")], ids=of_place
+    "block",
+    [
+        pytest.param(b, marks=[] if b.page in QUICK_PAGES else pytest.mark.full)
+        for b in all_blocks("python")
+        if not b.mark.startswith("ranks")
+    ],
+    ids=of_place,
 )
 def test_block_runs_by_itself(block, tmp_path, monkeypatch):
     """Pasted into an empty folder, and what it prints is what the page says."""
@@ -146,7 +155,12 @@ def test_blocks_import_what_they_use(block):
 
 
 @pytest.mark.parametrize(
-    "page", [page for page in WITH_CODE if any(b.language == "sh" for b in blocks(page))]
+    "page",
+    quick(
+        [page for page in WITH_CODE if any(b.language == "sh" for b in blocks(page))],
+        "docs/getting-started.md",
+        "docs/index.md",
+    ),
 )
 def test_commands_of_a_page_run(page, tmp_path, monkeypatch):
     """In their order, in a folder that is empty at first."""

@@ -129,6 +129,10 @@ STATES = {
         lambda site: add_dali(site, (CUDA130, RELEASE), code="from nvidia.dali import nothing\n"),
         ["cannot be imported", f"`pip install --force-reinstall nvidia-dali-cuda130=={RELEASE}`"],
     ),
+    "damaged, another release": (
+        lambda site: add_dali(site, (CUDA120, "2.0.0"), code="import nothing_of_that_name\n"),
+        ["cannot be imported", "`pip install --force-reinstall nvidia-dali-cuda120==2.0.0`"],
+    ),
     "no library": (remove_library, ["libzarr_dali_core.so is missing", "install zarr-dali again"]),
     "another machine": (library_of_another_machine, ["is built for", "build zarr-dali from source"]),
     "old glibc": (add_dali, ["cannot be loaded", "needs a system with glibc 2.34 or newer"]),
@@ -197,7 +201,11 @@ def fake_wheel(folder, name, version):
 
 @pytest.mark.parametrize(
     "installed",
-    [[(CUDA120, "1.50.0")], [(CUDA130, "1.50.0")], [(CUDA120, "2.4.0"), (CUDA130, "2.4.0")]],
+    [
+        pytest.param([(CUDA120, "1.50.0")], marks=pytest.mark.full),
+        pytest.param([(CUDA130, "1.50.0")], marks=pytest.mark.full),
+        [(CUDA120, "2.4.0"), (CUDA130, "2.4.0")],
+    ],
     ids=["old release for CUDA 12", "old release", "two"],
 )
 def test_remedies_work(tmp_path, monkeypatch, installed):

@@ -116,13 +116,14 @@ def run_program(*arguments):
     return done.stdout
 
 
-def test_twelve_schedules(tmp_path):
+@pytest.mark.parametrize("count", [5, pytest.param(12, marks=pytest.mark.full)])
+def test_some_schedules(tmp_path, count):
     out = tmp_path / "report.md"
-    said = run_program("--count", 12, "--jobs", 2, "--out", out)
+    said = run_program("--count", count, "--jobs", 2, "--out", out)
     assert out.read_text() in said
     (line,) = [line for line in said.splitlines() if line.startswith("| all ")]
     schedules, bits, errors = (int(cell) for cell in line.split("|")[2:5])
-    assert schedules == bits + errors == 12 and min(bits, errors) > 2
+    assert schedules == bits + errors == count and min(bits, errors) > 0
 
 
 @pytest.mark.full

@@ -159,6 +159,7 @@ def run_program(*arguments):
     )
 
 
+@pytest.mark.full
 def test_quick_cases(backend, tmp_path):
     """A dozen stores of all kinds, on both backends, and the report of them."""
     out = tmp_path / "report.md"

@@ -24,6 +24,7 @@ import reference
 import zarr_dali
 from reading import CPU, run_python
 from stores import write_array, write_group
+from tiers import quick
 
 SAMPLES = 23
 
@@ -268,7 +269,7 @@ def test_resume(backend, store, drop_last):
 
 
 @pytest.mark.gpu_where(False)
-@pytest.mark.parametrize("chain", range(25))
+@pytest.mark.parametrize("chain", quick(range(25), *range(8)))
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_resume_on_other_ranks(backend, numbers, chain, shuffle):
     """Configurations that take turns in an epoch hand out each sample once; the next epoch is regular."""

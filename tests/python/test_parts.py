@@ -19,6 +19,7 @@ if 3 not in FORMATS:
 import zarr
 
 import zarr_dali
+from tiers import quick
 from zarr_dali import cli
 from zarr_dali._rechunk import copying, fence, journal, lock, parts, publishing
 
@@ -53,7 +54,7 @@ def one(source, copy, number, count, **arguments):
     return zarr_dali.rechunk(source, copy, part=(number, count), **(ARGUMENTS | arguments))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 7, pytest.param(50, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", quick([1, 2, 3, 7, 50], 1, 3))
 def test_the_last_part_gives_the_copy_its_name(source, copy, tmp_path, count):
     whole = zarr_dali.rechunk(source, tmp_path / "whole.zarr", stats=True, verify=True, **ARGUMENTS)
     order = list(range(1, count + 1))

@@ -16,6 +16,7 @@ from fault_server import Fault, Schedule, running
 from reading import CPU, assert_same_bits, build, read_all
 from real_servers import SECRET, make_certificates, sas
 from stores import FORMATS
+from tiers import quick
 
 if 3 not in FORMATS:
     pytest.skip("written through zarr-python 3", allow_module_level=True)
@@ -104,7 +105,7 @@ def assert_same_as_folder(servers, kind, chains):
             assert_same_bits(sample, right, f"{CASES[name].id} from {kind}")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", quick(KINDS, "hadro"))
 def test_chains_give_the_bits_of_the_folder(servers, kind):
     assert_same_as_folder(servers, kind, QUICK)
 

@@ -92,6 +92,7 @@ def test_interrupted_with_requests_in_flight(root):
     assert gone < LATENCY_S + PROMPT_S and ended < LATENCY_S + PROMPT_S
 
 
+@pytest.mark.full
 def test_forked_with_requests_in_flight(root):
     """The child cannot use what its parent has and reads with a pipeline of its own; the parent reads on."""
     with serving(root, latency_s=0.2) as server:

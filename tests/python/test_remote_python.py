@@ -15,6 +15,7 @@ from range_server import serving, urls
 from reading import CPU, read_all
 from test_remote import CODECS, SHAPE, values, write, zipped
 from test_select import TIMES, write_fields
+from tiers import quick
 from zarr_dali._core import Objects, expand
 from zarr_dali._local import METADATA
 from zarr_dali.cli import main
@@ -39,7 +40,7 @@ def fields(bucket):
 # --- the store -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", CODECS)
+@pytest.mark.parametrize("kind", quick(CODECS, "blosc", "sharded"))
 def test_zarr_python_reads_the_bits_of_the_folder(bucket, rng, kind):
     data = values(rng)
     data[8:16] = -1
@@ -126,6 +127,7 @@ def test_threads_and_pickled_copies_read_at_the_same_time(bucket, rng):
             assert all(np.array_equal(one, data) for one in found)
 
 
+@pytest.mark.full
 def test_a_forked_child_opens_it_again(bucket, rng):
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "sharded")
@@ -285,7 +287,7 @@ def test_unknown_urls_and_missing_stores_are_refused(bucket):
 
 
 @pytest.mark.parametrize("zarr_format", [pytest.param(2, marks=pytest.mark.full), 3])
-@pytest.mark.parametrize("consolidated", [True, False])
+@pytest.mark.parametrize("consolidated", quick([True, False], True))
 def test_labels_are_looked_up_as_in_the_folder(bucket, zarr_format, consolidated):
     folder = write_fields(bucket / "bucket" / "data.zarr", TIMES, zarr_format)
     if consolidated:

@@ -24,6 +24,7 @@ import zarr_dali
 from forked import run_script
 from reading import CPU, build, read_all, run_python, to_samples
 from stores import FORMATS, edit_metadata, write_array, write_group
+from tiers import quick
 from zarr_dali import _local, cli
 
 STEPS = 200
@@ -209,7 +210,7 @@ GOES = {
 
 
 @pytest.mark.parametrize("codec, zarr_format", [("raw", 2), ("zstd", 3), ("sharded-end-zstd", 3)])
-@pytest.mark.parametrize("what", GOES)
+@pytest.mark.parametrize("what", quick(GOES, "store", "removed"))
 @pytest.mark.gpu_where(lambda case: case["zarr_format"] == 3)
 def test_a_store_that_goes_away(backend, tmp_path, codec, zarr_format, what):
     store = write(tmp_path, codec, zarr_format, MANY_STEPS)
