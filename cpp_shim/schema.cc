@@ -346,7 +346,11 @@ chunk.)code",
                     R"code(Size of the shuffle's buffer: samples of the chunks that it draws from.
 
 At least 1. It is made smaller where the decoded chunks would need more than half of the memory
-budget that is given, or more than 2 GiB if none is.)code",
+budget that is given, or more than 2 GiB if none is.
+
+Where one chunk, or one row of chunks, alone has more samples than that, as dense patches of a volume
+have, the buffer has up to 16 of these, and the shard is gone through several times, each time for other
+samples of each.)code",
                     int64_t{1024})
     .AddOptionalArg("position",
                     R"code(Where to start: a position as ``zarr_dali.stats`` tells it, as JSON.

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zarr_dali import _pieces
 from zarr_dali._coordinates import Coordinates, import_xarray
 
 if TYPE_CHECKING:
@@ -192,8 +193,9 @@ def _labelled(label: Any, name: str, size: int, index: pd.Index) -> tuple[int, i
             )
     elif index.dtype.kind in "iufb":
         label = _numbers_of(label)
+    parts = _pieces.around(index, label) if _pieces.is_longitude(name, {}) else [label]
     try:
-        found = np.atleast_1d(coordinates.positions(name, label))
+        found = np.sort(np.concatenate([np.atleast_1d(coordinates.positions(name, part)) for part in parts]))
     except ValueError as error:
         raise ValueError(f"range: {error}{hint}") from error
     if found.size == 0:
@@ -201,6 +203,12 @@ def _labelled(label: Any, name: str, size: int, index: pd.Index) -> tuple[int, i
         if isinstance(label, slice) and None not in (label.start, label.stop):
             turned = "; a range goes from one end to the other in the order of the coordinate"
         raise ValueError(f"{asked} selects nothing: {coordinates.extent(name)}{turned}{hint}")
+    if len(parts) > 1 and found.size < size:
+        west, east = (_shown(name, part) for part in parts)
+        raise ValueError(
+            f"{asked} crosses the end of the coordinate ({coordinates.extent(name)}), and a range is one "
+            f"piece: take {west} and {east} one after the other"
+        )
     if found.ndim > 1 or (np.diff(found) != 1).any():
         raise ValueError(f"{asked} selects more than one range of neighbours; give one")
     start, stop = int(found[0]), int(found[-1]) + 1

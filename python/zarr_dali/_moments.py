@@ -107,6 +107,11 @@ class Rule:
         scale = (float(attributes.get("scale_factor", 1.0)), float(attributes.get("add_offset", 0.0)))
         return cls(tuple(missing), kind, scale)
 
+    @property
+    def packs(self) -> bool:
+        """Whether values that count are other numbers than the stored ones."""
+        return self.kind is not None or self.scale != (1.0, 0.0)
+
     def moments(self, values: np.ndarray, axis: int | None = None) -> Moments:
         """Of stored values, before scale and offset; with `axis` of each of its indices by itself."""
         if axis is None:

@@ -88,10 +88,12 @@ def _table(found: dict[str, dict[str, Any]]) -> Table:
 
     by = next((values["dim"] for values in found.values() if "dim" in values), None)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("array", overflow="fold")
+    table.add_column("array", overflow="fold", min_width=min(12, max(map(len, found), default=0)))
     if by is not None:
-        table.add_column(by, justify="right", overflow="fold")
-    columns = ("mean", "std", "min", "max", "count", "missing", "infinite")
+        table.add_column(by, justify="right", overflow="fold", min_width=min(8, _longest_label(found)))
+    # What there is none of needs no column.
+    some = [column for column in ("missing", "infinite") if any(_has(its[column]) for its in found.values())]
+    columns = ("mean", "std", "min", "max", "count", *some)
     for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for name, values in found.items():
@@ -103,6 +105,15 @@ def _table(found: dict[str, dict[str, Any]]) -> Table:
             )
             table.add_row(Text(name), *map(Text, place), *map(_number, cells))
     return table
+
+
+def _has(counts: int | list[int]) -> bool:
+    return any(counts) if isinstance(counts, list) else counts > 0
+
+
+def _longest_label(found: dict[str, dict[str, Any]]) -> int:
+    labels = [its.get("labels", range(_rows(its))) for its in found.values() if "dim" in its]
+    return max((len(str(label)) for its in labels for label in its), default=0)
 
 
 def _number(value: float | int | None) -> str:

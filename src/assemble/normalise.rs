@@ -19,6 +19,8 @@ pub(super) struct Given {
     dimension: Option<String>,
     mean: Numbers,
     std: Numbers,
+    /// Whether the numbers are of what CF attributes make of the values, where that is told.
+    mask_and_scale: Option<bool>,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -121,7 +123,16 @@ fn given(name: &str, entry: &Value) -> Result<Option<Given>> {
             "of \"{name}\" it has \"dim\": \"{dimension}\" with one mean and one standard deviation; give lists, or leave \"dim\" out"
         )));
     }
-    Ok(Some(Given { dimension, mean, std }))
+    let mask_and_scale = match entry.get("mask_and_scale") {
+        None | Some(Value::Null) => None,
+        Some(Value::Bool(value)) => Some(*value),
+        Some(other) => {
+            return Err(refused(format!(
+                "of \"{name}\" it has \"mask_and_scale\": {other}; give true or false, or leave it out"
+            )));
+        }
+    };
+    Ok(Some(Given { dimension, mean, std, mask_and_scale }))
 }
 
 /// The numbers of an entry; `usable` says which of them are, rounded to the narrowest type that is computed in.
@@ -160,6 +171,24 @@ impl Numbers {
 }
 
 impl Given {
+    /// Checks that the numbers are of values as the reader gives them.
+    ///
+    /// # Errors
+    /// They are of packed values and the reader unpacks them, or the other way round.
+    pub(super) fn check_scale(&self, array: &Joined, mask_and_scale: bool) -> Result<()> {
+        match self.mask_and_scale {
+            Some(true) if !mask_and_scale => Err(refused(format!(
+                "its numbers of \"{}\" are of values that CF attributes unpack, and this reader gives them as they are stored; give mask_and_scale=True, or take statistics with mask_and_scale=False (--raw)",
+                name(array)
+            ))),
+            Some(false) if mask_and_scale => Err(refused(format!(
+                "its numbers of \"{}\" are of values as they are stored, and this reader unpacks them by CF attributes; leave mask_and_scale out, or take statistics without mask_and_scale=False (--raw)",
+                name(array)
+            ))),
+            _ => Ok(()),
+        }
+    }
+
     /// The normalisation of array number `number`, with the channels of a sample in their order.
     ///
     /// # Errors

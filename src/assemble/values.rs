@@ -127,7 +127,9 @@ impl Values {
         }
         let given = normalise::parse(&arguments.normalize, &dataset.arrays)?;
         let resolve = |(number, given): (usize, Option<Given>)| {
-            given.map(|given| given.resolve(&dataset.arrays[number], number, places)).transpose()
+            let Some(given) = given else { return Ok(None) };
+            given.check_scale(&dataset.arrays[number], self.mask_and_scale)?;
+            given.resolve(&dataset.arrays[number], number, places).map(Some)
         };
         given.into_iter().enumerate().map(resolve).collect()
     }

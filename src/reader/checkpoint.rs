@@ -61,7 +61,7 @@ impl Cursor {
             "reader": identity.fingerprint,
         });
         if let Some((_, buffer)) = self.order.shuffle().and_then(|shuffle| shuffle.groups.as_ref()) {
-            state["shuffle"] = json!([buffer.depth, buffer.strands, buffer.linked]);
+            state["shuffle"] = json!([buffer.depth, buffer.strands, buffer.linked, buffer.passes]);
         }
         state
     }
@@ -242,13 +242,18 @@ fn read_number(entries: &Map<String, Value>, name: &str, default: Option<u64>) -
 /// The buffer of a shuffle, if the state has one.
 fn read_buffer(entries: &Map<String, Value>, dimensions: usize) -> Result<Option<Buffer>> {
     let Some(value) = entries.get("shuffle") else { return Ok(None) };
-    let (depth, strands, linked) = serde_json::from_value(value.clone())
+    let read = serde_json::from_value(value.clone());
+    // States of earlier releases have no passes: there was one.
+    let with_one =
+        |_| serde_json::from_value(value.clone()).map(|(depth, strands, linked)| (depth, strands, linked, 1));
+    let (depth, strands, linked, passes) = read
+        .or_else(with_one)
         .map_err(|error| refused(format!("its state has \"shuffle\" that cannot be read ({error})")))?;
     let depth = Some(depth).filter(|depth| (1..=dimensions).contains(depth));
-    let Some((depth, strands)) = depth.zip(Some(strands).filter(|&strands| strands > 0)) else {
+    let Some((depth, strands)) = depth.zip(Some(strands).filter(|&strands| strands > 0 && passes > 0)) else {
         return Err(refused(format!("its state has shuffle={value}, which cannot be")));
     };
-    Ok(Some(Buffer { depth, strands, linked }))
+    Ok(Some(Buffer { depth, strands, linked, passes }))
 }
 
 /// What a checkpoint says about its reader: the arguments and the store, as far as the order of samples depends on them.
@@ -344,6 +349,22 @@ mod tests {
     use super::super::setup::Setup;
     use super::*;
     use crate::options::Arguments;
+
+    #[test]
+    fn a_shuffle_without_passes_has_one() {
+        let read = |shuffle: Value| {
+            let entries = json!({ "shuffle": shuffle });
+            read_buffer(entries.as_object().unwrap(), 2)
+        };
+        let buffer = |passes| Some(Buffer { depth: 1, strands: 4, linked: true, passes });
+        assert_eq!(read(json!([1, 4, true])).unwrap(), buffer(1));
+        assert_eq!(read(json!([1, 4, true, 7])).unwrap(), buffer(7));
+        for bad in
+            [json!([1, 4, true, 0]), json!([3, 4, true, 1]), json!([1, 0, true]), json!([1, 4]), json!("x")]
+        {
+            assert!(read(bad).is_err());
+        }
+    }
 
     /// A reader of 60 shuffled windows in batches of 4, which pads its batches or does not.
     fn setup(folder: &tempfile::TempDir, pads: bool) -> Setup {

@@ -17,6 +17,8 @@ pub(super) struct ChunkSharing {
     pub groups: Option<Arc<Groups>>,
     /// Decoded bytes of a group that is cut along the first dimension, along the first two, and so on.
     pub group_bytes: Vec<u64>,
+    /// Bytes of a sample, of the arrays that samples are taken from.
+    pub sample_bytes: u64,
     /// Decoded bytes worth caching.
     pub reuse: ChunkReuse,
     /// Stores that are read separately, or 1.
@@ -141,6 +143,7 @@ impl ChunkSharing {
             .fold(every_sample_bytes, u64::saturating_add);
         Ok(Self {
             group_bytes: (1..=dimensions).map(most).collect(),
+            sample_bytes: sampled.iter().map(Sampled::sample_bytes).max().unwrap_or(0),
             groups,
             reuse: ChunkReuse { every_sample_bytes, all_bytes, between },
             stores: sampled.len(),
@@ -205,6 +208,17 @@ impl<'a> Sampled<'a> {
     fn every_sample_bytes(&self) -> u64 {
         let same = (0..self.geometry.len()).filter(|&number| !self.geometry[number].follows_samples());
         same.map(|number| self.decoded_bytes(number, 0)).fold(0, u64::saturating_add)
+    }
+
+    /// Bytes of a sample, of the arrays that samples are taken from.
+    fn sample_bytes(&self) -> u64 {
+        let bytes = |&number: &usize| {
+            let array = &self.geometry[number];
+            let extents = array.sample_extents(&self.domain.windows);
+            let size = self.dataset.part(number, array.first_part).stored.size_bytes() as u64;
+            extents.iter().fold(size, |bytes, &extent| bytes.saturating_mul(extent))
+        };
+        self.numbers.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
     /// Decoded bytes of a group of samples: the chunks of all sampled arrays, cut along the first `cut` dimensions.

@@ -312,7 +312,8 @@ fn order(
                 choice.len(domains.len())
             };
             let used = counts.as_ref().map(|counts| (per_pass, &counts[..]));
-            let buffer = groups.buffer(&sharing.group_bytes, bytes, options.initial_fill, used);
+            let buffer =
+                groups.buffer(&sharing.group_bytes, sharing.sample_bytes, bytes, options.initial_fill, used);
             (groups, buffer)
         });
         Shuffle { seed: arguments.seed as u64, groups }

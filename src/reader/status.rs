@@ -164,6 +164,7 @@ fn shuffle_to_json(shuffle: &Shuffle) -> Value {
         "groups_in_buffer": (buffer.strands * groups.held(*buffer)).min(count),
         "strands": buffer.strands.min(count),
         "linked": buffer.linked,
+        "passes": buffer.passes,
         "depth": buffer.depth,
         "groups": count,
         "group_samples": groups.samples() as f64 / count as f64,

@@ -15,6 +15,9 @@
 //! A strand holds the chunks of one group, or as many as a window spans. Neighbouring strands walk in opposite
 //! directions, so that both are at their common border at the same time, at the start of the visit or at its end.
 //! Without links the order of groups is random altogether. How many strands there are is the size of the buffer.
+//!
+//! Where a group alone has more samples than the buffer, as dense patches of a volume have by the million, a walk would hand out
+//! neighbours for hours. Then it is repeated: each of several *passes* goes through the whole chain and takes every n-th sample.
 
 use super::domain_groups::DomainGroups;
 use super::domains::{Domain, Domains};
@@ -31,6 +34,8 @@ pub struct Buffer {
     pub strands: u64,
     /// Whether linked groups stay together.
     pub linked: bool,
+    /// How often a visit goes through all groups, each time for other samples of them.
+    pub passes: u64,
 }
 
 /// The groups of all samples. Those of a domain follow one another, and none is linked to one of another domain.
@@ -126,12 +131,13 @@ impl Groups {
         self.domains.iter().map(|domain| domain.span(depth)).max().unwrap_or(1)
     }
 
-    /// Chooses a buffer of at most `bytes`, if it can be had, and of `samples` samples. `group_bytes` says for each depth
-    /// how large the decoded chunks of a group are, `chosen` how many samples an epoch has and in how many groups, for each
-    /// depth, if these are not all.
+    /// Chooses a buffer of at most `bytes`, if it can be had, and of `samples` samples of `sample_bytes` each. `group_bytes`
+    /// says for each depth how large the decoded chunks of a group are, `chosen` how many samples an epoch has and in how many
+    /// groups, for each depth, if these are not all.
     pub fn buffer(
         &self,
         group_bytes: &[u64],
+        sample_bytes: u64,
         bytes: u64,
         samples: u64,
         chosen: Option<(u64, &[u64])>,
@@ -142,15 +148,25 @@ impl Groups {
             .unwrap_or(self.dimensions());
         let span = self.span(depth);
         let linked = span > 1 && fitting(depth) >= Self::LEAST_LINKED_STRANDS * span;
-        let held = self.held(Buffer { depth, strands: 0, linked });
+        let held = self.held(Buffer { depth, strands: 0, linked, passes: 1 });
         let (all, count) = chosen
             .map_or_else(|| (self.samples(), self.count(depth)), |(all, counts)| (all, counts[depth - 1]));
         let asked = (u128::from(samples) * u128::from(count)).div_ceil(all.into());
-        let groups = fitting(depth).min(u64::try_from(asked).unwrap_or(u64::MAX)).max(1);
-        let strands = (groups / held).max(1);
+        let asked = u64::try_from(asked).unwrap_or(u64::MAX);
+        let mixed = (fitting(depth) / held).clamp(1, Self::DENSE_STRANDS);
+        let in_group = all / count.max(1);
+        let decoded = group_bytes[depth - 1].max(1).saturating_mul(if linked { 1 } else { span });
+        let handed_out = in_group.saturating_mul(sample_bytes) / decoded;
+        let passes = match asked <= 1 && handed_out >= Self::DENSE {
+            true => (handed_out / Self::DENSE_REUSE).min(in_group.saturating_mul(mixed) / samples.max(1)),
+            false => 1,
+        };
+        let (passes, least) = if passes > 1 { (passes, mixed) } else { (1, 1) };
+        let groups = fitting(depth).min(asked).max(1);
+        let strands = (groups / held).max(least);
         // The chain is a ring: its first and its last strand have to meet as the others do.
         let odd = if linked && strands > 1 { strands % 2 } else { 0 };
-        Buffer { depth, strands: strands - odd, linked }
+        Buffer { depth, strands: strands - odd, linked, passes }
     }
 
     /// The most groups that a strand holds: with links all groups from the first to the last that a window touches,
@@ -162,6 +178,12 @@ impl Groups {
         }
     }
 
+    /// Samples are dense if a visit hands out each decoded byte as often as this.
+    const DENSE: u64 = 64;
+    /// A pass over dense samples hands out each byte that it decodes as often as this.
+    const DENSE_REUSE: u64 = 4;
+    /// Strands of dense samples, if memory holds them.
+    const DENSE_STRANDS: u64 = 16;
     /// Fewer strands than this mix little; groups become smaller then.
     const LEAST_STRANDS: u64 = 4;
     /// Fewer linked strands than this go through a visit from one end to the other; links are given up then.
@@ -297,29 +319,56 @@ pub(super) mod tests {
     #[test]
     fn the_buffer_is_as_large_as_memory_and_initial_fill_allow() {
         let single = alone(along_one(1000, 1, 10));
-        assert_eq!(single.buffer(&[1], 16, 1024, None), Buffer { depth: 1, strands: 16, linked: false });
         assert_eq!(
-            single.buffer(&[1], 1 << 40, 1024, None),
-            Buffer { depth: 1, strands: 103, linked: false }
+            single.buffer(&[1], 1, 16, 1024, None),
+            Buffer { depth: 1, strands: 16, linked: false, passes: 1 }
         );
-        assert_eq!(single.buffer(&[1], 1 << 40, 25, None), Buffer { depth: 1, strands: 3, linked: false });
-        assert_eq!(single.buffer(&[100], 16, 1024, None), Buffer { depth: 1, strands: 1, linked: false });
+        assert_eq!(
+            single.buffer(&[1], 1, 1 << 40, 1024, None),
+            Buffer { depth: 1, strands: 103, linked: false, passes: 1 }
+        );
+        assert_eq!(
+            single.buffer(&[1], 1, 1 << 40, 25, None),
+            Buffer { depth: 1, strands: 3, linked: false, passes: 1 }
+        );
+        assert_eq!(
+            single.buffer(&[100], 1, 16, 1024, None),
+            Buffer { depth: 1, strands: 1, linked: false, passes: 1 }
+        );
         let overlapping = alone(along_one(1000, 4, 10));
-        assert_eq!(overlapping.buffer(&[1], 16, 1024, None), Buffer { depth: 1, strands: 8, linked: true });
-        assert_eq!(overlapping.buffer(&[1], 7, 1024, None), Buffer { depth: 1, strands: 2, linked: true });
-        assert_eq!(overlapping.buffer(&[1], 3, 1024, None), Buffer { depth: 1, strands: 1, linked: false });
-        assert_eq!(overlapping.buffer(&[1], 16, 1, None), Buffer { depth: 1, strands: 1, linked: true });
+        assert_eq!(
+            overlapping.buffer(&[1], 1, 16, 1024, None),
+            Buffer { depth: 1, strands: 8, linked: true, passes: 1 }
+        );
+        assert_eq!(
+            overlapping.buffer(&[1], 1, 7, 1024, None),
+            Buffer { depth: 1, strands: 2, linked: true, passes: 1 }
+        );
+        assert_eq!(
+            overlapping.buffer(&[1], 1, 3, 1024, None),
+            Buffer { depth: 1, strands: 1, linked: false, passes: 1 }
+        );
+        assert_eq!(
+            overlapping.buffer(&[1], 1, 16, 1, None),
+            Buffer { depth: 1, strands: 1, linked: true, passes: 1 }
+        );
         // Each strand holds three groups; linked groups need two strands.
         let wide = alone(along_one(1000, 21, 10));
-        assert_eq!(wide.buffer(&[1], 6, 1024, None), Buffer { depth: 1, strands: 2, linked: true });
-        assert_eq!(wide.buffer(&[1], 5, 1024, None), Buffer { depth: 1, strands: 1, linked: false });
+        assert_eq!(
+            wide.buffer(&[1], 1, 6, 1024, None),
+            Buffer { depth: 1, strands: 2, linked: true, passes: 1 }
+        );
+        assert_eq!(
+            wide.buffer(&[1], 1, 5, 1024, None),
+            Buffer { depth: 1, strands: 1, linked: false, passes: 1 }
+        );
     }
 
     #[test]
     fn groups_are_cut_along_more_dimensions_where_memory_is_short() {
         let groups = alone(patches());
-        assert_eq!(groups.buffer(&[5, 1], 64, 1 << 20, None).depth, 1);
-        assert_eq!(groups.buffer(&[500, 100], 1000, 1 << 20, None).depth, 2);
+        assert_eq!(groups.buffer(&[5, 1], 1, 64, 1 << 20, None).depth, 1);
+        assert_eq!(groups.buffer(&[500, 100], 1, 1000, 1 << 20, None).depth, 2);
     }
 
     #[test]
@@ -328,7 +377,7 @@ pub(super) mod tests {
         let chosen: Vec<u64> = (0..100).map(|group| group * 10 + 3).collect();
         assert_eq!((groups.count_of(&chosen), groups.count_of(&[7, 5, 7])), (vec![100], vec![1]));
         // One sample in each group: as many groups as samples.
-        let buffer = |samples| groups.buffer(&[1], 1 << 40, samples, Some((100, &[100])));
+        let buffer = |samples| groups.buffer(&[1], 1, 1 << 40, samples, Some((100, &[100])));
         assert_eq!((buffer(25).strands, buffer(1024).strands), (25, 1024));
     }
 

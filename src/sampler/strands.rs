@@ -25,6 +25,8 @@ pub(super) struct Strands {
     /// How many samples of its strand have come when a stage ends, for the stages of each strand in their order.
     ends: Vec<u64>,
     strands: usize,
+    /// How often the strands are walked; each walk takes every `passes`-th sample of a strand.
+    passes: u64,
     /// What stages are shuffled by.
     key: u64,
     random: ChaCha8Rng,
@@ -36,7 +38,7 @@ pub(super) struct Strands {
 struct Round {
     /// The place of its first sample in the visit.
     first: u64,
-    /// For each place, the strand and how many samples of the strand come before.
+    /// For each place, the strand and the number of the sample in it.
     entries: Vec<(u32, u64)>,
 }
 
@@ -120,7 +122,8 @@ impl Strands {
         }
         let key = random.next_u64();
         let (ends, round) = (Vec::with_capacity(chain.len()), Round::default());
-        let mut order = Self { members, positions, chain, ends, strands, key, random, round };
+        let passes = buffer.passes;
+        let mut order = Self { members, positions, chain, ends, strands, passes, key, random, round };
         for strand in 0..strands {
             let walk = Walk { chain: &order.chain, part: order.part(strand), is_forward: is_forward(strand) };
             order.ends.extend(match &mut order.members {
@@ -150,8 +153,8 @@ impl Strands {
                 place - self.round.first
             }
         };
-        let (strand, before) = self.round.entries[at as usize];
-        self.walked(strand as usize, before)
+        let (strand, number) = self.round.entries[at as usize];
+        self.walked(strand as usize, number)
     }
 
     /// The places in the chain that a strand has.
@@ -160,14 +163,14 @@ impl Strands {
         place(strand)..place(strand + 1)
     }
 
-    /// The sample of a strand that comes after that many others of it.
-    fn walked(&self, strand: usize, before: u64) -> u64 {
+    /// The sample of a strand that has that number, counted along its walk.
+    fn walked(&self, strand: usize, number: u64) -> u64 {
         let walk = Walk { chain: &self.chain, part: self.part(strand), is_forward: is_forward(strand) };
         let ends = &self.ends[walk.part.clone()];
-        let stage = ends.partition_point(|&end| end <= before);
+        let stage = ends.partition_point(|&end| end <= number);
         let start = stage.checked_sub(1).map_or(0, |last| ends[last]);
         let key = mixed(self.key ^ walk.place(stage) as u64);
-        let entry = permuted(before - start, ends[stage] - start, key);
+        let entry = permuted(number - start, ends[stage] - start, key);
         match &self.members {
             Members::Whole(whole) => whole.sample(&walk, stage, entry),
             Members::Listed(listed) => listed.sample(strand, start + entry),
@@ -176,51 +179,74 @@ impl Strands {
 
     /// The round that has a place.
     fn round_of(&self, place: u64) -> Round {
-        // The last round that begins at or before the place.
-        let (mut number, mut end) = (0, self.rounds());
-        while end - number > 1 {
-            let middle = number + (end - number) / 2;
-            if self.round_start(middle) <= place { number = middle } else { end = middle }
-        }
+        let pass = last_before(self.passes, |pass| self.pass_start(pass) <= place);
+        let number = last_before(self.rounds(), |round| self.round_start(pass, round) <= place);
         let mut labels = vec![];
         let mut before: Vec<u64> = vec![];
         for strand in 0..self.strands {
-            let (from, to) = (self.progress(strand, number), self.progress(strand, number + 1));
+            let (from, to) = (self.progress(strand, pass, number), self.progress(strand, pass, number + 1));
             labels.extend(std::iter::repeat_n(strand as u32, (to - from) as usize));
             before.push(from);
         }
         let mut random = self.random.clone();
         // A stream of its own for each round; the chain was made from stream 0.
-        random.set_stream(number + 1);
+        random.set_stream(pass * self.rounds() + number + 1);
         shuffle(&mut labels, &mut random);
         let entry = |strand: u32| {
             let before = &mut before[strand as usize];
             *before += 1;
-            (strand, *before - 1)
+            (strand, (*before - 1) * self.passes + pass)
         };
-        Round { first: self.round_start(number), entries: labels.into_iter().map(entry).collect() }
+        Round { first: self.round_start(pass, number), entries: labels.into_iter().map(entry).collect() }
     }
 
+    /// The rounds of each pass.
     fn rounds(&self) -> u64 {
         let samples = Self::ROUND_SAMPLES.max(Self::ROUND_SAMPLES_OF_STRAND * self.strands as u64);
-        (self.positions.end - self.positions.start).div_ceil(samples)
+        (self.positions.end - self.positions.start).div_ceil(self.passes).div_ceil(samples)
     }
 
-    fn round_start(&self, round: u64) -> u64 {
-        (0..self.strands).map(|strand| self.progress(strand, round)).sum()
+    /// The place at which a pass begins.
+    fn pass_start(&self, pass: u64) -> u64 {
+        let before = |strand| {
+            let samples = self.samples_of(strand);
+            samples / self.passes * pass + pass.min(samples % self.passes)
+        };
+        (0..self.strands).map(before).sum()
     }
 
-    /// How many samples of a strand come before a round. Strands go on at the same rate, but begin apart by a part of a group
-    /// each, so that they do not all come to their next group at once, and end together.
-    fn progress(&self, strand: usize, round: u64) -> u64 {
-        let part = self.part(strand);
-        let stages = part.len() as u128;
-        let samples = u128::from(self.ends[part.end - 1]);
+    fn round_start(&self, pass: u64, round: u64) -> u64 {
+        self.pass_start(pass)
+            + (0..self.strands).map(|strand| self.progress(strand, pass, round)).sum::<u64>()
+    }
+
+    /// How many samples a strand has.
+    fn samples_of(&self, strand: usize) -> u64 {
+        self.ends[self.part(strand).end - 1]
+    }
+
+    /// How many samples of a strand come before a round of a pass, of those in the pass. Strands go on at the same rate, but
+    /// begin apart by a part of a group each, so that they do not all come to their next group at once, and end together.
+    fn progress(&self, strand: usize, pass: u64, round: u64) -> u64 {
+        let stages = self.part(strand).len() as u128;
+        // Those whose number divided by the number of passes leaves that of the pass.
+        let samples = u128::from((self.samples_of(strand) + self.passes - 1 - pass) / self.passes);
         let (round, rounds, strands) = (u128::from(round), u128::from(self.rounds()), self.strands as u128);
         let lag = (round * stages).min(rounds).min((rounds - round) * stages);
         let done = round * stages * strands - strand as u128 * lag;
         (samples * done / (rounds * stages * strands)) as u64
     }
+}
+
+/// The last of `count` numbers that something holds for, which holds for the first and for none behind one that it does not
+/// hold for.
+fn last_before(count: u64, holds: impl Fn(u64) -> bool) -> u64 {
+    let (mut number, mut end) = (0, count);
+    while end - number > 1 {
+        let middle = number + (end - number) / 2;
+        if holds(middle) { number = middle } else { end = middle }
+    }
+    number
 }
 
 /// Neighbouring strands are walked in opposite directions.
@@ -274,7 +300,7 @@ mod tests {
         for (steps, seed) in [(2000, 1), (40_000, 2)] {
             for window in [1, 4, 11, 21] {
                 let groups = Arc::new(along_one(steps, window, 10));
-                let buffer = groups.buffer(&[1], 16, 10_000, None);
+                let buffer = groups.buffer(&[1], 1, 16, 10_000, None);
                 let order = listed(&mut order(&groups, 0..groups.samples(), buffer, seed));
                 let last = |sample: u64| (sample + window as u64 - 1) / 10;
                 let held = most_held(|sample| (sample / 10, last(sample)), &order);
@@ -294,7 +320,8 @@ mod tests {
                 std::iter::repeat_n(position, times)
             });
             let list: Arc<[u64]> = list.collect();
-            let buffer = groups.buffer(&[1], 16, 10_000, Some((list.len() as u64, &groups.count_of(&list))));
+            let buffer =
+                groups.buffer(&[1], 1, 16, 10_000, Some((list.len() as u64, &groups.count_of(&list))));
             let (count, random) = (list.len() as u64, ChaCha8Rng::from_seed([3; 32]));
             let order = listed(&mut Strands::listed(groups.clone(), list, 0..count, buffer, random));
             let held = most_held(|sample| (sample / 10, (sample + window as u64 - 1) / 10), &order);
@@ -305,7 +332,7 @@ mod tests {
     #[test]
     fn strands_come_to_their_next_groups_one_after_another() {
         let groups = Arc::new(along_one(320_000, 1, 1000));
-        let buffer = groups.buffer(&[1], 32, 100_000, None);
+        let buffer = groups.buffer(&[1], 1, 32, 100_000, None);
         let order = listed(&mut order(&groups, 0..groups.samples(), buffer, 1));
         let mut seen = HashSet::new();
         let fresh: Vec<usize> = order
@@ -329,7 +356,7 @@ mod tests {
         let grids = [1, 128, 128, 128].map(|chunk| Grid::new([(0, vec![chunk])]));
         let groups = Arc::new(together(vec![DomainGroups::new(&windows, &grids)], u64::MAX));
         assert!(groups.samples() > 900_000_000_000);
-        let buffer = groups.buffer(&[1 << 31, 1 << 28, 1 << 25, 1 << 22], 1 << 30, 1 << 20, None);
+        let buffer = groups.buffer(&[1 << 31, 1 << 28, 1 << 25, 1 << 22], 1, 1 << 30, 1 << 20, None);
         let mut order = order(&groups, 0..groups.samples(), buffer, 1);
         let began = std::time::Instant::now();
         let mut samples: Vec<u64> = (0..10_000).map(|place| order.sample(place)).collect();
@@ -338,6 +365,38 @@ mod tests {
         assert!(samples.iter().all(|&sample| sample < groups.samples()));
         assert_eq!(samples.iter().collect::<HashSet<_>>().len(), samples.len());
         assert!(began.elapsed().as_secs() < 5);
+    }
+
+    #[test]
+    fn dense_patches_come_from_all_of_a_volume() {
+        const EXTENTS: [u64; 3] = [128, 2048, 2048];
+        let given = WindowArguments {
+            window: Some(&[16, 128, 128]),
+            stride: Some(&[1, 1, 1]),
+            ..WindowArguments::default()
+        };
+        let windows = Windows::new(&EXTENTS, &given).unwrap();
+        let grids = [64; 3].map(|chunk| Grid::new([(0, vec![chunk])]));
+        let groups = Arc::new(together(vec![DomainGroups::new(&windows, &grids)], u64::MAX));
+        // Chunks of float32: 2048 of them, 64 for each row of chunks, 1.
+        let buffer = groups.buffer(&[1 << 30, 1 << 25, 1 << 20], 1 << 20, 4 << 30, 1024, None);
+        assert!(buffer.strands >= 8 && buffer.passes > 100, "{buffer:?}");
+        let mut order = order(&groups, 0..groups.samples(), buffer, 1);
+        let counts = [0, 1, 2].map(|axis| windows.axes()[axis].count());
+        for first in [0, 1_000_000, groups.samples() - 4000] {
+            let samples: Vec<u64> = (first..first + 4000).map(|place| order.sample(place)).collect();
+            let places = samples.iter().map(|sample| {
+                [sample / counts[2] / counts[1], sample / counts[2] % counts[1], sample % counts[2]]
+            });
+            for axis in 0..3 {
+                let along: Vec<f64> =
+                    places.clone().map(|place| place[axis] as f64 / counts[axis] as f64).collect();
+                let mean = along.iter().sum::<f64>() / 4000.0;
+                let deviation = (along.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / 4000.0).sqrt();
+                // That of evenly spread places is 0.289.
+                assert!((0.15..0.45).contains(&deviation), "axis {axis} from {first}: {mean} +- {deviation}");
+            }
+        }
     }
 
     /// The stages of all strands as they are described, with lists of everything.
@@ -413,7 +472,7 @@ mod tests {
             let all = groups.samples();
             prop_assume!(shards <= all);
             let part = all * shard / shards..all * (shard + 1) / shards;
-            let mut order = order(&groups, part.clone(), Buffer { depth, strands, linked }, seed);
+            let mut order = order(&groups, part.clone(), Buffer { depth, strands, linked, passes: 1 }, seed);
             // Of patches: 2 x 4 each, 2 apart along the second dimension, chunks of 4 x 8.
             let touched = |sample: u64| {
                 let (store, sample) = (sample / of_store, sample % of_store);
@@ -450,6 +509,33 @@ mod tests {
         }
 
         #[test]
+        fn each_pass_takes_every_nth_sample_of_each_strand(
+            steps in 12u64..300, window in 1i64..12, chunk in 1u64..40, strands in 1u64..9, linked: bool, seed: u8,
+            passes in 1u64..40,
+        ) {
+            let groups = Arc::new(along_one(steps, window, chunk));
+            let all = groups.samples();
+            let mut order = order(&groups, 0..all, Buffer { depth: 1, strands, linked, passes }, seed);
+            let walks: Vec<Vec<u64>> = (0..order.strands)
+                .map(|strand| (0..order.samples_of(strand)).map(|number| order.walked(strand, number)).collect())
+                .collect();
+            let found = listed(&mut order);
+            for walk in &walks {
+                let members: HashSet<u64> = walk.iter().copied().collect();
+                let its: Vec<u64> = found.iter().copied().filter(|sample| members.contains(sample)).collect();
+                let nth = |pass: u64| walk.iter().copied().skip(pass as usize).step_by(passes as usize);
+                prop_assert_eq!(its, (0..passes).flat_map(nth).collect::<Vec<_>>());
+            }
+            prop_assert_eq!(walks.iter().map(Vec::len).sum::<usize>() as u64, all);
+            // One pass ends before the next begins.
+            for pass in 0..passes {
+                let (start, end) = (order.pass_start(pass), order.pass_start(pass + 1));
+                let wanted: usize = walks.iter().map(|walk| walk.iter().skip(pass as usize).step_by(passes as usize).count()).sum();
+                prop_assert_eq!(end - start, wanted as u64);
+            }
+        }
+
+        #[test]
         fn listed_samples_come_as_often_as_they_are_listed(
             steps in 12u64..80, window in 1i64..12, chunk in 1u64..20, strands in 1u64..9, linked: bool, seed: u8,
             two: bool, depth in 1usize..3, stores in 1u64..4, shards in 1u64..4,
@@ -460,7 +546,7 @@ mod tests {
                 false => (domains::along_one(steps, window, chunk), 1),
             };
             let groups = Arc::new(together(vec![domain; stores as usize], u64::MAX));
-            let (all, buffer) = (groups.samples(), Buffer { depth, strands, linked });
+            let (all, buffer) = (groups.samples(), Buffer { depth, strands, linked, passes: 1 });
             let mut list: Vec<u64> = chosen.iter().map(|index| index.index(all as usize) as u64).collect();
             list.sort_unstable();
             let (list, random): (Arc<[u64]>, _) = (list.into(), || ChaCha8Rng::from_seed([seed; 32]));
@@ -486,12 +572,14 @@ mod tests {
         fn places_may_be_asked_for_in_any_order(
             steps in 5000u64..30_000, window in 1i64..12, chunk in 1u64..500, strands in 1u64..50, linked: bool, seed: u8,
             places in prop::collection::vec(any::<prop::sample::Index>(), 20),
+            passes in 1u64..20,
         ) {
             let groups = Arc::new(along_one(steps, window, chunk));
-            let mut one = order(&groups, 0..groups.samples(), Buffer { depth: 1, strands, linked }, seed);
+            let buffer = Buffer { depth: 1, strands, linked, passes };
+            let mut one = order(&groups, 0..groups.samples(), buffer, seed);
             let all = listed(&mut one);
             prop_assert_eq!(all.iter().collect::<HashSet<_>>().len() as u64, groups.samples());
-            let mut other = order(&groups, 0..groups.samples(), Buffer { depth: 1, strands, linked }, seed);
+            let mut other = order(&groups, 0..groups.samples(), buffer, seed);
             for place in places {
                 let place = place.index(all.len());
                 prop_assert_eq!(other.sample(place as u64), all[place]);

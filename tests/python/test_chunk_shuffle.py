@@ -12,12 +12,13 @@ from math import prod
 
 import numpy as np
 import pytest
+import zarr
 
 import reference
 import zarr_dali
 from counting import Chunks, counters, settled_stats
 from naive import Sampling, visits
-from reading import CPU, GPU, build, on_host
+from reading import CPU, GPU, build, on_host, to_samples
 from stores import FORMATS, write_array, write_group
 from tiers import quick
 
@@ -372,3 +373,24 @@ def test_counters_of_what_is_no_zarr_reader(cached_store):
     pipe = build_case(CPU, cached_store, CASES["steps"])
     with pytest.raises(ValueError, match=r"nobody.*reader|reader.*nobody"):
         zarr_dali.stats(pipe, "nobody")
+
+
+def test_dense_patches_come_from_all_of_a_volume(tmp_path):
+    """A row of chunks has millions of them, of which a short epoch would see no other."""
+    extents, window = (128, 2048, 2048), (16, 16, 16)
+    array = zarr.create_array(
+        str(tmp_path / "a.zarr"), shape=extents, chunks=(64, 64, 64), dtype="float32", fill_value=1
+    )
+    array[0, 0, 0] = 2
+    pipe = build(
+        CPU, tmp_path / "a.zarr", batch_size=50, window=window, stride=(1, 1, 1), random_shuffle=True, seed=3,
+        return_index=True,
+    )  # fmt: skip
+    found = np.concatenate([np.stack(to_samples(pipe.run()[1])) for _ in range(40)])
+    assert len(np.unique(found, axis=0)) == len(found) == 2000
+    shuffle = zarr_dali.stats(pipe)["shuffle"]
+    assert shuffle["passes"] > 10 and shuffle["strands"] > 1
+    for starts, extent, length in zip(found.T[-3:], extents, window):
+        share = starts / (extent - length)
+        # Evenly spread starts have 0.289.
+        assert 0.15 < share.std() < 0.45, shuffle

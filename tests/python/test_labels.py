@@ -166,3 +166,43 @@ def test_any_range_is_that_of_xarray_or_refused(seed):
         assert found == (wanted[0], wanted[-1] + 1)
         decimal = slice(*(None if end is None else float(end) for end in (label.start, label.stop)))
         assert bounds(index, decimal) == found
+
+
+# --- longitudes ------------------------------------------------------------------------------------
+
+EAST = pd.Index(np.arange(0.0, 360.0, 10.0))
+BOTH = pd.Index(np.arange(-180.0, 180.0, 10.0))
+
+
+def longitudes(index, label):
+    return Ranges.of({"longitude": label}, None).bounds("longitude", len(index), lambda: index)
+
+
+@pytest.mark.parametrize(
+    "index, label, expected",
+    [
+        (EAST, slice(30, 60), (3, 7)),
+        (EAST, slice(-45, -15), (32, 35)),
+        (EAST, slice("-45", "-15"), (32, 35)),
+        (BOTH, slice(200, 300), (2, 13)),
+        (BOTH, slice(0, 360), (0, 36)),
+        (EAST, slice(0.0, 360.0), (0, 36)),
+        (BOTH, 190, (1, 2)),
+    ],
+)
+def test_longitudes_are_a_circle(index, label, expected):
+    assert longitudes(index, label) == expected
+
+
+@pytest.mark.parametrize(
+    "index, label, parts",
+    [
+        (EAST, slice(-10, 10), ("350", "10")),
+        (EAST, slice(350, 10), ("350", "10")),
+        (BOTH, slice(170, -170), ("170", "-170")),
+    ],
+)
+def test_a_range_of_longitudes_is_one_piece(index, label, parts):
+    west, east = (rf"longitude={parts[0]}(\.0)?:", rf"longitude=:{parts[1]}(\.0)?")
+    with pytest.raises(ValueError, match=f"crosses the end of the coordinate .*: take {west} and {east} one"):
+        longitudes(index, label)

@@ -255,6 +255,34 @@ def test_the_reader_normalises_with_them(backend, era):
     assert np.isnan(values).sum() == found["missing"]
 
 
+@pytest.mark.parametrize("unpacks", [True, False])
+def test_a_reader_of_other_values_refuses_them(backend, era, unpacks):
+    """Numbers of unpacked values would leave stored ones with a mean of thousands, silently."""
+    found = zarr_dali.statistics(era, ["packed", "t"], mask_and_scale=unpacks)
+    assert found["packed"]["mask_and_scale"] is unpacks and "mask_and_scale" not in found["t"]
+    options = {"arrays": ["packed"], "normalize": json.dumps({"packed": found["packed"]})}
+    read_all(backend, era, mask_and_scale=unpacks, **options)
+    remedy = "give mask_and_scale=True" if unpacks else "leave mask_and_scale out"
+    with pytest.raises(ValueError, match=f'normalize.*"packed".*{remedy}'):
+        read_all(backend, era, mask_and_scale=not unpacks, **options)
+    wrong = found["packed"] | {"mask_and_scale": 1}
+    with pytest.raises(ValueError, match="give true or false"):
+        read_all(backend, era, arrays=["packed"], normalize=json.dumps({"packed": wrong}))
+
+
+def test_a_table_keeps_names_and_labels_on_a_narrow_terminal(era, capsys):
+    from rich.console import Console
+
+    from zarr_dali._statistics_cli import _table
+
+    found = zarr_dali.statistics(era, ["t", "sp"], by="level")
+    Console(width=80, highlight=False).print(_table(found))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80 and not any("…" in line for line in lines)
+    for label in found["t"]["labels"]:
+        assert any(line.split()[:2] == ["t", str(label)] for line in lines), label
+
+
 def test_normalize_takes_them_level_by_level(backend, era, tmp_path):
     """As they are in the file: lists along the dimension, and single numbers of arrays without it."""
     output = tmp_path / "stats.json"

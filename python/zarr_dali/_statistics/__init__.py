@@ -78,7 +78,8 @@ def statistics(
         folder), in the form that `normalize` of the reader takes: `mean` and `std` of all values, beside them
         `min`, `max`, `count`, and how many values do not count: `missing` (NaN or masked) and `infinite`.
         With `by` these are lists along the dimension, whose name is `dim`, and whose labels are `labels`, if
-        it has any. Where no value counts, the first four are None.
+        it has any. Where no value counts, the first four are None. Of an array that CF attributes unpack
+        `mask_and_scale` says whether they did, which has to be the same in a reader that normalises with it.
 
     Raises:
         ValueError: There is no such array, dimension or label, an array holds no numbers, or `output` is

@@ -175,6 +175,8 @@ def _entry(
     else:
         entry["missing"] = values["nan"] + values["masked"]
     entry["infinite"] = values["infinite"]
+    if parts and parts[0].is_unpacked is not None:
+        entry["mask_and_scale"] = parts[0].is_unpacked
     if name in plan.labels:
         entry["labels"] = plan.labels[name]
     return entry

@@ -48,6 +48,8 @@ class Part:
     array: zarr.Array
     """As zarr-python reads it."""
     rule: _moments.Rule
+    is_unpacked: bool | None
+    """Whether values are as CF attributes unpack them; None where these change no number."""
     cut: Cut
 
     @property
@@ -337,6 +339,8 @@ def _part(request: Request, store: int, name: str, array: zarr.Array, place: tup
             f"one chunk of {'x'.join(map(str, array.chunks))} needs {size(grid.memory(array.chunks, 1))} of "
             f"memory to be read, more than {size(request.memory)}: give more memory"
         )
+    attributes = attributes_of(array)
+    packs = _moments.Rule.of(attributes, np.dtype(array.dtype), True).packs
     return Part(
         store=store,
         name=name,
@@ -344,7 +348,8 @@ def _part(request: Request, store: int, name: str, array: zarr.Array, place: tup
         place=place,
         axis=dimensions.index(request.by) if request.by in dimensions else None,
         array=array,
-        rule=_moments.Rule.of(attributes_of(array), np.dtype(array.dtype), request.mask_and_scale),
+        rule=_moments.Rule.of(attributes, np.dtype(array.dtype), request.mask_and_scale),
+        is_unpacked=request.mask_and_scale if packs else None,
         cut=chosen,
     )
 
