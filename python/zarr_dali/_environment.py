@@ -74,9 +74,12 @@ def damaged(release: str, error: BaseException) -> Problem:
     versions = found.get(name, [])
     if len(names) == len(versions) == 1 and not versions[0].startswith(("0.", "1.")):
         release = versions[0]
+    # What DALI needs is missing, and not a part of it: pip brings that without touching the rest.
+    lacks = isinstance(error, ModuleNotFoundError) and (error.name or "nvidia").partition(".")[0] != "nvidia"
+    force = "" if lacks else "--force-reinstall --no-deps "
     return Problem(
         f"NVIDIA DALI in {folder} cannot be imported ({type(error).__name__}: {error})",
-        f"{first}`pip install --force-reinstall {name}=={release}`",
+        f"{first}`pip install {force}{name}=={release}`",
     )
 
 

@@ -145,6 +145,13 @@ def coordinate_of(
     return None
 
 
+def as_list(index: pd.Index) -> list[Any]:
+    """Labels as JSON has them: numbers, or texts, of times as ISO 8601 writes them."""
+    if index.dtype.kind in "iufb":
+        return index.tolist()
+    return [one.isoformat() if hasattr(one, "isoformat") else str(one) for one in index]
+
+
 def _as_slice(part: Any, name: str, argument: str) -> Any:
     if isinstance(part, (list, tuple)):
         if len(part) != 2:

@@ -21,6 +21,7 @@ from zarr_dali import (
     _outputs,
     _place,
     _samples,
+    _store_coordinates,
     _values,
 )
 from zarr_dali._locations import Paths
@@ -185,6 +186,9 @@ class Loader:
         names = _outputs.names_of(arrays, arguments, names)
         each = _outputs.arrays_of(arrays, arguments, names)
         arguments = _normalize.by_array(arguments, arrays, names[: len(each)])
+        _normalize.check_labels(
+            arguments.get("normalize"), lambda: _store_coordinates.indexes(path, arrays, arguments)
+        )
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
             each,

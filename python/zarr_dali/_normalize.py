@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
-from zarr_dali import _keys
+from zarr_dali import _keys, _labels
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Normalize = str | os.PathLike | Mapping[str, Any] | Sequence[Any]
 
@@ -87,6 +91,51 @@ def by_array(arguments: Mapping[str, Any], arrays: Sequence[str], keys: Sequence
         )
     chosen["normalize"] = json.dumps([entries.get(found.get(at)) for at in range(len(arrays))])
     return chosen
+
+
+def check_labels(normalize: str | None, indexes: Callable[[], Mapping[str, pd.Index]]) -> None:
+    """Checks that labels which statistics have are those of the store, in its order.
+
+    Args:
+        normalize: As the operator takes it.
+        indexes: Reads the coordinates of the store, which only labels need.
+
+    Raises:
+        ValueError: They are others.
+    """
+    try:
+        entries = json.loads(normalize or "null")
+    except ValueError:  # the reader says it
+        return
+    entries = list(entries.values()) if isinstance(entries, dict) else entries or []
+    entries = [one for one in entries if isinstance(one, dict) and isinstance(one.get("labels"), list)]
+    if not entries:
+        return
+    try:
+        known = indexes()
+    except (ImportError, ValueError):  # no xarray, or no coordinates that can be read
+        return
+    for entry in entries:
+        dimension, labels = entry.get("dim"), entry["labels"]
+        index = known.get(dimension)
+        # Of another number the reader says how many there have to be.
+        if index is None or len(index) != len(labels):
+            continue
+        there = _labels.as_list(index)
+        if wrong := [at for at, pair in enumerate(zip(labels, there)) if not _is_same(*pair)]:
+            at = wrong[0]
+            raise ValueError(
+                f"normalize: its labels along {dimension} are not those of the store: {labels[at]!r} at "
+                f"index {at}, where the store has {there[at]!r}; take statistics of this store, or leave "
+                '"labels" out'
+            )
+
+
+def _is_same(label: Any, other: Any) -> bool:
+    """Whether labels are the same, up to what float32 makes of them."""
+    if isinstance(label, (int, float)) and isinstance(other, (int, float)):
+        return math.isclose(label, other, rel_tol=1e-6, abs_tol=1e-9) or (label != label and other != other)
+    return label == other
 
 
 def _of_lists(given: Mapping[str, Any], count: int) -> list[dict[str, Any]]:

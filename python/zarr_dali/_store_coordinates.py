@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,8 @@ from zarr_dali._coordinates import Coordinates, import_xarray
 from zarr_dali._locations import Paths
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from zarr_dali._store import Store
 
 
@@ -36,6 +38,12 @@ def coordinates(
     import_xarray()
     opened = opened_stores(path, arrays, follow_links is not False, storage_options)
     return Coordinates.joined(opened)
+
+
+def indexes(path: Paths, arrays: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, pd.Index]:
+    """The coordinates of the dimensions of arrays that a reader with these arguments reads."""
+    options, follow_links = arguments.get("storage_options"), arguments.get("follow_links")
+    return coordinates(path, arrays or None, follow_links, options).indexes
 
 
 def opened_stores(

@@ -127,11 +127,11 @@ STATES = {
     "what is left": (what_an_uninstallation_leaves, ["which is not installed", UNINSTALL + INSTALL_120]),
     "damaged": (
         lambda site: add_dali(site, (CUDA130, RELEASE), code="from nvidia.dali import nothing\n"),
-        ["cannot be imported", f"`pip install --force-reinstall nvidia-dali-cuda130=={RELEASE}`"],
+        ["cannot be imported", f"`pip install --force-reinstall --no-deps nvidia-dali-cuda130=={RELEASE}`"],
     ),
-    "damaged, another release": (
+    "what it needs is missing": (
         lambda site: add_dali(site, (CUDA120, "2.0.0"), code="import nothing_of_that_name\n"),
-        ["cannot be imported", "`pip install --force-reinstall nvidia-dali-cuda120==2.0.0`"],
+        ["cannot be imported", "`pip install nvidia-dali-cuda120==2.0.0`"],
     ),
     "no library": (remove_library, ["libzarr_dali_core.so is missing", "install zarr-dali again"]),
     "another machine": (library_of_another_machine, ["is built for", "build zarr-dali from source"]),
@@ -349,7 +349,8 @@ def test_driver(monkeypatch, tmp_path, version, old):
     driver = machine._answer(machine._start("driver"))
     assert driver["cuda"] == f"{version // 1000}.{version % 1000 // 10}"
     assert driver["gpus"] == [{"name": "X", "memory_bytes": 3 << 30, "compute_capability": [9, 0], "bus": ""}]
-    facts = machine.examine()
+    packages = {f"nvidia-dali-cuda{version // 1000}0": "2.4.0"}
+    facts = machine.examine() | {"packages": packages}
     broken = [one for one in findings.of(facts) if one.kind == "broken"]
     if old:
         assert broken[0].what == "GPU backend: the driver is for CUDA 11.8, older than 12.0"
@@ -396,6 +397,7 @@ def test_limits_of_a_container(monkeypatch, tmp_path, version):
 
 FINE = {
     "plugin": {"loaded": "x"},
+    "packages": {"nvidia-dali-cuda130": "2.4.0", "numpy": "2.0"},
     "driver": {"cuda": "13.0", "gpus": [{"name": "X", "compute_capability": [9, 0], "near_cores": "0-3"}]},
     "nvcomp": {"loaded": "x", "release": "5.3.0"},
     "gds": {"direct": True, "why": ""},
@@ -411,6 +413,11 @@ FINE = {
     [
         ({"driver": {"problem": "libcuda.so.1 is not found"}}, "broken", "libcuda"),
         ({"driver": {"cuda": "13.0", "gpus": []}}, "broken", "no GPU"),
+        (
+            {"driver": FINE["driver"] | {"cuda": "12.2"}},
+            "broken",
+            "DALI is for CUDA 13, and the driver for CUDA 12.2",
+        ),
         ({"nvcomp": {"problem": "no file"}}, "note", "nvCOMP is not found"),
         ({"nvcomp": {"loaded": "x", "release": "5.0.2"}}, "note", "5.0.2 is too old"),
         ({"gds": {"direct": False, "why": "no nvidia-fs"}}, "note", "no nvidia-fs"),
@@ -427,6 +434,16 @@ def test_findings(changed, kind, words):
     assert findings.of(FINE) == []
     (found,) = findings.of(FINE | changed)
     assert found.kind == kind and words in found.what and found.remedy
+
+
+def test_nvcomp_is_that_of_the_cuda_that_dali_is_for():
+    """Without a driver too; and by force, since pip may take one whose files are gone for installed."""
+    none = {"driver": {"problem": "libcuda.so.1 is not found"}, "nvcomp": {"problem": "no file"}}
+    for cuda in (12, 13):
+        facts = FINE | none | {"packages": {f"nvidia-dali-cuda{cuda}0": "2.4.0"}}
+        (remedy,) = [one.remedy for one in findings.of(facts) if "nvCOMP" in one.what]
+        assert remedy == f'`pip install --force-reinstall --no-deps "nvidia-libnvcomp-cu{cuda}>=5.1,<6"`'
+        assert remedy.split()[-1] in text.page(machine.examine(), findings.of(facts))
 
 
 def test_oldest_nvcomp_is_that_of_the_core():

@@ -270,6 +270,24 @@ def test_a_reader_of_other_values_refuses_them(backend, era, unpacks):
         read_all(backend, era, arrays=["packed"], normalize=json.dumps({"packed": wrong}))
 
 
+def test_a_loader_refuses_labels_of_another_store(era):
+    """Of levels in another order, say, whose numbers would be those of other levels."""
+    found = zarr_dali.statistics(era, ["t", "sp"], by="level")
+    options = {"batch_size": 2, "device": "cpu"}
+    zarr_dali.Loader(era, ["t", "sp"], normalize=found, **options)
+    labels = found["t"]["labels"]
+    rounded = found["t"] | {"labels": [float(np.float32(label)) for label in labels]}
+    zarr_dali.Loader(era, ["t"], normalize={"t": rounded}, **options)
+    zarr_dali.Loader(era, ["t"], normalize=[found["t"] | {"labels": None}], **options)
+    turned = found["t"] | {"labels": labels[::-1]}
+    message = f"normalize: its labels along level .*: {labels[-1]!r} at index 0, where .* {labels[0]!r};"
+        f"normalize: its labels along level are not .*: {labels[-1]!r} at index 0, where .* {labels[0]!r};"
+    )
+    for given in ({"t": turned}, [turned]):
+        with pytest.raises(ValueError, match=message):
+            zarr_dali.Loader(era, ["t"], normalize=given, **options)
+
+
 def test_a_table_keeps_names_and_labels_on_a_narrow_terminal(era, capsys):
     from rich.console import Console
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -40,6 +41,13 @@ def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
     if (cuda := driver.get("cuda")) and tuple(map(int, cuda.split("."))) < OLDEST_CUDA:
         yield Finding("broken", f"GPU backend: the driver is for CUDA {cuda}, older than 12.0", upgrade)
         return
+    if cuda and (dali := _cuda_of_dali(facts)) and dali > _cuda(facts):
+        other = f"nvidia-dali-cuda{_cuda(facts)}0"
+        yield Finding(
+            "broken",
+            f"GPU backend: DALI is for CUDA {dali}, and the driver for CUDA {cuda}",
+            f"`pip uninstall -y nvidia-dali-cuda{dali}0`, then `pip install {other}`, or a newer driver",
+        )
     oldest = OLDEST_CAPABILITY.get(_cuda(facts), OLDEST_CAPABILITY[13])
     if problem := driver.get("problem"):
         remedy = f"{upgrade}; a container is started with --gpus all"
@@ -70,7 +78,9 @@ def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
 
 
 def _nvcomp(facts: dict[str, Any]) -> Iterator[Finding]:
-    nvcomp, install = facts["nvcomp"], f'`pip install "nvidia-libnvcomp-cu{_cuda(facts)}>=5.1,<6"`'
+    # By force: pip takes one whose files a second one has overwritten and taken along for installed.
+    nvcomp, package = facts["nvcomp"], f"nvidia-libnvcomp-cu{_cuda_of_dali(facts) or _cuda(facts)}"
+    install = f'`pip install --force-reinstall --no-deps "{package}>=5.1,<6"`'
     release = nvcomp.get("release")
     if problem := nvcomp.get("problem"):
         why = 'which only `gpu_zstd="nvcomp"` and zstd chunks of 512 MB or more need'
@@ -135,6 +145,13 @@ def _limits(facts: dict[str, Any]) -> Iterator[Finding]:
 def _cuda(facts: dict[str, Any]) -> int:
     """The major release of CUDA that the driver is for; 13 where there is none."""
     return min(int(facts["driver"].get("cuda", "13.0").split(".")[0]), 13)
+
+
+def _cuda_of_dali(facts: dict[str, Any]) -> int | None:
+    """The major release of CUDA that the installed DALI is for, if one is installed."""
+    found = [re.fullmatch(r"nvidia-dali(?:-[a-z]+)?-cuda(\d+)0", name) for name in facts["packages"]]
+    releases = {int(match[1]) for match in found if match}
+    return releases.pop() if len(releases) == 1 else None
 
 
 def _numbers(cpu_list: str) -> set[int]:

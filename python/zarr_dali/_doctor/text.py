@@ -18,14 +18,18 @@ def page(facts: dict[str, Any], found: list[Finding]) -> str:
         some = [one for one in found if one.kind == kind]
         lines += ["", title] if some else []
         for one in some:
-            lines += textwrap.wrap(f"- {one.what}", WIDTH, subsequent_indent="  ")
-            lines += textwrap.wrap(f"-> {one.remedy}", WIDTH, initial_indent="  ", subsequent_indent="     ")
+            lines += _wrapped(f"- {one.what}", "", "  ")
+            lines += _wrapped(f"-> {one.remedy}", "  ", "     ")
     return "\n".join(lines if found else [*lines, "", "Nothing was found that stands in the way."])
 
 
 def _row(name: str, text: str) -> list[str]:
-    indent = " " * INDENT
-    return textwrap.wrap(text, WIDTH, initial_indent=f"{name:<{INDENT}}", subsequent_indent=indent)
+    return _wrapped(text, f"{name:<{INDENT}}", " " * INDENT)
+
+
+def _wrapped(text: str, first: str, others: str) -> list[str]:
+    """Lines of a text. Names of packages and options stay whole, so that commands can be pasted."""
+    return textwrap.wrap(text, WIDTH, initial_indent=first, subsequent_indent=others, break_on_hyphens=False)
 
 
 def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import zarr
 
-from zarr_dali import _moments
+from zarr_dali import _labels, _moments
 from zarr_dali._advice import size
 from zarr_dali._arguments import Threads
 from zarr_dali._labels import Ranges
@@ -277,10 +277,7 @@ class _Coordinates:
         if index is None:
             return None
         start, stop = self.bounds(name, by, arrays)
-        chosen = index[start:stop]
-        if chosen.dtype.kind in "iufb":
-            return chosen.tolist()
-        return [one.isoformat() if hasattr(one, "isoformat") else str(one) for one in chosen]
+        return _labels.as_list(index[start:stop])
 
     def _index(self, name: str, dimension: str, arrays: Sequence[zarr.Array]) -> Any:
         if dimension != self._joined:
