@@ -153,6 +153,8 @@ impl Groups {
             .map_or_else(|| (self.samples(), self.count(depth)), |(all, counts)| (all, counts[depth - 1]));
         let asked = (u128::from(samples) * u128::from(count)).div_ceil(all.into());
         let asked = u64::try_from(asked).unwrap_or(u64::MAX);
+        // Of dense samples a few strands are mixed whatever is asked for. Passes are as short as decoding the chunks again in
+        // each of them allows, and no shorter than the strands need for the samples that are asked for.
         let mixed = (fitting(depth) / held).clamp(1, Self::DENSE_STRANDS);
         let in_group = all / count.max(1);
         let decoded = group_bytes[depth - 1].max(1).saturating_mul(if linked { 1 } else { span });

@@ -238,8 +238,8 @@ impl Strands {
     }
 }
 
-/// The last of `count` numbers that something holds for, which holds for the first and for none behind one that it does not
-/// hold for.
+/// The last number below `count` for which `holds` is true. It has to be true for 0, and false behind the first for which it
+/// is false.
 fn last_before(count: u64, holds: impl Fn(u64) -> bool) -> u64 {
     let (mut number, mut end) = (0, count);
     while end - number > 1 {
