@@ -12,7 +12,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -26,6 +26,14 @@ if TYPE_CHECKING:
 _TIME = re.compile(r"\d{4}(-\d\d(-\d\d([T ]\d\d(:\d\d(:\d\d(\.\d+)?)?)?)?)?)?Z?")
 """Times as ISO 8601 writes them, in whole or in part."""
 _HOW = "labels are those of the coordinate, and positions are given by index_range"
+
+
+class Coordinate(NamedTuple):
+    """The labels of a dimension."""
+
+    index: pd.Index
+    is_longitude: bool = False
+    """Whether they are degrees of a circle."""
 
 
 @dataclass(frozen=True)
@@ -56,13 +64,13 @@ class Ranges:
     def __iter__(self) -> Any:
         return iter([*self.labels, *self.positions])
 
-    def bounds(self, name: str, size: int, index: Callable[[], pd.Index | None]) -> tuple[int, int]:
+    def bounds(self, name: str, size: int, coordinate: Callable[[], Coordinate | None]) -> tuple[int, int]:
         """The range of positions that is meant along a dimension.
 
         Args:
             name: The dimension.
             size: Its extent.
-            index: Reads its coordinate, if it has one.
+            coordinate: Reads its coordinate, if it has one.
 
         Raises:
             ValueError: It holds nothing, is no range of neighbours, or labels and positions could be meant.
@@ -71,7 +79,7 @@ class Ranges:
             return _positions(self.positions[name], name, size, "index_range")
         if name not in self.labels:
             return 0, size
-        label, found = self.labels[name], index()
+        label, found = self.labels[name], coordinate()
         if found is None:
             if not _are_positions(label):
                 raise ValueError(
@@ -104,7 +112,7 @@ def parse(text: str) -> slice | str:
     return found[0]
 
 
-def index_of(array: zarr.Array, name: str, attributes: Mapping[str, Any]) -> pd.Index:
+def read_coordinate(array: zarr.Array, name: str, attributes: Mapping[str, Any]) -> Coordinate:
     """The labels in a coordinate, decoded by xarray; all of them are read.
 
     Raises:
@@ -117,7 +125,7 @@ def index_of(array: zarr.Array, name: str, attributes: Mapping[str, Any]) -> pd.
     kept = {key: value for key, value in attributes.items() if key not in ("_FillValue", "missing_value")}
     try:
         coordinate = xr.Dataset(coords={name: ((name,), np.asarray(array[...]), kept)})
-        return xr.decode_cf(coordinate).indexes[name]
+        return Coordinate(xr.decode_cf(coordinate).indexes[name], _pieces.is_longitude(name, attributes))
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
         raise ValueError(
             f"range: the coordinate {name} cannot be decoded ({error}); repair it, or give positions by "
@@ -181,13 +189,13 @@ def _positions(part: slice, name: str, size: int, argument: str) -> tuple[int, i
     return start, stop
 
 
-def _labelled(label: Any, name: str, size: int, index: pd.Index) -> tuple[int, int]:
+def _labelled(label: Any, name: str, size: int, coordinate: Coordinate) -> tuple[int, int]:
     """The positions of labels.
 
     Raises:
         ValueError: There are none, or positions could be meant as well.
     """
-    asked = f"range: {_shown(name, label)}"
+    index, asked = coordinate.index, f"range: {_shown(name, label)}"
     coordinates = Coordinates((name,), {name: size}, {name: index}, {})
     by_position = _by_position(label, name, size)
     hint = f"; {_HOW}" if by_position else ""
@@ -200,7 +208,7 @@ def _labelled(label: Any, name: str, size: int, index: pd.Index) -> tuple[int, i
             )
     elif index.dtype.kind in "iufb":
         label = _numbers_of(label)
-    parts = _pieces.around(index, label) if _pieces.is_longitude(name, {}) else [label]
+    parts = _pieces.around(index, label) if coordinate.is_longitude else [label]
     try:
         found = np.sort(np.concatenate([np.atleast_1d(coordinates.positions(name, part)) for part in parts]))
     except ValueError as error:

@@ -320,50 +320,24 @@ pub(super) mod tests {
 
     #[test]
     fn the_buffer_is_as_large_as_memory_and_initial_fill_allow() {
+        let expected = |strands, linked| Buffer { depth: 1, strands, linked, passes: 1 };
+        let check = |groups: &Groups, group_bytes, bytes, samples, strands, linked| {
+            assert_eq!(groups.buffer(&[group_bytes], 1, bytes, samples, None), expected(strands, linked));
+        };
         let single = alone(along_one(1000, 1, 10));
-        assert_eq!(
-            single.buffer(&[1], 1, 16, 1024, None),
-            Buffer { depth: 1, strands: 16, linked: false, passes: 1 }
-        );
-        assert_eq!(
-            single.buffer(&[1], 1, 1 << 40, 1024, None),
-            Buffer { depth: 1, strands: 103, linked: false, passes: 1 }
-        );
-        assert_eq!(
-            single.buffer(&[1], 1, 1 << 40, 25, None),
-            Buffer { depth: 1, strands: 3, linked: false, passes: 1 }
-        );
-        assert_eq!(
-            single.buffer(&[100], 1, 16, 1024, None),
-            Buffer { depth: 1, strands: 1, linked: false, passes: 1 }
-        );
+        check(&single, 1, 16, 1024, 16, false);
+        check(&single, 1, 1 << 40, 1024, 103, false);
+        check(&single, 1, 1 << 40, 25, 3, false);
+        check(&single, 100, 16, 1024, 1, false);
         let overlapping = alone(along_one(1000, 4, 10));
-        assert_eq!(
-            overlapping.buffer(&[1], 1, 16, 1024, None),
-            Buffer { depth: 1, strands: 8, linked: true, passes: 1 }
-        );
-        assert_eq!(
-            overlapping.buffer(&[1], 1, 7, 1024, None),
-            Buffer { depth: 1, strands: 2, linked: true, passes: 1 }
-        );
-        assert_eq!(
-            overlapping.buffer(&[1], 1, 3, 1024, None),
-            Buffer { depth: 1, strands: 1, linked: false, passes: 1 }
-        );
-        assert_eq!(
-            overlapping.buffer(&[1], 1, 16, 1, None),
-            Buffer { depth: 1, strands: 1, linked: true, passes: 1 }
-        );
+        check(&overlapping, 1, 16, 1024, 8, true);
+        check(&overlapping, 1, 7, 1024, 2, true);
+        check(&overlapping, 1, 3, 1024, 1, false);
+        check(&overlapping, 1, 16, 1, 1, true);
         // Each strand holds three groups; linked groups need two strands.
         let wide = alone(along_one(1000, 21, 10));
-        assert_eq!(
-            wide.buffer(&[1], 1, 6, 1024, None),
-            Buffer { depth: 1, strands: 2, linked: true, passes: 1 }
-        );
-        assert_eq!(
-            wide.buffer(&[1], 1, 5, 1024, None),
-            Buffer { depth: 1, strands: 1, linked: false, passes: 1 }
-        );
+        check(&wide, 1, 6, 1024, 2, true);
+        check(&wide, 1, 5, 1024, 1, false);
     }
 
     #[test]

@@ -630,7 +630,7 @@ def test_a_forked_child_leaves_the_cache_to_its_parent(root, rng):
 KILLED = Path(__file__).with_name("disk_cache_kills.py")
 
 
-@pytest.mark.parametrize("kills", [2, pytest.param(40, marks=pytest.mark.full)])
+@pytest.mark.parametrize("kills", [4, pytest.param(40, marks=pytest.mark.full)])
 def test_ranks_that_are_killed_leave_right_bytes_within_the_bound(root, rng, kills):
     """Two processes on one cache folder, each killed at a random moment and started again."""
     for name in "abc":

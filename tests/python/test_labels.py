@@ -4,7 +4,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from zarr_dali._labels import Ranges, parse
+import zarr_dali
+from zarr_dali._labels import Coordinate, Ranges, parse
 
 xr = pytest.importorskip("xarray")
 
@@ -20,7 +21,8 @@ def bounds(index, labels=None, positions=None, size=None):
     ranges = Ranges.of(
         None if labels is None else {"x": labels}, None if positions is None else {"x": positions}
     )
-    return ranges.bounds("x", len(index) if size is None else size, lambda: index)
+    coordinate = None if index is None else Coordinate(index)
+    return ranges.bounds("x", len(index) if size is None else size, lambda: coordinate)
 
 
 def by_xarray(index, label):
@@ -175,7 +177,9 @@ BOTH = pd.Index(np.arange(-180.0, 180.0, 10.0))
 
 
 def longitudes(index, label):
-    return Ranges.of({"longitude": label}, None).bounds("longitude", len(index), lambda: index)
+    return Ranges.of({"longitude": label}, None).bounds(
+        "longitude", len(index), lambda: Coordinate(index, is_longitude=True)
+    )
 
 
 @pytest.mark.parametrize(
@@ -206,3 +210,13 @@ def test_a_range_of_longitudes_is_one_piece(index, label, parts):
     west, east = (rf"longitude={parts[0]}(\.0)?:", rf"longitude=:{parts[1]}(\.0)?")
     with pytest.raises(ValueError, match=f"crosses the end of the coordinate .*: take {west} and {east} one"):
         longitudes(index, label)
+
+
+def test_what_is_called_a_longitude_and_has_metres_is_no_circle(tmp_path):
+    for units, expected in (("degrees_east", (0, 36)), ("m", (18, 36))):
+        path = tmp_path / f"{units}.zarr"
+        data = {"a": ("lon", np.arange(36.0))}
+        coordinates = {"lon": ("lon", np.arange(-180.0, 180.0, 10.0), {"units": units})}
+        xr.Dataset(data, coordinates).to_zarr(path, zarr_format=3, consolidated=False)
+        found = zarr_dali.statistics(path, ["a"], range={"lon": (0.0, 360.0)})["a"]
+        assert (found["min"], found["count"]) == (expected[0], expected[1] - expected[0])

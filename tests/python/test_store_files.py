@@ -305,15 +305,16 @@ def test_rechunk_of_a_link_that_leads_nowhere(tmp_path):
 
 
 WRITES = """
-    import sys, time
+    import os, sys, time
     import numpy as np
 
-    path, count = sys.argv[1], int(sys.argv[2])
+    path, count, enough = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     slow = []
     with open(path, "r+b", buffering=0) as file:
         until = time.monotonic() + 6
         value = 1
-        while time.monotonic() < until:
+        # On a busy machine longer: until the reader has seen what it needs.
+        while time.monotonic() < until or not os.path.exists(enough) and time.monotonic() < until + 40:
             value += 1
             half = np.full(count // 2, value, "float32").tobytes()
             file.seek(0)
@@ -334,9 +335,9 @@ def test_a_chunk_that_is_rewritten_in_place(backend, tmp_path):
     store = tmp_path / "s.zarr"
     count = 4096
     write_array(store, "", np.ones((2, count), "float32"), chunks=(1, count), codec="raw")
-    written = []
+    written, enough = [], tmp_path / "enough"
     writer = threading.Thread(
-        target=lambda: written.append(run_python(WRITES, store / "c/0/0", count, timeout=60))
+        target=lambda: written.append(run_python(WRITES, store / "c/0/0", count, enough, timeout=60))
     )
     writer.start()
     mixtures, whole, refused = [], 0, 0
@@ -352,9 +353,11 @@ def test_a_chunk_that_is_rewritten_in_place(backend, tmp_path):
         if len(values) > 1:
             mixtures.append(int(values[-1]))
         whole += 1
+        if whole > 5:
+            enough.touch()
     slow = json.loads(written[0].stdout)
     assert set(mixtures) <= set(slow)
-    assert whole > 0, refused
+    assert whole > 5, refused
 
 
 # --- links out of the store -----------------------------------------------------------------------

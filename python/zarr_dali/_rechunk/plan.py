@@ -24,7 +24,7 @@ from zarr_dali._rechunk.regions import Extents, Grid, cut, fitted
 from zarr_dali._rechunk.source import Source
 
 if TYPE_CHECKING:
-    import pandas as pd
+    pass
 
 WHOLE_BYTES = 16_000_000
 """Coordinates up to this many bytes become one chunk."""
@@ -202,7 +202,7 @@ class Bounds:
 
     def __init__(self, ranges: _labels.Ranges, find: Callable[[str], zarr.Array | None]) -> None:
         self.ranges, self._find = ranges, find
-        self._indexes: dict[str, pd.Index] = {}
+        self._coordinates: dict[str, _labels.Coordinate] = {}
         """Of coordinates that were read, by their paths."""
 
     def of(self, name: str, array: zarr.Array) -> list[tuple[int, int]]:
@@ -212,18 +212,19 @@ class Bounds:
             ValueError: One holds nothing, or it is not clear which is meant.
         """
         return [
-            self.ranges.bounds(one, extent, lambda one=one, extent=extent: self.index(name, one, extent))
+            self.ranges.bounds(one, extent, lambda one=one, extent=extent: self.coordinate(name, one, extent))
             for one, extent in zip(dimensions_of(array), array.shape)
         ]
 
-    def index(self, array: str, dimension: str, size: int) -> pd.Index | None:
+    def coordinate(self, array: str, dimension: str, size: int) -> _labels.Coordinate | None:
         """The labels of a dimension of an array, if it has any."""
         found = _labels.coordinate_of(self._find, array, dimension, size)
         if found is None or dimensions_of(found) != (dimension,):
             return None
-        if found.path not in self._indexes:
-            self._indexes[found.path] = _labels.index_of(found, dimension, attributes_of(found))
-        return self._indexes[found.path]
+        if found.path not in self._coordinates:
+            read = _labels.read_coordinate(found, dimension, attributes_of(found))
+            self._coordinates[found.path] = read
+        return self._coordinates[found.path]
 
 
 def dimensions_of(array: zarr.Array) -> tuple[str, ...]:

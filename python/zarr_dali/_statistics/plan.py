@@ -265,30 +265,34 @@ class _Coordinates:
     def bounds(self, name: str, dimension: str, arrays: Sequence[zarr.Array]) -> tuple[int, int]:
         """The range of a dimension of an array in all stores together."""
         extent = sum(_extents(dimension, arrays if dimension == self._joined else arrays[:1]))
-        return self._request.ranges.bounds(dimension, extent, lambda: self._index(name, dimension, arrays))
+        return self._request.ranges.bounds(
+            dimension, extent, lambda: self._coordinate(name, dimension, arrays)
+        )
 
     def labels(self, name: str, arrays: Sequence[zarr.Array]) -> list[Any] | None:
         """Of the indices along the dimension that is asked for, for JSON; None without a coordinate."""
         by = self._request.by
         try:
-            index = self._index(name, by, arrays)
+            coordinate = self._coordinate(name, by, arrays)
         except (ImportError, ValueError):  # no xarray, or no labels that can be read
             return None
-        if index is None:
+        if coordinate is None:
             return None
         start, stop = self.bounds(name, by, arrays)
-        return _labels.as_list(index[start:stop])
+        return _labels.as_list(coordinate.index[start:stop])
 
-    def _index(self, name: str, dimension: str, arrays: Sequence[zarr.Array]) -> Any:
+    def _coordinate(
+        self, name: str, dimension: str, arrays: Sequence[zarr.Array]
+    ) -> _labels.Coordinate | None:
         if dimension != self._joined:
-            return self._stores[0].index(name, dimension, *_extents(dimension, arrays[:1]))
+            return self._stores[0].coordinate(name, dimension, *_extents(dimension, arrays[:1]))
         parts = [
-            store.index(name, dimension, extent)
+            store.coordinate(name, dimension, extent)
             for store, extent in zip(self._stores, _extents(dimension, arrays))
         ]
         if any(part is None for part in parts):
             return None
-        return parts[0].append(parts[1:])
+        return parts[0]._replace(index=parts[0].index.append([part.index for part in parts[1:]]))
 
 
 def _extents(dimension: str, arrays: Sequence[zarr.Array]) -> list[int]:
