@@ -74,7 +74,8 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 
 .PHONY: test-all
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
-	@$(MAKE) --no-print-directory wheels || echo '==> no wheel of a release could be built: its tests are skipped'
+	@if $(MAKE) --no-print-directory dali-releases; then $(MAKE) --no-print-directory wheels; \
+		else echo '==> the releases of DALI cannot be downloaded: the tests of the wheel of a release are skipped'; fi
 	@echo '==> Rust tests'
 	@PROPTEST_CASES=256 cargo test --release --workspace
 	$(call python_tests,full or not full)
@@ -115,6 +116,12 @@ WHEELS := dist/wheels$(if $(CROSS),-$(MACHINE))
 wheels: $(WHEELS)/.built ## build the wheel of a release into dist/wheels/: a library for each DALI release since 2.0
 	@ls -l $(WHEELS)/*.whl
 
+.PHONY: dali-releases
+dali-releases: $(STAMPS)/requirements
+	@echo '==> DALI releases (downloaded the first time)'
+	@mkdir -p target
+	@$(BIN)/python python/wheels.py target/dali $(MACHINE) > target/dali.txt
+
 # Interpreters, DALI releases and releases of CUDA: make wheels-test PYTHONS="python3.10 python3.13" DALI=2.4.0 CUDA=13
 PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done)
 WHEELS_REPORT ?= benches/results/wheels-$(shell date +%F).md
@@ -152,9 +159,8 @@ dist/.built: $(SOURCES) $(STAMPS)/requirements
 	@touch $@
 
 $(WHEELS)/.built: $(SOURCES) $(STAMPS)/requirements
-	@echo '==> DALI releases (downloaded the first time)'
-	@mkdir -p target $(WHEELS) && rm -f $(WHEELS)/zarr_dali-*.whl
-	@$(BIN)/python python/wheels.py target/dali $(MACHINE) > target/dali.txt
+	@$(MAKE) --no-print-directory dali-releases
+	@mkdir -p $(WHEELS) && rm -f $(WHEELS)/zarr_dali-*.whl
 	@echo '==> building the core and the shims for $(MACHINE)'
 	@$(CROSS) ZARR_DALI_SHIMS=$$(cat target/dali.txt) $(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation \
 		--wheel-dir $(WHEELS)

@@ -7,9 +7,8 @@ use std::process::Command;
 #[path = "build/wheels.rs"]
 mod wheels;
 
-/// The C API's headers, by codec; `nvcomp/version.h` and `nvcomp/shared_types.h` come with `nvcomp.h`.
-const HEADERS: [&str; 6] =
-    ["nvcomp.h", "nvcomp/deflate.h", "nvcomp/gzip.h", "nvcomp/lz4.h", "nvcomp/snappy.h", "nvcomp/zstd.h"];
+/// The C API's headers; `nvcomp/version.h` and `nvcomp/shared_types.h` come with `nvcomp.h`.
+const HEADERS: [&str; 2] = ["nvcomp.h", "nvcomp/zstd.h"];
 
 fn main() {
     if let Err(message) = generate() {
@@ -40,13 +39,15 @@ fn generate() -> Result<(), String> {
         builder = builder.clang_arg(format!("-isystem{}", folder.display()));
     }
     let bindings = builder
-        .allowlist_function("nvcomp(GetProperties|GetStatusString|Batched.*Decompress.*)")
-        .allowlist_type("nvcomp.*Decompress.*|nvcompStatus_t|nvcompProperties_t")
-        .allowlist_var("NVCOMP_VER_.*|nvcomp.*Decompression.*")
+        // Those that releases 5 and 6 have with the same types; lib.rs has the one whose name and arguments changed.
+        .allowlist_function("nvcomp(GetProperties|GetStatusString)")
+        .allowlist_function("nvcompBatchedZstdDecompress(Async|GetTempSizeSync|GetRequiredAlignments)")
+        .allowlist_type("nvcompBatchedZstdDecompressOpts_t|nvcompStatus_t|nvcompProperties_t")
+        .allowlist_var("NVCOMP_VER_.*|nvcompZstd.*Decompression.*")
         // The stream belongs to whoever made it: an opaque pointer, interchangeable with any other binding's.
         .blocklist_type("cudaStream_t|CUstream_st")
         .raw_line("/// A CUDA stream (`CUstream`, `cudaStream_t`).\npub type cudaStream_t = *mut ::std::ffi::c_void;")
-        .dynamic_library_name("Nvcomp")
+        .dynamic_library_name("Functions")
         .dynamic_link_require_all(true)
         // Statuses are read from device memory: integers to be matched, not enums that a stray value would break.
         .default_enum_style(bindgen::EnumVariation::Consts)

@@ -56,9 +56,9 @@ def collect(root: Path) -> str:
 
 def crates(root: Path) -> list[dict[str, Any]]:
     """The packages of other people that are linked in; what only builds or tests need is left out."""
-    machine = os.uname().machine
-    command = ["cargo", "metadata", "--format-version", "1", "--locked"]
-    command += ["--filter-platform", f"{machine}-unknown-linux-gnu"]
+    # What is built for (python/build_hook.py).
+    target = os.environ.get("ZARR_DALI_TARGET") or f"{os.uname().machine}-unknown-linux-gnu"
+    command = ["cargo", "metadata", "--format-version", "1", "--locked", "--filter-platform", target]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr}")

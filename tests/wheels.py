@@ -11,6 +11,7 @@ a DALI takes more than a GB.
 from __future__ import annotations
 
 import argparse
+import hashlib
 import platform
 import shutil
 import subprocess
@@ -128,13 +129,22 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
     return done.stdout
 
 
+def revision() -> str:
+    """The commit of the source folder, and whether files differ from it."""
+    root = Path(__file__).parents[1]
+    commit = _run(["git", "rev-parse", "--short", "HEAD"], cwd=root).strip()
+    changed = _run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=root).strip()
+    return f"{commit}, changed since" if changed else commit
+
+
 def report(wheel: Path, tried: list[Tried]) -> str:
     """The result as a page of Markdown."""
     pythons = sorted({one.python for one in tried}, key=lambda text: tuple(map(int, text.split("."))))
     lines = [
         f"# The wheel with releases of DALI and Python, {date.today()}",
         "",
-        f"`make wheels-test`: `{wheel.name}`, {wheel.stat().st_size / 1e6:.1f} MB,",
+        f"`make wheels-test` at {revision()}: `{wheel.name}`, {wheel.stat().st_size / 1e6:.1f} MB, SHA-256",
+        f"`{hashlib.sha256(wheel.read_bytes()).hexdigest()}`,",
         f"on {platform.freedesktop_os_release()['PRETTY_NAME']}. Each cell is a fresh virtual environment",
         "in which the wheel and that DALI were installed from the package index: `import zarr_dali`, then 56",
         "windows of two arrays, shuffled, read on the CPU and compared with what gzip and NumPy make of the",

@@ -118,8 +118,9 @@ impl Wheels {
 
     /// nvCOMP itself.
     pub fn nvcomp_library(&self) -> Result<PathBuf, String> {
-        let (folder, file) = ("nvidia/libnvcomp/lib64", "libnvcomp.so.5");
-        Ok(self.locate("nvCOMP", "nvidia-libnvcomp-cu13", &[file], folder)?.join(file))
+        let (name, package, folder) = ("nvCOMP", "nvidia-libnvcomp-cu13", "nvidia/libnvcomp/lib64");
+        let file_of = |file: &str| Ok(self.locate(name, package, &[file], folder)?.join(file));
+        file_of("libnvcomp.so.6").or_else(|_: String| file_of("libnvcomp.so.5"))
     }
 
     /// The folder of `libclang.so`, which bindgen loads.

@@ -60,7 +60,7 @@ class _Answer(ctypes.Structure):
 
 @lru_cache
 def _library() -> ctypes.CDLL:
-    library = ctypes.CDLL(str(_plugin.core_path()))
+    library = _plugin.core()
     for name, arguments in (
         ("expand", [ctypes.c_char_p]),
         ("open_store", [ctypes.c_char_p, ctypes.c_void_p]),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import os
 import re
@@ -11,7 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 DALI = "nvidia-dali-cuda130"
-"""The distribution of DALI that is named where none is installed."""
+"""The distribution of DALI that is named where neither an installed one nor a driver says which."""
+
+AGAIN = (
+    "install zarr-dali again with `pip install --force-reinstall --no-deps SOURCE`, where SOURCE is what it "
+    "was installed from (zarr-dali, a wheel or a folder)"
+)
+"""Where files are missing or damaged. By force, since pip takes what it has noted for installed."""
 
 MACHINES = {62: "x86_64", 183: "aarch64"}
 """By the number in the header of a library (ELF's e_machine)."""
@@ -35,7 +42,14 @@ def problem(version: str, release: str, library: Path) -> Problem | None:
         release: Of DALI, to be named where none is installed.
         library: The core, or the plugin.
     """
-    return _platform_problem(library) or _dali_problem(version, release)
+    return core_problem(library) or _dali_problem(version, release)
+
+
+def core_problem(library: Path) -> Problem | None:
+    """Why the core cannot be loaded, which needs no DALI."""
+    if problem := _platform_problem(library):
+        return problem
+    return None if library.is_file() else Problem(f"{library} is missing", AGAIN)
 
 
 def other_release(
@@ -51,7 +65,7 @@ def other_release(
         why: No shim could be compiled.
         remedy: What would make that possible; empty: nothing.
     """
-    install = _install(releases[-1] if releases else "", names[:1] or [DALI])
+    install = _install(releases[-1] if releases else "", names[:1])
     return Problem(
         f"zarr_dali {version} has no library for NVIDIA DALI {found}, which is installed (it has those for "
         f"{', '.join(releases) or 'none'}); {why}",
@@ -69,7 +83,7 @@ def damaged(release: str, error: BaseException) -> Problem:
     folder = dali_folder()
     found = distributions(folder.parents[1]) if folder else {}
     names = list(found)
-    name = names[0] if len(names) == 1 else DALI
+    name = names[0] if len(names) == 1 else _for_driver() or DALI
     first = f"{_uninstall(names)}, then " if len(names) > 1 else ""
     versions = found.get(name, [])
     if len(names) == len(versions) == 1 and not versions[0].startswith(("0.", "1.")):
@@ -86,7 +100,7 @@ def damaged(release: str, error: BaseException) -> Problem:
 def not_loaded(library: Path, error: BaseException) -> Problem:
     """DALI fits, and the dynamic loader refuses the plugin."""
     newest = re.search(r"version `(GLIBC|GLIBCXX|CXXABI)_([\d.]+)' not found", str(error))
-    remedy = "install zarr-dali again with `pip install --force-reinstall --no-deps zarr-dali`"
+    remedy = AGAIN
     if newest and newest[1] == "GLIBC":
         remedy = (
             f"it needs a system with glibc {newest[2]} or newer, or a container of one (docs/installing.md)"
@@ -166,10 +180,9 @@ def _dali_problem(version: str, release: str) -> Problem | None:
     if folder is None:
         # What an uninstallation has left of a second one would be taken for an installed one by pip.
         left = list(distributions(Path(__file__).parents[1]))
-        first = f"{_uninstall(left)}, then " if left else ""
         return Problem(
             f"zarr_dali {version} needs NVIDIA DALI, which is not installed",
-            f"{first}{_install(release, left)}",
+            _install(release, left, files=False),
         )
     found = distributions(folder.parents[1])
     # They share files, so that what is loaded is the one or the other or some of both.
@@ -181,12 +194,28 @@ def _dali_problem(version: str, release: str) -> Problem | None:
     return None
 
 
-def _install(release: str, names: list[str]) -> str:
+def _install(release: str, names: list[str], *, files: bool = True) -> str:
     """How to get to a release where these distributions are or were installed. pip does not know that those
-    for different releases of CUDA have the same files, so they go first where there are several."""
-    name = names[0] if len(names) == 1 else DALI
+    for different releases of CUDA, and nightly ones, have the same files, so they go first where it would
+    leave one of them, and where it would take one for installed that has no files left."""
+    known = names[0] if len(names) == 1 else _for_driver()
+    # Nightly ones have other versions, and are not where pip looks.
+    name = re.sub(r"-dali-[a-z]+-cuda", "-dali-cuda", known or DALI)
     install = f"`pip install {name}=={release}`" if release else f"`pip install {name}`"
-    return install if len(names) < 2 else f"{_uninstall(names)}, then {install}"
+    if names and (names != [name] or not files):
+        install = f"{_uninstall(names)}, then {install}"
+    return install if known else f"{install} (nvidia-dali-cuda120 for a driver of CUDA 12)"
+
+
+def _for_driver() -> str | None:
+    """The distribution of DALI that fits the driver, if there is one. Asks for its version only."""
+    number = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number)):
+            return None
+    except (OSError, AttributeError):
+        return None
+    return f"nvidia-dali-cuda{min(max(number.value // 1000, 12), 13)}0"
 
 
 def _uninstall(names: list[str]) -> str:

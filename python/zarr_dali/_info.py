@@ -244,7 +244,7 @@ def _plain(name: str, value: Any) -> Any:
 
 def _describe(arguments: dict[str, Any]) -> dict[str, Any]:
     """Asks the plugin."""
-    library = ctypes.CDLL(str(_plugin.core_path()))
+    library = _plugin.core()
     describe, free = library.zarr_dali_describe, library.zarr_dali_free_text
     describe.argtypes, describe.restype = [ctypes.c_char_p], ctypes.c_void_p
     free.argtypes, free.restype = [ctypes.c_void_p], None

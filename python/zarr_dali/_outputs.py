@@ -16,6 +16,12 @@ if TYPE_CHECKING:
 
 BFLOAT16 = "bfloat16"
 """A type of torch that DALI does not have."""
+NAMES = frozenset(
+    f"{kind}{bits}"
+    for kind, sizes in {"uint": (8, 16, 32, 64), "int": (8, 16, 32, 64), "float": (16, 32, 64)}.items()
+    for bits in sizes
+) | {"bool"}
+"""Of the types that DALI has."""
 NOT_OF_TORCH = ("uint16", "uint32", "uint64")
 """Types that DALI cannot hand to torch."""
 
@@ -222,6 +228,8 @@ def dali_name(dtype: Any) -> str:
     Raises:
         TypeError: It is none.
     """
+    if isinstance(dtype, str) and dtype in NAMES:
+        return dtype  # without DALI, which `zarr-dali info` does without
     name = str(dali_type(dtype)).rpartition(".")[2].lower()
     return {"float": "float32"}.get(name, name)
 

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import sys
+from functools import cache
 from pathlib import Path
 from types import ModuleType
 
@@ -41,6 +42,28 @@ def core_path() -> Path:
     return WHOLE if WHOLE.is_file() else PACKAGE / _shim.CORE
 
 
+@cache
+def core() -> ctypes.CDLL:
+    """The core, loaded. It needs no DALI.
+
+    Raises:
+        ImportError: It is missing, or of another platform.
+    """
+    path = core_path()
+    if problem := _environment.core_problem(path):
+        raise ImportError(str(problem))
+    try:
+        return ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(str(_environment.not_loaded(path, error))) from error
+
+
+def problem() -> str | None:
+    """What keeps the plugin from being loaded, with a remedy; what is seen without importing DALI."""
+    found = _environment.problem(VERSION, DALI_RELEASE, core_path())
+    return None if found is None else str(found)
+
+
 def load() -> None:
     """Finds or compiles the shim for the installed DALI, loads it and adds the operator to dynamic mode.
 
@@ -50,14 +73,12 @@ def load() -> None:
     """
     global _loaded
     core = core_path()
-    if problem := _environment.problem(VERSION, DALI_RELEASE, core):
-        raise ImportError(str(problem))
+    if found := problem():
+        raise ImportError(found)
     try:
         import nvidia.dali
     except Exception as error:  # of mixed or missing files comes anything
         raise ImportError(str(_environment.damaged(DALI_RELEASE, error))) from error
-    if not core.is_file():
-        raise ImportError(f"{core} is missing: install zarr-dali again")
     library = _library_for(nvidia.dali.__version__, Path(nvidia.dali.__file__).parent)
 
     from nvidia.dali import backend, plugin_manager  # only after the checks
@@ -100,8 +121,7 @@ def _library_for(release: str, dali: Path) -> Path:
             return _shim.compiled(PACKAGE / "shim_sources", core_path(), dali, release, cuda)
         except _shim.Impossible as error:
             why, remedy = f"none can be compiled, because {error}", error.remedy
-    problem = _environment.other_release(VERSION, there, release, names, why, remedy)
-    raise ImportError(str(problem))
+    raise ImportError(str(_environment.other_release(VERSION, there, release, names, why, remedy)))
 
 
 def _add_to_dynamic_mode(dynamic: ModuleType) -> None:

@@ -74,7 +74,7 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, as_json: bool,
     """
     from rich.console import Console
 
-    import zarr_dali  # loads DALI, which `--help` need not wait for
+    from zarr_dali import _advice
     from zarr_dali._rechunk import copying, rechunk
 
     # Text that goes elsewhere than to a terminal has no need to be narrow.
@@ -106,11 +106,9 @@ def rechunk(src: str, dst: str, stats: str | None, dry_run: bool, as_json: bool,
     elif done.complete:
         console.print(f"{dst} is complete already, nothing was left to copy", markup=False)
     else:
-        console.print(
-            f"{dst}: {zarr_dali._advice.size(done.plan.bytes)} in {done.seconds:.1f} s", markup=False
-        )
+        console.print(f"{dst}: {_advice.size(done.plan.bytes)} in {done.seconds:.1f} s", markup=False)
     if done.again_bytes:
-        again = zarr_dali._advice.size(done.again_bytes)
+        again = _advice.size(done.again_bytes)
         console.print(f"{again} of what was finished were copied again, because files had changed since")
     if done.checksums:
         console.print(f"verified: all values are those of the source (arrays: {len(done.checksums)})")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zarr_dali._options import at_once, bar, names, ranges, stoppable
+from zarr_dali._options import at_once, bar, names, ranges, still_to_end, stoppable
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -48,7 +48,7 @@ def statistics(store: tuple[str, ...], output: str | None, as_json: bool, **argu
     \b
     zarr-dali statistics era5.zarr --arrays t,z --by level --range time=1979:2015 -o stats.json
     """
-    import zarr_dali  # loads DALI, which `--help` need not wait for
+    from zarr_dali import _statistics
 
     def stopped() -> str:
         if output is None:
@@ -58,12 +58,15 @@ def statistics(store: tuple[str, ...], output: str | None, as_json: bool, **argu
         )
 
     with stoppable(stopped), bar() as tick:
-        found = zarr_dali.statistics(store, output=output, progress=tick, **arguments)
+        found = _statistics.statistics(store, output=output, progress=tick, **arguments)
     if as_json:
         click.echo(json.dumps(found, indent=2))
         return
     if not found:
-        click.echo(f"part {arguments['part']} is finished; the last part to end writes {output}")
+        click.echo(
+            f"part {arguments['part']} is finished; {still_to_end(found.waiting)}, and the last one writes "
+            f"{output}"
+        )
         return
     from rich.console import Console
 

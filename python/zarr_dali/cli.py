@@ -16,7 +16,7 @@ from zarr_dali._rechunk_cli import rechunk
 from zarr_dali._statistics_cli import statistics
 
 if TYPE_CHECKING:
-    from zarr_dali import Info
+    from zarr_dali._info import Info
 
 CANNOT_READ, ADVICE = 3, 4
 """Exit status of `info --strict`."""
@@ -95,10 +95,11 @@ def info(store: tuple[str, ...], shuffle: bool, strict: bool, as_json: bool, **a
     With --strict the exit status is 3 where an array, besides coordinates, is refused or has no reader with
     these arguments, 4 where there is advice to write other chunks or codecs, else 0.
     """
-    import zarr_dali  # loads DALI, which `--help` need not wait for
+    from zarr_dali import _plugin
+    from zarr_dali._info import info as asked  # by the core, without DALI
 
     try:
-        found = zarr_dali.info(store, random_shuffle=shuffle, **arguments)
+        found = asked(store, random_shuffle=shuffle, **arguments)
     except (ValueError, TypeError, RuntimeError) as error:
         raise click.ClickException(str(error)) from error
     if as_json or not sys.stdout.isatty():
@@ -107,6 +108,8 @@ def info(store: tuple[str, ...], shuffle: bool, strict: bool, as_json: bool, **a
         from rich.console import Console
 
         Console().print(found)
+    if problem := _plugin.problem():
+        click.echo(f"Nothing can be read before this is mended: {problem}", err=True)
     if strict:
         raise SystemExit(_status(found))
 
@@ -166,6 +169,9 @@ def bench(peer: tuple[str, ...], no_peers: bool, as_json: bool, **options: Any) 
     bare requests get from it in place of page cache and disk. The first batch of each loader is compared with
     what zarr-python reads.
     """
+    import zarr_dali
+
+    zarr_dali.library_path()  # loads DALI and the plugin, or says why not
     from zarr_dali._bench import command, loaders, report  # heavy, and `--help` need not wait for it
 
     options["arrays"] = options["arrays"] or ()
@@ -197,10 +203,11 @@ def example(path: str, plate: bool, **options: Any) -> None:
 
     One that is there already is left as it is.
     """
-    import zarr_dali
+    from zarr_dali._example import example_store
+    from zarr_dali._example_plate import example_plate
 
     try:
-        click.echo(zarr_dali.example_plate(path) if plate else zarr_dali.example_store(path, **options))
+        click.echo(example_plate(path) if plate else example_store(path, **options))
     except (ValueError, OSError) as error:
         raise click.ClickException(str(error)) from error
 

@@ -104,19 +104,12 @@ impl Zstd {
         if let Some(one) = known.get(&frames.largest) {
             return Ok(one * frames.count);
         }
-        let mut bytes = 0;
         let options = nvcompBatchedZstdDecompressOpts_t::default();
-        // SAFETY: writes to a live value; does not touch the device.
-        let status = unsafe {
-            self.nvcomp.nvcompBatchedZstdDecompressGetTempSizeAsync(
-                1,
-                frames.largest as usize,
-                options,
-                &mut bytes,
-                frames.largest as usize,
-            )
-        };
-        self.check("nvcompBatchedZstdDecompressGetTempSizeAsync", status)?;
+        let largest = frames.largest as usize;
+        let bytes = self
+            .nvcomp
+            .zstd_temp_size(1, largest, options, largest)
+            .map_err(|status| self.error(self.nvcomp.zstd_temp_size_name(), status))?;
         // A frame is a chunk or a block of Blosc, so there are few sizes.
         if known.len() < Self::MOST_SIZES {
             known.insert(frames.largest, bytes as u64);
@@ -200,6 +193,10 @@ impl Zstd {
     }
 
     fn check(&self, operation: &'static str, status: nvcompStatus_t) -> Result<()> {
-        self.failure(status).map_or(Ok(()), |status| Err(Error::NvcompCall { operation, status }))
+        if status == nvcompSuccess { Ok(()) } else { Err(self.error(operation, status)) }
+    }
+
+    fn error(&self, operation: &'static str, status: nvcompStatus_t) -> Error {
+        Error::NvcompCall { operation, status: self.nvcomp.status_text(status) }
     }
 }

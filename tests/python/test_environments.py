@@ -1,7 +1,8 @@
 """Environments that do not fit, and `zarr-dali doctor`.
 
 Each is a folder of packages with a stub of DALI, which an interpreter of a fresh virtual environment sees.
-Each gives one message with a remedy; the command's `--help`, `--version` and `doctor` work in all of them.
+Each gives one message with a remedy; the command's `--help`, `--version`, `info` and `doctor` work in all of
+them, `info` where there is a core that the machine can load.
 """
 
 import importlib.util
@@ -45,8 +46,8 @@ def site(tmp_path):
     folder = tmp_path / "site"
     package = folder / "zarr_dali"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("*.so", "__pycache__", "shim_sources"))
-    # Stubs: a library that every process has.
-    (package / "libzarr_dali_core.so").symlink_to(LIBC)
+    (package / "libzarr_dali_core.so").symlink_to(_plugin.core_path())
+    # A stub: a library that every process has.
     (package / "shims").mkdir(exist_ok=True)
     (package / "shims" / f"libzarr_dali_{RELEASE}.so").symlink_to(LIBC)
     (package / "shim_sources").mkdir()
@@ -157,21 +158,35 @@ def command(interpreter, site, *words, env=None):
 
 
 QUICK = ("none", "two", "old glibc")
+WITHOUT_CORE = ("no library", "another machine")
+KNOWN_BEFORE = ("none", "two", "what is left")
+"""States that are seen without importing DALI."""
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    return zarr_dali.example_store(tmp_path_factory.mktemp("store") / "weather.zarr", steps=4)
 
 
 @pytest.mark.parametrize(
     "state", [state if state in QUICK else pytest.param(state, marks=pytest.mark.full) for state in STATES]
 )
-def test_wrong_environments(interpreter, site, tmp_path, state):
+def test_wrong_environments(interpreter, site, tmp_path, store, state):
     make, parts = STATES[state]
     make(site)
-    info = command(interpreter, site, "info", str(tmp_path))
-    assert info.returncode == 1 and info.stdout == ""
-    (line,) = info.stderr.strip().splitlines()
+    loads = command(interpreter, site, "bench", store)
+    assert loads.returncode == 1 and loads.stdout == ""
+    (line,) = loads.stderr.strip().splitlines()
     assert line.startswith("Error: ") and all(part in line for part in parts), line
-    if state in ("none", "two"):  # what comes before any import cannot depend on the rest
-        assert "doctor" in command(interpreter, site, "--help").stdout
-        assert "9.8.7" in command(interpreter, site, "--version").stdout
+    assert "doctor" in command(interpreter, site, "--help").stdout
+    assert "9.8.7" in command(interpreter, site, "--version").stdout
+    info = command(interpreter, site, "info", store, "--dtype", "float16")
+    if state in WITHOUT_CORE:
+        assert info.returncode == 1 and info.stderr.strip() == line
+    else:
+        assert info.returncode == 0 and info.stdout == str(zarr_dali.info(store, dtype="float16")) + "\n"
+        said = line.replace("Error: ", "Nothing can be read before this is mended: ")
+        assert info.stderr.strip() == (said if state in KNOWN_BEFORE else "")
     doctor = command(interpreter, site, "doctor", "--json")
     assert doctor.returncode == 1, doctor.stderr
     said = json.loads(doctor.stdout)
@@ -181,6 +196,32 @@ def test_wrong_environments(interpreter, site, tmp_path, state):
     assert parts[-1].removeprefix(": ") in said["findings"][0]["remedy"]
     page = text.page(said, [findings.Finding(**one) for one in said["findings"]])
     assert "Does not work" in page and max(map(len, page.splitlines())) <= 80 + len(str(site))
+
+
+def test_nightly_releases_are_replaced():
+    """They have the same files, and versions of their own."""
+    problem = _environment.other_release("0", [RELEASE], "2.9", ["nvidia-dali-nightly-cuda120"], "why", "")
+    assert problem.remedy == f"`pip uninstall -y nvidia-dali-nightly-cuda120`, then {INSTALL_120}"
+
+
+@pytest.mark.parametrize("cuda, name", [(12020, "cuda120"), (13000, "cuda130"), (None, "cuda130")])
+def test_the_driver_says_which_dali_is_to_be_installed(monkeypatch, cuda, name):
+    class Driver:
+        def cuDriverGetVersion(self, number):
+            number._obj.value = cuda
+            return 0
+
+    def load(library):
+        if cuda is None:
+            raise OSError
+        return Driver()
+
+    monkeypatch.setattr(_environment.ctypes, "CDLL", load)
+    monkeypatch.setattr(_environment, "dali_folder", lambda: None)
+    monkeypatch.setattr(_environment, "distributions", lambda _: {})
+    remedy = _environment.problem("0", RELEASE, zarr_dali.library_path()).remedy
+    asks = "" if cuda else " (nvidia-dali-cuda120 for a driver of CUDA 12)"
+    assert remedy == f"`pip install nvidia-dali-{name}=={RELEASE}`{asks}"
 
 
 def fake_wheel(folder, name, version):
@@ -272,7 +313,7 @@ def test_headers_to_compile_with(interpreter, site, name, wheels):
     """With a compiler and without the headers of CUDA: the wheels that have them."""
     add_dali(site, (name, "2.9.1"), release="2.9.1")
     env = {"PATH": os.environ["PATH"], "CUDA_HOME": "", "CUDA_PATH": ""}
-    (line,) = command(interpreter, site, "info", "x", env=env).stderr.strip().splitlines()
+    (line,) = command(interpreter, site, "bench", "x", env=env).stderr.strip().splitlines()
     assert "because the CUDA header cuda_runtime.h is not found" in line
     assert f"`pip install {wheels} " in line and "CUDA_HOME" in line
 
@@ -412,6 +453,11 @@ FINE = {
     "changed, kind, words",
     [
         ({"driver": {"problem": "libcuda.so.1 is not found"}}, "broken", "libcuda"),
+        (
+            {"packages": {"nvidia-dali-cuda130": "2.3.0 and 2.4.0"}},
+            "note",
+            "nvidia-dali-cuda130 2.3.0 and 2.4.0",
+        ),
         ({"driver": {"cuda": "13.0", "gpus": []}}, "broken", "no GPU"),
         (
             {"driver": FINE["driver"] | {"cuda": "12.2"}},
@@ -442,7 +488,7 @@ def test_nvcomp_is_that_of_the_cuda_that_dali_is_for():
     for cuda in (12, 13):
         facts = FINE | none | {"packages": {f"nvidia-dali-cuda{cuda}0": "2.4.0"}}
         (remedy,) = [one.remedy for one in findings.of(facts) if "nvCOMP" in one.what]
-        assert remedy == f'`pip install --force-reinstall --no-deps "nvidia-libnvcomp-cu{cuda}>=5.1,<6"`'
+        assert remedy == f'`pip install --force-reinstall --no-deps "nvidia-libnvcomp-cu{cuda}>=5.1,<7"`'
         assert remedy.split()[-1] in text.page(machine.examine(), findings.of(facts))
 
 

@@ -328,7 +328,7 @@ def test_the_commands(source, copy, tmp_path):
     assert re.search(r"copy.zarr: .* in .* s", run(*options, "--part", "3/3"))
     output = tmp_path / "stats.json"
     said = run("statistics", source, "-o", output, "--part", "1/2")
-    assert f"part 1/2 is finished; the last part to end writes {output}" in said
+    assert f"part 1/2 is finished; part 2 is still to end, and the last one writes {output}" in said
     assert "2 arrays" in run("statistics", source, "-o", output, "--part", "2/2")
 
 

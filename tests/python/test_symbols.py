@@ -3,6 +3,8 @@
 import re
 import shutil
 import subprocess
+import tempfile
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -31,3 +33,26 @@ def test_newest_symbols(family):
         found |= set(versions)
     (said,) = set(re.findall(rf"`{family}_([\d.]+)`", INSTALLING.read_text()))
     assert max(map(number, found)) <= number(said), f"newer than {said}: {sorted(found, key=number)[-3:]}"
+
+
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf (binutils)")
+def test_tag_of_the_wheel():
+    """It names the newest symbols of glibc that any of its libraries asks for, no older and no newer ones."""
+    wheels = [
+        *(INSTALLING.parents[1] / "dist").glob("*.whl"),
+        *(INSTALLING.parents[1] / "dist/wheels").glob("*.whl"),
+    ]
+    if not wheels:
+        pytest.skip("no wheel was built")
+    for wheel in wheels:
+        tag = re.search(r"-manylinux_(\d+)_(\d+)_", wheel.name)
+        assert tag, wheel.name
+        found = set()
+        with zipfile.ZipFile(wheel) as archive, tempfile.TemporaryDirectory() as folder:
+            names = [name for name in archive.namelist() if name.endswith(".so")]
+            assert len(names) > 1
+            for name in names:
+                command = ["readelf", "--wide", "--version-info", archive.extract(name, folder)]
+                listed = subprocess.run(command, capture_output=True, text=True, check=True)
+                found |= set(re.findall(r"Name: GLIBC_([\d.]+)", listed.stdout))
+        assert max(map(number, found)) == (int(tag[1]), int(tag[2]))

@@ -33,6 +33,13 @@ def _plugin(facts: dict[str, Any]) -> Iterator[Finding]:
     if problem := facts["plugin"].get("problem"):
         what, colon, remedy = problem.rpartition(": ")
         yield Finding("broken", what if colon else problem, remedy if colon else "install zarr-dali again")
+    for name, version in facts["packages"].items():
+        if " and " in version:
+            yield Finding(
+                "note",
+                f"pip has noted {name} {version}, as an interrupted upgrade leaves them",
+                f"`pip uninstall -y {name}` until it says that there is none, then `pip install {name}`",
+            )
 
 
 def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
@@ -80,7 +87,7 @@ def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
 def _nvcomp(facts: dict[str, Any]) -> Iterator[Finding]:
     # By force: pip takes one whose files a second one has overwritten and taken along for installed.
     nvcomp, package = facts["nvcomp"], f"nvidia-libnvcomp-cu{_cuda_of_dali(facts) or _cuda(facts)}"
-    install = f'`pip install --force-reinstall --no-deps "{package}>=5.1,<6"`'
+    install = f'`pip install --force-reinstall --no-deps "{package}>=5.1,<7"`'
     release = nvcomp.get("release")
     if problem := nvcomp.get("problem"):
         why = 'which only `gpu_zstd="nvcomp"` and zstd chunks of 512 MB or more need'

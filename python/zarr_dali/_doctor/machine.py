@@ -27,11 +27,12 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def examine() -> dict[str, Any]:
     """All facts, as dicts, lists, numbers and texts; the home folder is `~`."""
     nvcomp = os.environ.get("ZARR_DALI_NVCOMP_LIBRARY")
-    beside = str(SITE / "nvidia/libnvcomp/lib64/libnvcomp.so.5")
+    files = [f"libnvcomp.so.{release}" for release in (6, 5)]
+    beside = [str(SITE / "nvidia/libnvcomp/lib64" / file) for file in files]
     started = {
         "plugin": _start("plugin"),
         "driver": _start("driver"),
-        "nvcomp": _start("library", *([nvcomp] if nvcomp else [beside, "libnvcomp.so.5"])),
+        "nvcomp": _start("library", *([nvcomp] if nvcomp else [*beside, *files])),
         "cufile": _start(
             "library",
             str(SITE / "nvidia/cu13/lib/libcufile.so.0"),

@@ -18,6 +18,13 @@ from zarr_dali._arguments import Threads, bytes_of, import_zarr
 from zarr_dali._dask import cluster as clusters
 
 
+class Statistics(dict[str, dict[str, Any]]):
+    """What `statistics` has found, by array."""
+
+    waiting: tuple[int, ...] = ()
+    """With `part`: the parts that are still to end. Until then there are no arrays."""
+
+
 def statistics(
     path: _locations.Source | Sequence[_locations.Source],
     arrays: str | Iterable[str] | None = None,
@@ -36,7 +43,7 @@ def statistics(
     resume: bool = False,
     overwrite: bool = False,
     progress: Callable[[str, int, int], None] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> Statistics:
     """Mean, standard deviation, least and greatest value of arrays, as a whole or along a dimension.
 
     Each chunk is read once, and nothing is written besides `output`. All is added up in float64, about the
@@ -80,6 +87,8 @@ def statistics(
         With `by` these are lists along the dimension, whose name is `dim`, and whose labels are `labels`, if
         it has any. Where no value counts, the first four are None. Of an array that CF attributes unpack
         `mask_and_scale` says whether they did, which has to be the same in a reader that normalises with it.
+        With `part`, before the last part has ended, the dict is empty, and its attribute `waiting` holds the
+        numbers of the parts that are still to end.
 
     Raises:
         ValueError: There is no such array, dimension or label, an array holds no numbers, or `output` is
@@ -125,13 +134,17 @@ def statistics(
             cluster.check_memory(request.memory)
         made = plan.make(request, sources)
         if place is None:
-            return computing.compute(made, tick, cluster)
+            return Statistics(computing.compute(made, tick, cluster))
         if own is None:
-            return computing.compute_into(
-                made, tick, place, resume=resume, overwrite=overwrite, cluster=cluster
+            return Statistics(
+                computing.compute_into(made, tick, place, resume=resume, overwrite=overwrite, cluster=cluster)
             )
         found = computing.compute_part(made, tick, place, own, overwrite=overwrite)
-        return {} if isinstance(found, tuple) else found
+    if isinstance(found, tuple):
+        result = Statistics()
+        result.waiting = found
+        return result
+    return Statistics(found)
 
 
 def _check_output(place: Path, sources: Sequence[Any]) -> None:

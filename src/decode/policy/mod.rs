@@ -40,6 +40,9 @@ pub struct Policy {
     partition: SmPartition,
     /// Whether it waits all the time, and what is done then.
     waited_for: bool,
+    /// About the longest of the consumer's last waits in seconds, and when the last one ended.
+    longest_wait: f64,
+    waited_until: f64,
     trials: Trials,
     /// Decoded bytes that the CPU gets done in a second.
     cpu_rate: f64,
@@ -80,12 +83,19 @@ impl Policy {
     const HIGH: (u64, u64) = (3, 4);
     /// The GPU keeps to its SM partition while at least one of this many submitted batches is complete.
     const IN_STORE: u64 = 8;
+    /// The consumer waits all the time until it has not waited for this many times its longest wait; with fewer than four batches in flight,
+    /// of which so many can be completed together, for twice their number.
+    const SERVED_LONGER: u64 = 8;
+    /// The share of the longest wait that still counts after another one.
+    const FADES: f64 = 0.8;
     /// Seconds over which rates are measured.
     const WINDOW: f64 = 0.05;
     /// The weight of a new figure in a mean.
     const WEIGHT: f64 = 0.3;
     /// That of a new interval.
     const INTERVAL_WEIGHT: f64 = 0.1;
+    /// A consumer that wants no batch for longer than this many intervals pauses: the rest is left out of the mean.
+    const PAUSE: f64 = 8.0;
     /// How many times as long as later ones a core's first chunk may take.
     const FIRST: f64 = 8.0;
     /// Cores are in time if they decode a chunk within this share of the time in which as many batches are taken as are in flight.
@@ -114,8 +124,12 @@ impl Policy {
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
         if self.asked > 0.0 {
-            let weight = if self.interval > 0.0 { Self::INTERVAL_WEIGHT } else { 1.0 };
-            self.interval += weight * (now - self.asked - self.interval);
+            let known = self.interval > 0.0;
+            let (weight, most) =
+                if known { (Self::INTERVAL_WEIGHT, Self::PAUSE * self.interval) } else { (1.0, f64::INFINITY) };
+            // Of the time since, what the consumer has waited for the last batch, and what it took itself then.
+            let got = self.asked.max(self.waited_until);
+            self.interval += weight * (got - self.asked + (now - got).min(most) - self.interval);
         }
         self.asked = now;
         self.in_flight = submitted;
@@ -129,13 +143,10 @@ impl Policy {
         self.served = if waits { 0 } else { self.served + 1 };
         if waits {
             self.waited_for = true;
-        } else if self.served >= 2 * submitted
-            || (self.served * Self::HIGH.1 > submitted * (Self::HIGH.1 - Self::HIGH.0)
-                && Self::is_full(ready, submitted))
+        } else if Self::is_full(ready, submitted)
+            && now - self.waited_until >= Self::SERVED_LONGER.min(2 * submitted) as f64 * self.longest_wait
         {
-            // As many as are in flight may have been completed at once, so that some that were there say nothing yet. But of
-            // these less than three quarters are left once it took more than a quarter: if there are more, others were
-            // completed meanwhile, and the consumer is likely to be the slower one.
+            // Not by the number of batches: those in flight may be completed together, and then many come without a wait.
             self.waited_for = false;
             self.trials.interrupt();
         }
@@ -147,6 +158,11 @@ impl Policy {
 
     /// The consumer got a batch for which it had waited.
     pub fn handed_over(&mut self, now: f64) {
+        // The wait for the first batch of all says nothing of later ones.
+        if self.waited_until > 0.0 {
+            self.longest_wait = (now - self.asked).max(Self::FADES * self.longest_wait);
+        }
+        self.waited_until = now;
         self.partition.handed_over(now);
     }
 
@@ -310,6 +326,51 @@ mod tests {
         let waits =
             "decodes, because DALI waits for batches; 10.0 batches are taken in a second; GB/s: GPU 1.0";
         assert!(policy.explanation().contains(waits), "{}", policy.explanation());
+    }
+
+    #[test]
+    fn batches_that_are_completed_together_are_no_sign_of_a_slow_consumer() {
+        const IN_FLIGHT: u64 = 8;
+        let (mut policy, mut now) = (Policy::new(4), 1.0);
+        let mut waited = |policy: &mut Policy, seconds: f64, served: u64, ready: u64| {
+            policy.wanted(true, 0, IN_FLIGHT, now);
+            now += seconds;
+            policy.handed_over(now);
+            for _ in 0..served {
+                now += 1e-3;
+                policy.wanted(false, ready, IN_FLIGHT, now);
+            }
+            policy.waited_for
+        };
+        // Of the reader's beginning nothing follows.
+        assert!(!waited(&mut policy, 1.0, 1, IN_FLIGHT));
+        for served in [1, 4, 7, 15] {
+            assert!(waited(&mut policy, 0.01, served, IN_FLIGHT - 1), "{served} without a wait");
+            // A short wait makes none of the long ones forgotten.
+            assert!(waited(&mut policy, 1e-4, served, IN_FLIGHT - 1), "{served} without a wait");
+        }
+        assert!(waited(&mut policy, 0.01, 200, IN_FLIGHT / 2), "half of the batches are missing");
+        assert!(!waited(&mut policy, 0.01, 100, IN_FLIGHT));
+    }
+
+    #[test]
+    fn a_pause_of_the_consumer_makes_slow_cores_no_faster() {
+        let mut policy = Policy::new(4);
+        policy.cpu_ends(1000, 8.0, 0.5);
+        for call in 1..200 {
+            policy.core_ended = f64::from(call) * 0.01;
+            policy.wanted(false, 8, 8, f64::from(call) * 0.01);
+        }
+        assert!(!policy.cores_are_in_time());
+        policy.core_ended = 60.0;
+        policy.wanted(false, 8, 8, 60.0);
+        assert!(!policy.cores_are_in_time());
+        // Steps that take longer from now on are no pauses.
+        for call in 1..100 {
+            policy.core_ended = 60.0 + f64::from(call);
+            policy.wanted(false, 8, 8, 60.0 + f64::from(call));
+        }
+        assert!(policy.cores_are_in_time());
     }
 
     #[test]

@@ -466,8 +466,8 @@ fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
     let all = behind(0..300);
     let near =
         |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
-    // Wanted is 99 % within 1 %; of 4000 settings it was 87 %, 91 % were within 3 % and 97.6 % within 20 %.
-    assert!(near(0.01) > 0.85 && near(0.1) > 0.9 && near(0.2) > 0.96, "{} and {}", near(0.01), near(0.2));
+    // Wanted is 99 % within 1 %; of 10,000 settings it was 90.2 %, 93.3 % were within 3 % and 98.5 % within 20 %.
+    assert!(near(0.01) > 0.88 && near(0.1) > 0.94 && near(0.2) > 0.97, "{} and {}", near(0.01), near(0.2));
 }
 
 /// The share of its speed that a U-Net keeps on an H100 with `in_flight` batches in flight and `cores` cores: steps of 141 ms, batches of 629 MB in

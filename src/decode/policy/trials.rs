@@ -34,12 +34,13 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// A trial is as long as the batches in flight, and at least this many batches and seconds.
+    /// A trial has as many batches as are in flight, but at least and at most so many, and at least so many seconds.
     const LEAST: (u64, f64) = (8, 0.05);
+    const MOST: u64 = 16;
     /// A side that does this much of the best does as well. Then the one is taken that leaves more of the GPU to others.
     const AS_GOOD: f64 = 0.97;
     /// Cores that could do this much of what is done with the GPU are worth a trial.
-    const WORTH_IT: f64 = 0.4;
+    const WORTH_IT: f64 = 0.6;
     /// A trial that is this much slower than the best one is given up after half of the batches in flight, and at least this many: the
     /// first ones were begun by the side before.
     const PATIENCE: f64 = 2.0;
@@ -88,7 +89,7 @@ impl Trials {
             return;
         };
         let seconds = now - since;
-        if self.batches < in_flight.max(Self::LEAST.0) || seconds < Self::LEAST.1 {
+        if self.batches < in_flight.clamp(Self::LEAST.0, Self::MOST) || seconds < Self::LEAST.1 {
             return;
         }
         self.ends(self.bytes as f64 / seconds, cores_rate, now);
