@@ -50,6 +50,8 @@ class Coordinates:
     """The dimensions whose coordinate holds longitudes."""
     names: Mapping[str, pd.Index] = field(default_factory=dict)
     """Of the indices of dimensions without a coordinate, as far as there are any: channels."""
+    begins: tuple[int, ...] = ()
+    """Of joined stores: where along the first dimension each but the first begins."""
 
     @classmethod
     def joined(cls, stores: Sequence[tuple[str, Coordinates]]) -> Coordinates:
@@ -72,7 +74,8 @@ class Coordinates:
         indexes = {name: whole.indexes[name] for name in others if name in whole.indexes}
         if all(first in part.indexes for part in parts):
             indexes[first] = whole.indexes[first].append([part.indexes[first] for part in parts[1:]])
-        return cls(whole.dimensions, sizes, indexes, whole.arrays, whole.longitudes, whole.names)
+        begins = tuple(np.cumsum([part.sizes[first] for part in parts])[:-1].tolist())
+        return cls(whole.dimensions, sizes, indexes, whole.arrays, whole.longitudes, whole.names, begins)
 
     def along(self, name: str) -> xr.DataArray:
         """The positions along a dimension, to be selected from."""
@@ -100,11 +103,27 @@ class Coordinates:
             ) from error
         except (KeyError, IndexError) as error:
             self.refuse_repeated(name, label)
-            raise AbsentError(f"{name}={label!r} is not there: {self.extent(name)}") from error
+            absent = self._absent(name, label)
+            raise AbsentError(f"{name}={label!r} is not there{absent}: {self.extent(name)}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
+
+    def _absent(self, name: str, label: Any) -> str:
+        """Which of several labels are not there, in words."""
+        index = self.indexes.get(name)
+        if index is None or isinstance(label, slice) or is_alone(label):
+            return ""
+        labels = list(label)
+        try:
+            absent = [str(labels[at]) for at in np.flatnonzero(index.get_indexer_for(labels) < 0)]
+        except (TypeError, ValueError):
+            return ""
+        if not absent or len(absent) == len(labels):
+            return ""
+        shown = ", ".join(absent[:_MOST_SHOWN]) + (", ..." if len(absent) > _MOST_SHOWN else "")
+        return f" ({shown} {'is' if len(absent) == 1 else 'are'} missing)"
 
     def refuse_repeated(self, name: str, label: Any) -> None:
         """Raises ValueError if the coordinate has a label several times that a slice or a list asks for."""
@@ -165,7 +184,7 @@ class Coordinates:
     def line(self, start: int, end: int, store: str = "") -> _steps.Line:
         """A range of the first dimension."""
         first = self.dimensions[0]
-        return _steps.Line(first, self.indexes.get(first), start, end, store)
+        return _steps.Line(first, self.indexes.get(first), start, end, store, begins=self.begins)
 
     def line_along(
         self,

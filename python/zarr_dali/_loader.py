@@ -423,6 +423,8 @@ class Loader:
                 raise ValueError(
                     f"DALI has no torch tensors of the type {error}; give `dtype`, such as int32 or float32"
                 ) from error
+            if problem := self._outputs.problem(str(error)):
+                raise ValueError(problem) from error
             raise
         return tensors
 

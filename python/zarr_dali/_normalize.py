@@ -27,8 +27,10 @@ def as_json(normalize: Normalize) -> str:
     if isinstance(normalize, (str, os.PathLike)):
         try:
             with open(normalize, encoding="utf-8") as file:
-                return file.read()
-        except (OSError, UnicodeDecodeError) as error:
+                text = file.read()
+            json.loads(text)
+            return text
+        except (OSError, ValueError) as error:
             raise ValueError(
                 f"normalize: no statistics can be read from {os.fspath(normalize)!r} ({error}); give a file "
                 "of JSON, or a dictionary"

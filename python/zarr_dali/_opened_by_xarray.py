@@ -43,8 +43,30 @@ def arrays_of(data: Any) -> Opened:
                 f"path: the variable {name} is of another store or group than the first; give the paths of "
                 "the stores in a list"
             )
+    _check_coordinates(data, first.store, paths[0][0])
     decoded = any(_is_decoded(variable) for variable in variables.values())
     return Opened(first.store, paths[0][0], [name for _, name in paths], list(variables), decoded)
+
+
+def _check_coordinates(data: Any, store: Any, group: str) -> None:
+    """Raises ValueError where a coordinate is another than in the store, by which labels are looked up."""
+    import xarray as xr
+
+    if not data.indexes:
+        return
+    there = xr.open_zarr(store, group=group or None, chunks=None)
+    for name, index in data.indexes.items():
+        known = there.indexes.get(name)
+        # Times that were not decoded are numbers.
+        if known is not None and _kind(known) == _kind(index) and not index.equals(known):
+            raise ValueError(
+                f"path: the coordinate {name} of the Dataset is another than in its store, by whose labels "
+                "`select=` chooses; give the Dataset as xarray.open_zarr returned it, or the store's path"
+            )
+
+
+def _kind(index: Any) -> str:
+    return "number" if index.dtype.kind in "iuf" else index.dtype.kind
 
 
 def _is_decoded(variable: Any) -> bool:

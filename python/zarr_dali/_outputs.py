@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -69,6 +70,24 @@ class Outputs:
                 f"graph: has to return DALI's nodes, such as fn.flip(...) gives, not {_in_words(found)}"
             )
         return {str(name): node for name, node in found.items()}
+
+    def problem(self, text: str) -> str | None:
+        """What DALI's error says of a layout or of operators, and which argument that is; None of others."""
+        said = text.rpartition("encountered:\n")[2].partition("\nC++ context")[0].strip()
+        said = said.removesuffix("Current pipeline object is no longer valid.").strip()
+        if "fn.reinterpret`" in text and (
+            shape := re.search(r"'(\w*)' is not compatible with a (\d+)D", said)
+        ):
+            names = [name for name, layout in self.layouts.items() if layout == shape[1]]
+            return (
+                f'layout: "{shape[1]}" has {len(shape[1])} letters, but a sample of {" or ".join(names)} has '
+                f"{shape[2]} dimensions, those of the window among them; give one letter for each"
+            )
+        if "in _through_graph" in text and "fn.readers.zarr`" not in text:
+            where = re.search(r"operator `(?:nvidia\.dali\.)?([\w.]+)`", text)
+            hint = " (`layout=` gives outputs other letters)" if "layout" in said else ""
+            return f"graph: {where[1] if where else 'an operator'} refuses what it is given{hint}: {said}"
+        return None
 
     def of_batch(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A batch with the types that torch makes. What operators made of other types stays as it is."""

@@ -39,6 +39,8 @@ class Line:
     """Which store it is, of several."""
     is_first: bool = True
     """Whether it is the first dimension."""
+    begins: tuple[int, ...] = ()
+    """Of joined stores: the index at which each but the first begins."""
 
     @property
     def title(self) -> str:
@@ -156,6 +158,8 @@ def _say(
     if (count := sum(map(len, found))) > 1:
         text += f", the first of {count} gaps"
     remedies = 'gaps="skip" leaves out the samples that reach over a gap, and gaps="allow" takes them'
+    if line.start + int(places[0]) + 1 in line.begins:
+        remedies += '; another store begins there, and with join="separate" no sample reaches over to it'
     if gaps == "error":
         asked = "" if in_time is None else f"offsets: {in_time!r} is a time span, but "
         raise ValueError(f"{asked}{text}; {remedies}")

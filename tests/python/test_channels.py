@@ -250,6 +250,10 @@ def test_what_does_not_go_together_is_refused(backend, levels, tmp_path):
         zarr_dali.Loader(path, ["t", "s"], device="cpu", mean=[MEANS, 2, 3])
     with pytest.raises(ValueError, match=re.escape("no statistics can be read from 'nowhere.json'")):
         zarr_dali.Loader(path, ["t"], device="cpu", normalize="nowhere.json")
+    broken = tmp_path / "broken.json"
+    broken.write_text('{"t": {"mean": [1')
+    with pytest.raises(ValueError, match=r"no statistics can be read from '.*broken.json' \(.*line 1 column"):
+        zarr_dali.Loader(path, ["t"], device="cpu", normalize=broken)
     with pytest.raises(ValueError, match="it holds a object, which JSON does not have"):
         zarr_dali.Loader(path, ["t"], device="cpu", normalize={"t": {"mean": object(), "std": 1}})
     stores.write_array(tmp_path, "c", np.ones((4, 3), "complex64"), chunks=(2, 3))

@@ -129,6 +129,22 @@ def two_days_missing(tmp_path):
     return tmp_path / "era5.zarr", write(tmp_path / "era5.zarr", times)
 
 
+@pytest.mark.gpu_where(False)
+def test_a_gap_between_two_stores_names_the_other_way_to_join(tmp_path):
+    times = [pd.date_range(start, periods=4, freq=SPACING) for start in ("2010-01-01", "2015-01-01")]
+    paths = [tmp_path / f"{number}.zarr" for number in range(2)]
+    for path, its in zip(paths, times):
+        write(path, its)
+    with pytest.warns(
+        UserWarning, match='goes on by .* another store begins there, and with join="separate"'
+    ):
+        zarr_dali.Loader(paths, ["t"], device="cpu", window=[2])
+    write(tmp_path / "2.zarr", times[0].delete(2))
+    with pytest.warns(UserWarning, match="goes on by") as caught:
+        zarr_dali.Loader([tmp_path / "2.zarr", paths[1]], ["t"], device="cpu", window=[2])
+    assert not any("another store" in str(one.message) for one in caught)
+
+
 FIRST = r"time goes on by 2 days 06:00:00 from 2010-01-02 18:00:00 \(index 7\) to 2010-01-05 00:00:00"
 
 

@@ -334,8 +334,22 @@ def test_bad_arguments(store, arguments, error, words):
 
 def test_layout_of_another_number_of_dimensions(store):
     loader = zarr_dali.Loader(store, ["int8"], 2, device="cpu", layout="CHW")  # samples are (lat, lon)
-    with pytest.raises(RuntimeError, match=r"'CHW' is not compatible with a 2D shape"):
+    with pytest.raises(
+        ValueError, match=r'layout: "CHW" has 3 letters, but a sample of int8 has 2 dimensions'
+    ):
         next(iter(loader))
+
+
+def test_operators_of_a_graph_that_refuse(store):
+    """Which argument of the Loader it is, and which operator; other errors are left alone."""
+    loader = zarr_dali.Loader(
+        store, "int8", 2, window=[2], device="cpu", graph=lambda nodes: fn.flip(nodes["int8"])
+    )
+    with pytest.raises(ValueError, match=r"^graph: fn.flip refuses .*`layout=` gives.*The layout"):
+        next(iter(loader))
+    assert (
+        loader._outputs.problem("Error in operator `nvidia.dali.fn.readers.zarr`, in _through_graph") is None
+    )
 
 
 @pytest.mark.parametrize("arguments", [{}, {"batch_size": None}, {"batch_size": 2}, {"num_workers": 1}])

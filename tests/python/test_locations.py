@@ -452,6 +452,10 @@ def test_joined_datasets(folder):
         (lambda data: data.assign(a=data.a * 2), "variable a of the Dataset"),
         (lambda data: data.astype("float64"), "variable a of the Dataset"),
         (lambda data: data[[]], "no data variables"),
+        (
+            lambda data: data.assign_coords(lat=data.lat[::-1].values),
+            "coordinate lat of the Dataset is another",
+        ),
     ],
 )
 def test_datasets_that_were_changed_are_refused(folder, chunks, change, words):

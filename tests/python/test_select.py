@@ -315,6 +315,7 @@ def test_exclude_reaches_the_reader(backend, newest):
         ({"time": slice("2012", "2013")}, r"time=slice\('2012', '2013', None\) selects nothing.*2010"),
         ({"latitude": slice(-30, 60)}, r"latitude=slice\(-30, 60.*75\.0 to -75\.0, descending"),
         ({"latitude": 44}, r"latitude=44.*75\.0 to -75\.0"),
+        ({"latitude": [45, 44]}, r"latitude=\[45, 44\] is not there \(44 is missing\): .*75\.0 to -75\.0"),
         ({"longitude": slice(10, 20)}, r"longitude=slice\(10, 20.*nothing.*0\.0 to 315\.0, ascending"),
         ({"time": slice(TIMES[0], TIMES[9], 2)}, r"time.*every 2th.*stride.*dilation"),
         ({"time": slice(None, None, -1)}, r"time.*opposite order"),
