@@ -266,9 +266,14 @@ impl Nvcomp {
                 TempSize::WithoutStream(get) => {
                     get(chunks, largest_decoded_bytes, options, &mut bytes, all_decoded_bytes)
                 }
-                TempSize::WithStream(get) => {
-                    get(chunks, largest_decoded_bytes, options, &mut bytes, all_decoded_bytes, ptr::null_mut())
-                }
+                TempSize::WithStream(get) => get(
+                    chunks,
+                    largest_decoded_bytes,
+                    options,
+                    &mut bytes,
+                    all_decoded_bytes,
+                    ptr::null_mut(),
+                ),
             }
         };
         if status == nvcompSuccess { Ok(bytes) } else { Err(status) }

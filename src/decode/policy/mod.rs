@@ -125,8 +125,11 @@ impl Policy {
         let before = (self.gpu_helps(), self.cpu_helps());
         if self.asked > 0.0 {
             let known = self.interval > 0.0;
-            let (weight, most) =
-                if known { (Self::INTERVAL_WEIGHT, Self::PAUSE * self.interval) } else { (1.0, f64::INFINITY) };
+            let (weight, most) = if known {
+                (Self::INTERVAL_WEIGHT, Self::PAUSE * self.interval)
+            } else {
+                (1.0, f64::INFINITY)
+            };
             // Of the time since, what the consumer has waited for the last batch, and what it took itself then.
             let got = self.asked.max(self.waited_until);
             self.interval += weight * (got - self.asked + (now - got).min(most) - self.interval);
