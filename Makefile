@@ -54,6 +54,10 @@ define run_pytest
 		esac; }
 endef
 
+# Exit status 69: they cannot be downloaded, as without a network.
+get_dali_releases = echo '==> DALI releases (downloaded the first time)' && mkdir -p target \
+	&& $(BIN)/python python/wheels.py target/dali $(MACHINE) > target/dali.txt
+
 MINIMUM_RUST := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)
 MINIMUM_PYTHON := $(shell sed -n 's/^requires-python = ">=\(.*\)"/\1/p' pyproject.toml)
 
@@ -74,8 +78,11 @@ test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, eve
 
 .PHONY: test-all
 test-all: $(STAMPS)/installed ## all tests that this machine can run, Rust and Python
-	@if $(MAKE) --no-print-directory dali-releases; then $(MAKE) --no-print-directory wheels; \
-		else echo '==> the releases of DALI cannot be downloaded: the tests of the wheel of a release are skipped'; fi
+	@status=0; $(get_dali_releases) || status=$$?; case $$status in \
+		0) $(MAKE) --no-print-directory wheels ;; \
+		69) echo '==> without the releases of DALI the tests of the wheel of a release are skipped' ;; \
+		*) exit $$status ;; \
+	esac
 	@echo '==> Rust tests'
 	@PROPTEST_CASES=256 cargo test --release --workspace
 	$(call python_tests,full or not full)
@@ -116,12 +123,6 @@ WHEELS := dist/wheels$(if $(CROSS),-$(MACHINE))
 wheels: $(WHEELS)/.built ## build the wheel of a release into dist/wheels/: a library for each DALI release since 2.0
 	@ls -l $(WHEELS)/*.whl
 
-.PHONY: dali-releases
-dali-releases: $(STAMPS)/requirements
-	@echo '==> DALI releases (downloaded the first time)'
-	@mkdir -p target
-	@$(BIN)/python python/wheels.py target/dali $(MACHINE) > target/dali.txt
-
 # Interpreters, DALI releases and releases of CUDA: make wheels-test PYTHONS="python3.10 python3.13" DALI=2.4.0 CUDA=13
 PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done)
 WHEELS_REPORT ?= benches/results/wheels-$(shell date +%F).md
@@ -159,7 +160,7 @@ dist/.built: $(SOURCES) $(STAMPS)/requirements
 	@touch $@
 
 $(WHEELS)/.built: $(SOURCES) $(STAMPS)/requirements
-	@$(MAKE) --no-print-directory dali-releases
+	@$(get_dali_releases)
 	@mkdir -p $(WHEELS) && rm -f $(WHEELS)/zarr_dali-*.whl
 	@echo '==> building the core and the shims for $(MACHINE)'
 	@$(CROSS) ZARR_DALI_SHIMS=$$(cat target/dali.txt) $(BIN)/python -m pip wheel . --quiet --no-deps --no-build-isolation \

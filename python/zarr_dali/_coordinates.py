@@ -103,27 +103,34 @@ class Coordinates:
             ) from error
         except (KeyError, IndexError) as error:
             self.refuse_repeated(name, label)
-            absent = self._absent(name, label)
-            raise AbsentError(f"{name}={label!r} is not there{absent}: {self.extent(name)}") from error
+            absent, known = self._absent(name, label)
+            raise AbsentError(f"{name}={label!r} is not there{absent}: {self.extent(name)}{known}") from error
         except (TypeError, ValueError) as error:
             raise ValueError(
                 f"{name}={label!r} cannot be looked up ({error}): {self.extent(name)}"
             ) from error
 
-    def _absent(self, name: str, label: Any) -> str:
-        """Which of several labels are not there, in words."""
+    def _absent(self, name: str, label: Any) -> tuple[str, str]:
+        """Which of several labels are not there, and which are nearest to those that are not, in words."""
         index = self.indexes.get(name)
-        if index is None or isinstance(label, slice) or is_alone(label):
-            return ""
-        labels = list(label)
+        if index is None or isinstance(label, slice):
+            return "", ""
+        labels = [label] if is_alone(label) else list(label)
         try:
-            absent = [str(labels[at]) for at in np.flatnonzero(index.get_indexer_for(labels) < 0)]
+            # Of times also as text.
+            values = np.asarray(labels).astype(index.dtype) if index.dtype.kind == "M" else labels
+            missing = np.flatnonzero(index.get_indexer_for(values) < 0)
         except (TypeError, ValueError):
-            return ""
-        if not absent or len(absent) == len(labels):
-            return ""
-        shown = ", ".join(absent[:_MOST_SHOWN]) + (", ..." if len(absent) > _MOST_SHOWN else "")
-        return f" ({shown} {'is' if len(absent) == 1 else 'are'} missing)"
+            return "", ""
+        absent = [labels[at] for at in missing]
+        if not absent:
+            return "", ""
+        # Of longitudes another remark has the nearest one.
+        near = "" if name in self.longitudes else _some(_nearest(index, [values[at] for at in missing]))
+        known = f", among them {near}" if near else ""
+        if len(absent) == len(labels):
+            return "", known
+        return f" ({_some(absent)} {'is' if len(absent) == 1 else 'are'} missing)", known
 
     def refuse_repeated(self, name: str, label: Any) -> None:
         """Raises ValueError if the coordinate has a label several times that a slice or a list asks for."""
@@ -297,6 +304,8 @@ class Coordinates:
         name = self.dimensions[0]
         if isinstance(exclude, xr.DataArray) and exclude.dtype == bool:
             return self._masked(exclude)
+        if isinstance(exclude, xr.DataArray):
+            exclude = exclude.values if exclude.ndim else exclude.values[()]
         if is_alone(exclude):
             found = [self.positions(name, exclude)]
         else:
@@ -332,6 +341,23 @@ class Coordinates:
                 f"exclude: the mask has {mask.size} values without labels, but {name} has {size} indices"
             )
         return np.flatnonzero(mask.values)
+
+
+def _nearest(index: pd.Index, labels: Sequence[Any]) -> list[Any]:
+    """The labels of a coordinate on both sides of each other, in its order; the first ones of texts."""
+    if index.dtype.kind not in "iufM" or index.isna().all():
+        return list(index[:_MOST_SHOWN])
+    values = np.sort(index.dropna().values)
+    wanted = np.asarray(labels)
+    if wanted.dtype.kind not in ("M" if values.dtype.kind == "M" else "iuf"):
+        return []
+    found = np.searchsorted(values, wanted)
+    near = np.unique(values[np.clip(np.concatenate([found - 1, found]), 0, len(values) - 1)])
+    return list(index[index.isin(near)])
+
+
+def _some(labels: Sequence[Any]) -> str:
+    return ", ".join(map(str, labels[:_MOST_SHOWN])) + (", ..." if len(labels) > _MOST_SHOWN else "")
 
 
 def is_alone(exclude: Any) -> bool:

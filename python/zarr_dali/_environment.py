@@ -11,14 +11,16 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from zarr_dali._shim import AGAIN
+
 DALI = "nvidia-dali-cuda130"
 """The distribution of DALI that is named where neither an installed one nor a driver says which."""
 
-AGAIN = (
-    "install zarr-dali again with `pip install --force-reinstall --no-deps SOURCE`, where SOURCE is what it "
-    "was installed from (zarr-dali, a wheel or a folder)"
-)
-"""Where files are missing or damaged. By force, since pip takes what it has noted for installed."""
+RELEASED = ("nvidia-dali-cuda120", DALI)
+"""The distributions that DALI 2 comes in. PyPI has these."""
+
+CHANNEL = "https://developer.download.nvidia.com/compute/redist/{}"
+"""The index of nightly and weekly builds, which PyPI lacks (DALI's docs/installation.rst)."""
 
 MACHINES = {62: "x86_64", 183: "aarch64"}
 """By the number in the header of a library (ELF's e_machine)."""
@@ -53,21 +55,21 @@ def core_problem(library: Path) -> Problem | None:
 
 
 def other_release(
-    version: str, releases: list[str], found: str, names: list[str], why: str, remedy: str
+    version: str, releases: list[str], release: str, found: dict[str, list[str]], why: str, remedy: str
 ) -> Problem:
     """There is no shim for the installed DALI.
 
     Args:
         version: Of the plugin.
         releases: Of DALI, for which there are shims.
-        found: The release of DALI that is installed.
-        names: The distributions of DALI that are installed.
+        release: The release of DALI that is installed.
+        found: The distributions of DALI that are installed, with their versions.
         why: No shim could be compiled.
         remedy: What would make that possible; empty: nothing.
     """
-    install = _install(releases[-1] if releases else "", names[:1])
+    install = _install(releases[-1] if releases else "", found)
     return Problem(
-        f"zarr_dali {version} has no library for NVIDIA DALI {found}, which is installed (it has those for "
+        f"zarr_dali {version} has no library for NVIDIA DALI {release}, which is installed (it has those for "
         f"{', '.join(releases) or 'none'}); {why}",
         f"{remedy}, or {install}" if remedy else install,
     )
@@ -82,19 +84,17 @@ def damaged(release: str, error: BaseException) -> Problem:
     """
     folder = dali_folder()
     found = distributions(folder.parents[1]) if folder else {}
-    names = list(found)
-    name = names[0] if len(names) == 1 else _for_driver() or DALI
-    first = f"{_uninstall(names)}, then " if len(names) > 1 else ""
-    versions = found.get(name, [])
-    if len(names) == len(versions) == 1 and not versions[0].startswith(("0.", "1.")):
-        release = versions[0]
     # What DALI needs is missing, and not a part of it: pip brings that without touching the rest.
     lacks = isinstance(error, ModuleNotFoundError) and (error.name or "nvidia").partition(".")[0] != "nvidia"
-    force = "" if lacks else "--force-reinstall --no-deps "
-    return Problem(
-        f"NVIDIA DALI in {folder} cannot be imported ({type(error).__name__}: {error})",
-        f"{first}`pip install {force}{name}=={release}`",
-    )
+    options = "" if lacks else "--force-reinstall --no-deps "
+    match list(found.items()):
+        case [(name, [version])] if not version.startswith(("0.", "1.")):
+            remedy = f"`pip install {options}{_index(name)}{name}=={version}`"
+        case []:
+            remedy = _install(release, {}, options=options)
+        case _:
+            remedy = _install(release, found)
+    return Problem(f"NVIDIA DALI in {folder} cannot be imported ({type(error).__name__}: {error})", remedy)
 
 
 def not_loaded(library: Path, error: BaseException) -> Problem:
@@ -123,10 +123,20 @@ def dali_folder() -> Path | None:
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
+def release_in(folder: Path) -> str | None:
+    """The release of DALI in the folder of its package, which is not imported; None: it does not say."""
+    try:
+        text = (folder / "__init__.py").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"""^__version__ = ["'](\d[\w.+]*)["']""", text, re.MULTILINE)
+    return found and found[1]
+
+
 def distributions(folder: Path) -> dict[str, list[str]]:
     """The distributions of DALI in a folder of packages, one for each release of CUDA, with their versions.
 
-    An interrupted upgrade leaves several versions of one.
+    An interrupted upgrade leaves several versions of one, here the oldest first.
     """
     found: dict[str, list[str]] = {}
     for one in sorted(folder.glob("*-*.dist-info")):
@@ -134,7 +144,24 @@ def distributions(folder: Path) -> dict[str, list[str]]:
         name = re.sub(r"[-_.]+", "-", name).lower()
         if re.fullmatch(r"nvidia-dali(-[a-z]+)?-cuda\d+", name):
             found.setdefault(name, []).append(version)
-    return found
+    return {name: sorted(versions, key=_numbers) for name, versions in found.items()}
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)]
+
+
+def reinstalled(name: str, versions: list[str]) -> str:
+    """How to get from several versions of a distribution of DALI, which pip has noted, to the newest."""
+    return f"{_uninstall({name: versions})}, then `pip install {_index(name)}{name}=={versions[-1]}`"
+
+
+def for_another_cuda(name: str, versions: list[str], cuda: int) -> str:
+    """How to get from a distribution of DALI to that for another release of CUDA."""
+    other = f"nvidia-dali-cuda{cuda}0"
+    # Nightly builds have versions that no release has.
+    pinned = f"{other}=={versions[-1]}" if name in RELEASED else other
+    return f"{_uninstall({name: versions})}, then `pip install {pinned}`"
 
 
 def glibc() -> str | None:
@@ -179,7 +206,7 @@ def _dali_problem(version: str, release: str) -> Problem | None:
     folder = dali_folder()
     if folder is None:
         # What an uninstallation has left of a second one would be taken for an installed one by pip.
-        left = list(distributions(Path(__file__).parents[1]))
+        left = distributions(Path(__file__).parents[1])
         return Problem(
             f"zarr_dali {version} needs NVIDIA DALI, which is not installed",
             _install(release, left, files=False),
@@ -189,22 +216,34 @@ def _dali_problem(version: str, release: str) -> Problem | None:
     if len(found) > 1:
         return Problem(
             f"{' and '.join(found)} are installed in one place, and each wrote over the other's files",
-            _install(release, list(found)),
+            _install(release, found),
         )
     return None
 
 
-def _install(release: str, names: list[str], *, files: bool = True) -> str:
+def _install(release: str, found: dict[str, list[str]], *, files: bool = True, options: str = "") -> str:
     """How to get to a release where these distributions are or were installed. pip does not know that those
     for different releases of CUDA, and nightly ones, have the same files, so they go first where it would
     leave one of them, and where it would take one for installed that has no files left."""
-    known = names[0] if len(names) == 1 else _for_driver()
-    # Nightly ones have other versions, and are not where pip looks.
-    name = re.sub(r"-dali-[a-z]+-cuda", "-dali-cuda", known or DALI)
-    install = f"`pip install {name}=={release}`" if release else f"`pip install {name}`"
-    if names and (names != [name] or not files):
-        install = f"{_uninstall(names)}, then {install}"
+    known = _released(next(iter(found))) if len(found) == 1 else None
+    known = known or _for_driver()
+    name = known or DALI
+    install = f"`pip install {options}{name}=={release}`" if release else f"`pip install {options}{name}`"
+    if found and (list(found) != [name] or len(found[name]) > 1 or not files):
+        install = f"{_uninstall(found)}, then {install}"
     return install if known else f"{install} (nvidia-dali-cuda120 for a driver of CUDA 12)"
+
+
+def _released(name: str) -> str | None:
+    """The distribution of releases for the same CUDA as a distribution. Those for CUDA 11 have ended."""
+    released = re.sub(r"-dali-[a-z]+-cuda", "-dali-cuda", name)
+    return released if released in RELEASED else None
+
+
+def _index(name: str) -> str:
+    """The option with which pip finds a distribution of DALI; of releases none."""
+    channel = re.match(r"nvidia-dali-([a-z]+)-cuda", name)
+    return f"--extra-index-url {CHANNEL.format(channel[1])} " if channel else ""
 
 
 def _for_driver() -> str | None:
@@ -218,5 +257,8 @@ def _for_driver() -> str | None:
     return f"nvidia-dali-cuda{min(max(number.value // 1000, 12), 13)}0"
 
 
-def _uninstall(names: list[str]) -> str:
-    return f"`pip uninstall -y {' '.join(names)}`"
+def _uninstall(found: dict[str, list[str]]) -> str:
+    """pip removes one version of a distribution at a time."""
+    most = max(map(len, found.values()))
+    rounds = [[name for name, versions in found.items() if len(versions) > done] for done in range(most)]
+    return ", ".join(f"`pip uninstall -y {' '.join(names)}`" for names in rounds)

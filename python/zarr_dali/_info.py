@@ -104,12 +104,15 @@ def info(
     """
     if device not in ("gpu", "cpu"):
         raise ValueError(f'argument `device`: "{device}" is neither "gpu" nor "cpu"')
-    location = _locations.located(path, reader_arguments.pop("storage_options", None))
+    arrays = [arrays] if isinstance(arrays, str) else arrays and list(arrays)
+    location = _locations.located(path, reader_arguments.pop("storage_options", None), arrays or ())
     if location.storage_options is not None:
         reader_arguments["storage_options"] = location.storage_options
     reader_arguments = _offsets.reader_arguments(reader_arguments)
-    arrays = arrays if arrays is not None else location.arrays or None
-    arrays = [arrays] if isinstance(arrays, str) else arrays and list(arrays)
+    if arrays is None:
+        arrays = location.arrays or None
+    elif arrays:
+        arrays, _ = location.named(arrays, None, False)
     given = {name: _plain(name, value) for name, value in reader_arguments.items() if value is not None}
     paths = location.paths
     opening = location.storage_options, given.get("follow_links", True)

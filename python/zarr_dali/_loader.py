@@ -118,6 +118,7 @@ class Loader:
             dtype: Element type of all outputs, as a type or name of NumPy, torch or DALI, rounded and
                 saturated as the reader does; a list with one for each of `arrays`; or a dictionary with some
                 by the arrays' names or by their keys in a batch (see `names`): `dtype={"label": "int64"}`.
+                Names that only `graph` returns are cast behind it, by `fn.cast`; all others are what it gets.
                 None leaves a type as it is. "bfloat16" is made of float32 on the device. What DALI cannot
                 hand to torch (uint16, uint32, uint64) is refused.
             layout: DALI's layout of a sample, a letter for each dimension, for operators that ask for one:
@@ -137,10 +138,11 @@ class Loader:
                 (True, or "channels": levels and arrays as channels, named by `loader.channels`),
                 `mask_and_scale`, `mean`, `std`, `return_index`, `decode`, `follow_links`, memory budgets (in
                 bytes, or as in "4GB") and others; `storage_options` as a dictionary. `normalize` as a
-                dictionary by names or keys as `dtype`, JSON or the name of a file of JSON. `samples`,
-                `weights` and `samples_per_epoch` as `set_samples` takes them, `mask`. In `mean` and `std` a
-                list may stand for an array: `mean=[[220, 250], 280]` has one number for each index of the
-                first dimension behind those of the window.
+                dictionary by names or keys as `dtype`, JSON or the name of a file of JSON; statistics with
+                `labels` are chosen by these, for what `select` takes. `samples`, `weights` and
+                `samples_per_epoch` as `set_samples` takes them, `mask`. In `mean` and `std` a list may stand
+                for an array: `mean=[[220, 250], 280]` has one number for each index of the first dimension
+                behind those of the window.
 
         Raises:
             ValueError: Arguments or the store do not fit.
@@ -157,7 +159,7 @@ class Loader:
         self.rank, self.world_size = _loader_checks.rank_and_size(rank, world_size)
 
         arrays = _loader_arguments.array_names(arrays)
-        location = _locations.located(path, reader_arguments.get("storage_options"))
+        location = _locations.located(path, reader_arguments.get("storage_options"), arrays)
         path, reader_arguments = location.path, location.arguments(reader_arguments)
         self._samples, reader_arguments = _samples.taken_from(reader_arguments)
         arrays, names = location.named(arrays, names, bool(reader_arguments.get("stack")))
@@ -181,13 +183,18 @@ class Loader:
         arguments |= _loader_arguments.stacking(arguments.pop("stack", None))
         # These may be labels and time spans, of which indices are made first.
         arguments = _values.of_reader(arguments, without=("offsets", "exclude"))
-        arguments = _loader_arguments.with_selection(path, arrays, select, arguments, gaps)
+        opened = _store_coordinates.Once()
+        arguments = _loader_arguments.with_selection(path, arrays, select, arguments, gaps, opened)
         arguments = _values.of_reader(arguments)
         names = _outputs.names_of(arrays, arguments, names)
         each = _outputs.arrays_of(arrays, arguments, names)
         arguments = _normalize.by_array(arguments, arrays, names[: len(each)])
-        _normalize.check_labels(
-            arguments.get("normalize"), lambda: _store_coordinates.indexes(path, arrays, arguments)
+        arguments = _normalize.by_label(
+            arguments,
+            arrays,
+            lambda: opened(
+                path, arrays or None, arguments.get("follow_links", True), arguments.get("storage_options")
+            ),
         )
         arguments["dtype"], self._outputs = _outputs.outputs_of(
             names,
@@ -419,12 +426,7 @@ class Loader:
         except BaseException as error:
             # Where the pipeline stands is not known now.
             self._drop()
-            if isinstance(error, KeyError):
-                raise ValueError(
-                    f"DALI has no torch tensors of the type {error}; give `dtype`, such as int32 or float32"
-                ) from error
-            if problem := self._outputs.problem(str(error)):
-                raise ValueError(problem) from error
+            self._outputs.explain(error)
             raise
         return tensors
 
@@ -443,7 +445,11 @@ class Loader:
         with pipeline:
             nodes = self._outputs.nodes(fn.readers.zarr(name=READER, **arguments))
             pipeline.set_outputs(*nodes.values())
-        pipeline.build()
+        try:
+            pipeline.build()
+        except Exception as error:
+            self._outputs.explain(error)
+            raise
         self.names = list(nodes)
         self._count = pipeline.reader_meta(READER)["epoch_size"]
         # Without `size` it goes on and on; batches are counted here.

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from zarr_dali import _core, _loader_checks, _offsets, _select, _steps
+from zarr_dali import _core, _loader_checks, _offsets, _select, _steps, _values
 from zarr_dali._coordinates import is_alone
+from zarr_dali._select import Opened
 
 
 def with_selection(
@@ -19,9 +20,18 @@ def with_selection(
     labels: Mapping[str, Any] | None,
     arguments: dict[str, Any],
     gaps: str | None,
+    opened: Opened,
 ) -> dict[str, Any]:
-    """The reader's arguments, with indices for what labels and time spans mean."""
+    """The reader's arguments, with indices for what labels and time spans mean.
+
+    `opened` reads the coordinates of stores.
+    """
     asked: tuple[str, ...] = ("offsets", "exclude")
+    # Before coordinates are read, and gaps between stores are found that nobody joins.
+    if arguments.get("join") is not None:
+        _values.one_of("join", arguments["join"], _select.JOINS)
+    if gaps is not None:
+        _values.one_of("gaps", gaps, _steps.GAPS)
     if labels is None:
         asked = tuple(name for name in asked if not _is_of_indices(arguments.get(name)))
     else:
@@ -29,11 +39,11 @@ def with_selection(
     if arguments.get("dimension_offsets") and isinstance(arguments.get("offsets"), Mapping):
         raise ValueError("offsets by dimension and dimension_offsets: give one of them")
     if not asked and isinstance(arguments.get("offsets"), Mapping):
-        return _by_dimension(path, arrays, arguments, gaps)
+        return _by_dimension(path, arrays, arguments, gaps, opened)
     if labels is None and not asked:
         arguments = arguments | {"path": path}
-        return arguments | _without_gaps(arrays, arguments, gaps)
-    return _selected(path, arrays, labels or {}, arguments, gaps, {"window", "offsets", *asked})
+        return arguments | _without_gaps(arrays, arguments, gaps, opened)
+    return _selected(path, arrays, labels or {}, arguments, gaps, {"window", "offsets", *asked}, opened)
 
 
 def _selected(
@@ -43,6 +53,7 @@ def _selected(
     arguments: Mapping[str, Any],
     gaps: str | None,
     computed: set[str],
+    opened: Opened,
 ) -> dict[str, Any]:
     """The reader's arguments, of which `select` makes those that are `computed`."""
     region = {name: arguments.get(name) for name in ("roi_start", "roi_end", "per_store")}
@@ -56,6 +67,7 @@ def _selected(
         arguments.get("storage_options"),
         **{name: arguments.get(name) for name in computed},
         gaps=gaps,
+        opened=opened,
     )
     others = {name: value for name, value in arguments.items() if name not in computed}
     for name in ("breaks", "per_store", "dimension_offsets"):
@@ -65,14 +77,18 @@ def _selected(
 
 
 def _by_dimension(
-    path: str | list[str], arrays: list[str], arguments: Mapping[str, Any], gaps: str | None
+    path: str | list[str],
+    arrays: list[str],
+    arguments: Mapping[str, Any],
+    gaps: str | None,
+    opened: Opened,
 ) -> dict[str, Any]:
     """The reader's arguments for a dictionary of offsets in steps, with gaps as `_without_gaps` has them."""
     plain = _offsets.reader_arguments(arguments) | {"path": path}
     if gaps == "allow" or (gaps is None and arguments.get("breaks") is not None):
         return plain
     try:
-        return _selected(path, arrays, {}, arguments, gaps, {"window", "offsets"})
+        return _selected(path, arrays, {}, arguments, gaps, {"window", "offsets"}, opened)
     except (ImportError, TypeError, ValueError, RuntimeError):
         # As there.
         if gaps is not None:
@@ -80,7 +96,9 @@ def _by_dimension(
         return plain
 
 
-def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | None) -> dict[str, Any]:
+def _without_gaps(
+    arrays: list[str], arguments: Mapping[str, Any], gaps: str | None, opened: Opened
+) -> dict[str, Any]:
     """The reader's arguments that keep samples from reaching over gaps, for a reader of indices."""
     several = _steps.are_several(arguments.get("window"), arguments.get("offsets"))
     if gaps == "allow" or not (several or gaps is not None):
@@ -90,7 +108,7 @@ def _without_gaps(arrays: list[str], arguments: Mapping[str, Any], gaps: str | N
             raise ValueError("breaks and gaps: give one of them")
         return {}
     try:
-        return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps)
+        return _select.breaks_of(arguments["path"], arrays or None, arguments, gaps, opened)
     except (ImportError, TypeError, ValueError, RuntimeError):
         # Nobody asked, and what is wrong with the store the reader says.
         if gaps is not None:
@@ -126,7 +144,11 @@ def array_names(arrays: str | Sequence[str] | None) -> list[str]:
     unordered = isinstance(arrays, Set) and not isinstance(arrays, KeysView)
     if unordered or isinstance(arrays, bytes) or not isinstance(arrays, Iterable):
         raise TypeError(f"arrays: has to be a name or a list of names, not {type(arrays).__name__}")
-    return [str(name) for name in arrays]
+    names = list(arrays)
+    for name in names:
+        if not isinstance(name, (str, os.PathLike, numbers.Integral)):
+            raise TypeError(f"arrays: a name has to be a text, not {type(name).__name__}")
+    return [str(name) for name in names]
 
 
 def plain(value: Any) -> Any:

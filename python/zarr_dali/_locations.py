@@ -53,11 +53,17 @@ class Location:
         return found, wanted if names is None and not stack and found != wanted else names
 
 
-def located(source: Source | Sequence[Source], storage_options: _core.StorageOptions = None) -> Location:
+def located(
+    source: Source | Sequence[Source],
+    storage_options: _core.StorageOptions = None,
+    arrays: Sequence[str] = (),
+) -> Location:
     """Where what stands for a store, or a list of stores, can be read.
 
     Args:
+        source: What stands for it.
         storage_options: In place of those that an object has.
+        arrays: Which variables of a Dataset are meant; all without them.
 
     Raises:
         TypeError: It stands for no store.
@@ -66,8 +72,8 @@ def located(source: Source | Sequence[Source], storage_options: _core.StorageOpt
     if isinstance(source, Iterator):
         source = list(source)
     if isinstance(source, (list, tuple)):
-        return _joined([_located(one, storage_options) for one in source], storage_options)
-    return _located(source, storage_options)
+        return _joined([_located(one, storage_options, arrays) for one in source], storage_options)
+    return _located(source, storage_options, arrays)
 
 
 def _joined(parts: Sequence[Location], storage_options: _core.StorageOptions) -> Location:
@@ -100,14 +106,14 @@ def _under_own_url(part: Location) -> dict[str, Any]:
     return by_url | ({url: own} if own and "://" in url else {})
 
 
-def _located(source: Source, storage_options: _core.StorageOptions) -> Location:
+def _located(source: Source, storage_options: _core.StorageOptions, arrays: Sequence[str]) -> Location:
     if isinstance(source, (str, os.PathLike)):
         return Location(as_text(source), storage_options)
     kinds = _kinds(source)
     if {"xarray.Dataset", "xarray.DataArray"} & kinds:
         from zarr_dali import _opened_by_xarray
 
-        found = _opened_by_xarray.arrays_of(source)
+        found = _opened_by_xarray.arrays_of(source, arrays)
         node = _of_store(found.store, found.group, storage_options)
         return replace(node, arrays=found.arrays, names=found.names, mask_and_scale=found.is_decoded)
     if {"zarr.Group", "zarr.Array", "zarr.AsyncGroup", "zarr.AsyncArray", "zarr.StorePath"} & kinds:

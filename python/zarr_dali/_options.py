@@ -131,6 +131,7 @@ def in_options(text: str) -> str:
     for name in ("resume", "overwrite"):
         text = text.replace(f"{name}=True", f"--{name}")
     text = re.sub(r"(?<!\w)range(?=[:,] )", "--range", text)
+    text = text.replace("give `output`", "give --output")
     return text.replace("index_range", "--index-range")
 
 

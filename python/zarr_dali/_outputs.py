@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from zarr_dali import _keys
+from zarr_dali import _dali_errors, _keys
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +37,10 @@ class Outputs:
     graph: Graph | None
     of_torch: dict[str, str]
     """Types that torch makes of single outputs, which are float32 until then."""
+    behind: dict[str, str]
+    """Types that outputs are cast to behind `graph`, which alone knows them."""
+    of_all: str | None
+    """The type that torch makes of all outputs of `graph` that are float32."""
 
     def nodes(self, outputs: Any) -> dict[str, DataNode]:
         """The outputs of the pipeline by the keys of a batch. To be called while the pipeline is defined."""
@@ -69,31 +72,46 @@ class Outputs:
             raise TypeError(
                 f"graph: has to return DALI's nodes, such as fn.flip(...) gives, not {_in_words(found)}"
             )
-        return {str(name): node for name, node in found.items()}
-
-    def problem(self, text: str) -> str | None:
-        """What DALI's error says of a layout or of operators, and which argument that is; None of others."""
-        said = text.rpartition("encountered:\n")[2].partition("\nC++ context")[0].strip()
-        said = said.removesuffix("Current pipeline object is no longer valid.").strip()
-        if "fn.reinterpret`" in text and (
-            shape := re.search(r"'(\w*)' is not compatible with a (\d+)D", said)
-        ):
-            names = [name for name, layout in self.layouts.items() if layout == shape[1]]
-            return (
-                f'layout: "{shape[1]}" has {len(shape[1])} letters, but a sample of {" or ".join(names)} has '
-                f"{shape[2]} dimensions, those of the window among them; give one letter for each"
+        found = {str(name): node for name, node in found.items()}
+        elsewhere = [name for name, node in found.items() if node.device == "gpu"]
+        if elsewhere and all(node.device == "cpu" for node in nodes.values()):
+            raise ValueError(
+                f'graph: "{elsewhere[0]}" is on the GPU, but the loader has device="cpu"; leave out what '
+                'moves it there, such as .gpu(), or give device="cuda"'
             )
-        if "in _through_graph" in text and "fn.readers.zarr`" not in text:
-            where = re.search(r"operator `(?:nvidia\.dali\.)?([\w.]+)`", text)
-            hint = " (`layout=` gives outputs other letters)" if "layout" in said else ""
-            return f"graph: {where[1] if where else 'an operator'} refuses what it is given{hint}: {said}"
-        return None
+        return self._cast_behind(found)
+
+    def _cast_behind(self, nodes: dict[str, DataNode]) -> dict[str, DataNode]:
+        """The outputs of `graph` with the types that are asked for by their own names."""
+        from nvidia.dali import fn
+
+        for name in (*self.behind, *self.of_torch):
+            if name not in nodes:
+                given = "" if name in self.behind else f", of which {self.of_torch[name]} is made behind it"
+                raise ValueError(
+                    f'dtype: graph returns no output "{name}"{given}, only {list(nodes)}; name one of these, '
+                    f"or of what it is given, {list(self.names)}"
+                )
+        types = {name: "float32" if name in self.of_torch else one for name, one in self.behind.items()}
+        return nodes | {name: fn.cast(nodes[name], dtype=dali_type(one)) for name, one in types.items()}
+
+    def explain(self, error: BaseException) -> None:
+        """Raises an error of the pipeline in the words of the loader's arguments, if it is one of them."""
+        has_graph = self.graph is not None
+        if isinstance(error, KeyError) and "DALIDataType" in str(error):
+            raise ValueError(_dali_errors.of_type(error.args[0], has_graph)) from error
+        if problem := _dali_errors.in_words_of_the_loader(str(error), self.layouts, has_graph):
+            raise ValueError(problem) from error
+        said = _dali_errors.message(str(error))
+        if said != str(error) and type(error) in (RuntimeError, TypeError, ValueError):
+            raise type(error)(said) from error
 
     def of_batch(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """A batch with the types that torch makes. What operators made of other types stays as it is."""
         import torch
 
-        wanted = {name: getattr(torch, dtype) for name, dtype in self.of_torch.items()}
+        types = dict.fromkeys(tensors, self.of_all) if self.of_all else self.of_torch
+        wanted = {name: getattr(torch, dtype) for name, dtype in types.items()}
         return {
             name: tensor.to(wanted[name]) if name in wanted and tensor.dtype == torch.float32 else tensor
             for name, tensor in tensors.items()
@@ -150,6 +168,9 @@ def outputs_of(
     Args:
         names: Keys of the outputs; behind those of `arrays` may be that of the indices.
         arrays: The array of each output, which `dtype` and `layout` may name in place of its key.
+        dtype: Of the outputs. With `graph` also of what it returns, by names that only it knows.
+        layout: Of the outputs.
+        graph: What makes others of them.
         sources: Asks for the types of the outputs without `dtype`; called where they matter.
 
     Raises:
@@ -159,6 +180,13 @@ def outputs_of(
     if graph is not None and not callable(graph):
         raise TypeError(f"graph: has to be a function of DALI's nodes, not {_in_words(graph)}")
     own = names[: len(arrays)]
+    behind = {}
+    if graph is not None and isinstance(dtype, Mapping):
+        ahead = set(_keys.places("dtype", dtype, arrays, own).values())
+        behind = {
+            name: _type_name(one) for name, one in dtype.items() if name not in ahead and one is not None
+        }
+        dtype = {name: one for name, one in dtype.items() if name in ahead}
     types = {name: _type_name(one) for name, one in _for_each("dtype", dtype, own, arrays).items()}
     layouts = _for_each("layout", layout, own, arrays)
     for name, one in layouts.items():
@@ -175,7 +203,12 @@ def outputs_of(
     if types and not common:
         known = dict(zip(own, sources()))
         casts = {name: (one, known.get(name)) for name, one in types.items() if one != known.get(name)}
-    return of_reader, Outputs(tuple(names), casts, layouts, graph, of_torch)
+    is_one = not isinstance(dtype, (Mapping, list, tuple))
+    of_all = BFLOAT16 if graph is not None and is_one and of_torch else None
+    if of_all:
+        of_torch = {}
+    of_torch |= {name: one for name, one in behind.items() if one in (BFLOAT16, "float16")}
+    return of_reader, Outputs(tuple(names), casts, layouts, graph, of_torch, behind, of_all)
 
 
 def _for_each(argument: str, value: Any, names: Sequence[str], arrays: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import ctypes
 import os
 import re
 import sys
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from types import ModuleType
@@ -59,9 +60,19 @@ def core() -> ctypes.CDLL:
 
 
 def problem() -> str | None:
-    """What keeps the plugin from being loaded, with a remedy; what is seen without importing DALI."""
-    found = _environment.problem(VERSION, DALI_RELEASE, core_path())
-    return None if found is None else str(found)
+    """What keeps `load` from its work, with a remedy, as far as is seen without importing DALI.
+
+    Not seen is that DALI is damaged, or that the dynamic loader refuses the shim.
+    """
+    if found := _environment.problem(VERSION, DALI_RELEASE, core_path()):
+        return str(found)
+    dali = _environment.dali_folder()
+    if dali is not None and (release := _environment.release_in(dali)):
+        try:
+            _library_for(release, dali, _shim.place)
+        except ImportError as error:
+            return str(error)
+    return None
 
 
 def load() -> None:
@@ -73,13 +84,13 @@ def load() -> None:
     """
     global _loaded
     core = core_path()
-    if found := problem():
-        raise ImportError(found)
+    if found := _environment.problem(VERSION, DALI_RELEASE, core):
+        raise ImportError(str(found))
     try:
         import nvidia.dali
     except Exception as error:  # of mixed or missing files comes anything
         raise ImportError(str(_environment.damaged(DALI_RELEASE, error))) from error
-    library = _library_for(nvidia.dali.__version__, Path(nvidia.dali.__file__).parent)
+    library = _library_for(nvidia.dali.__version__, Path(nvidia.dali.__file__).parent, _shim.compiled)
 
     from nvidia.dali import backend, plugin_manager  # only after the checks
 
@@ -102,8 +113,16 @@ def load() -> None:
         _add_to_dynamic_mode(dynamic)
 
 
-def _library_for(release: str, dali: Path) -> Path:
-    """The library to load into a DALI release that lies in the folder `dali`."""
+def _library_for(release: str, dali: Path, other: Callable[[Path, Path, Path, str, str], Path]) -> Path:
+    """The library to load into a DALI release that lies in the folder `dali`.
+
+    Args:
+        release, dali: Of DALI.
+        other: For a release that the package has no shim for: `_shim.compiled` or `_shim.place`.
+
+    Raises:
+        ImportError: There is none.
+    """
     if WHOLE.is_file():
         there = [DALI_RELEASE]
         if release == DALI_RELEASE:
@@ -114,14 +133,14 @@ def _library_for(release: str, dali: Path) -> Path:
         if release in there:
             return PACKAGE / "shims" / _shim.name_for(release)
         why, remedy = f"releases before {'.'.join(map(str, _shim.OLDEST))} are too old", ""
-    names = list(_environment.distributions(dali.parents[1]))
+    found = _environment.distributions(dali.parents[1])
     if not WHOLE.is_file() and _shim.numbers(release) >= _shim.OLDEST:
-        cuda = "12" if any("cuda12" in name for name in names) else "13"
+        cuda = "12" if any("cuda12" in name for name in found) else "13"
         try:
-            return _shim.compiled(PACKAGE / "shim_sources", core_path(), dali, release, cuda)
+            return other(PACKAGE / "shim_sources", core_path(), dali, release, cuda)
         except _shim.Impossible as error:
             why, remedy = f"none can be compiled, because {error}", error.remedy
-    raise ImportError(str(_environment.other_release(VERSION, there, release, names, why, remedy)))
+    raise ImportError(str(_environment.other_release(VERSION, there, release, found, why, remedy)))
 
 
 def _add_to_dynamic_mode(dynamic: ModuleType) -> None:

@@ -7,15 +7,20 @@ coordinates of dimensions are read.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from zarr_dali import _core, _locations, _offsets, _ome_store, _pieces, _steps
+from zarr_dali import _core, _locations, _offsets, _ome_store, _pieces, _steps, _values
 from zarr_dali._coordinates import AbsentError, Coordinates, check_dimensions, import_xarray, is_alone
 from zarr_dali._locations import Paths
 from zarr_dali._store_coordinates import opened_stores
+
+JOINS = ("concat", "separate")
+"""How several stores are read."""
+Opened = Callable[..., Sequence[tuple[str, Coordinates]]]
+"""Reads the coordinates of stores, as `opened_stores`."""
 
 
 def select(
@@ -101,17 +106,21 @@ def within(
     offsets: Sequence[Any] | Mapping[str | int, Sequence[Any]] | None = None,
     exclude: Any = None,
     gaps: str | None = None,
+    opened: Opened = opened_stores,
 ) -> dict[str, Any]:
     """What `select` does, where the reader itself is also given a `region`: only gaps in it count.
 
     Args:
         region: Of the reader's arguments `roi_start`, `roi_end` and `per_store`, of which none is returned.
             There are none beside labels.
+        opened: Reads the coordinates.
     """
-    location = _locations.located(path, storage_options)
-    path, storage_options = location.path, location.storage_options
     if arrays is not None:
         arrays = [arrays] if isinstance(arrays, str) else [str(name) for name in arrays]
+    location = _locations.located(path, storage_options, arrays or ())
+    path, storage_options = location.path, location.storage_options
+    if arrays is not None:
+        arrays, _ = location.named(arrays, None, False) if arrays else (arrays, None)
     elif location.arrays:
         arrays = location.arrays
     if arrays is None:
@@ -121,11 +130,9 @@ def within(
     if reading is not None:
         path, arrays = reading.path, reading.arrays
         join = join or ("concat" if isinstance(path, str) else "separate")
-    join = "concat" if join is None else join
-    if join not in ("concat", "separate"):
-        raise ValueError(f'join: "{join}" is neither "concat" nor "separate"')
+    join = "concat" if join is None else _values.one_of("join", join, JOINS)
     import_xarray()
-    opened = opened_stores(path, arrays, follow_links, storage_options)
+    stores = opened(path, arrays, follow_links, storage_options)
     chosen: dict[str, Any] = {"path": path}
     if storage_options is not None:
         chosen["storage_options"] = _core.as_json(storage_options)
@@ -135,15 +142,15 @@ def within(
         chosen["arrays"] = arrays
     if window is not None:
         chosen["window"] = _steps.extents(window)
-    by_dimension = _offsets.by_dimension(offsets, opened[0][1].dimensions)
+    by_dimension = _offsets.by_dimension(offsets, stores[0][1].dimensions)
     first = by_dimension.pop(0, None)
     several = _steps.are_several(window, first)
     covered = max(len(chosen.get("window", [1])), 1 + max(by_dimension, default=0))
     if join == "separate":
-        regions = _per_store(region, len(opened))
-        found = _separately(opened, labels, regions, covered, (first, by_dimension), exclude, gaps, several)
+        regions = _per_store(region, len(stores))
+        found = _separately(stores, labels, regions, covered, (first, by_dimension), exclude, gaps, several)
         return chosen | {"join": join} | found
-    known = Coordinates.joined(opened)
+    known = Coordinates.joined(stores)
     (start, end), ranges, pieces = known.selected(labels, covered)
     if ranges:
         chosen["roi_start"] = [start for start, _ in ranges]
@@ -277,7 +284,11 @@ def _along_dimensions(
 
 
 def breaks_of(
-    path: Paths, arrays: Sequence[str] | None, arguments: Mapping[str, Any], gaps: str | None
+    path: Paths,
+    arrays: Sequence[str] | None,
+    arguments: Mapping[str, Any],
+    gaps: str | None,
+    opened: Opened = opened_stores,
 ) -> dict[str, Any]:
     """The reader's arguments that keep samples from reaching over gaps, for a reader of indices.
 
@@ -288,12 +299,10 @@ def breaks_of(
         ImportError: xarray or zarr is missing.
     """
     import_xarray()
-    opened = opened_stores(
-        path, arrays, arguments.get("follow_links", True), arguments.get("storage_options")
-    )
+    stores = opened(path, arrays, arguments.get("follow_links", True), arguments.get("storage_options"))
     separate = arguments.get("join") == "separate"
-    own = json.loads(arguments.get("per_store") or "[]") or [{}] * len(opened)
-    parts = opened if separate else [("", Coordinates.joined(opened))]
+    own = json.loads(arguments.get("per_store") or "[]") or [{}] * len(stores)
+    parts = stores if separate else [("", Coordinates.joined(stores))]
     entries, lines = [], []
     for (store, known), entry in zip(parts, own):
         entries.append(entry if entry is None else dict(entry))

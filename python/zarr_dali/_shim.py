@@ -22,6 +22,11 @@ from contextlib import suppress
 from pathlib import Path
 
 CORE = "libzarr_dali_core.so"
+AGAIN = (
+    "install zarr-dali again with `pip install --force-reinstall --no-deps SOURCE`, where SOURCE is what it "
+    "was installed from (zarr-dali, a wheel or a folder)"
+)
+"""Where files are missing or damaged. By force, since pip takes what it has noted for installed."""
 OLDEST = (2, 0)
 """The oldest release of DALI whose interface the sources know."""
 
@@ -78,21 +83,32 @@ def compiled(sources: Path, core: Path, dali: Path, release: str, cuda: str) -> 
         Impossible: Sources, compiler or headers are missing, the compiler fails, or the cache cannot be
             written.
     """
-    if not sources.is_dir():
-        raise Impossible(f"{sources} is missing", "install zarr-dali again")
-    if not (dali / "include").is_dir():
-        raise Impossible(f"{dali} has no C++ headers", "install DALI from its wheel")
-    compiler, cache = _compiler(), _cache()
-    shim = cache / f"{key(sources, core, dali, release)}-{name_for(release)}"
+    shim = place(sources, core, dali, release, cuda)
     if shim.is_file():
         return shim
-    with (cache / "lock").open("w") as lock:
+    with (shim.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not shim.is_file():  # another process may have compiled it meanwhile
             include = cuda_include([Path(path) for path in sys.path], cuda)
             print(f"zarr_dali: compiling for DALI {release}, once ({shim})", file=sys.stderr, flush=True)
-            runpath = [str(core.parent), str(dali)]
-            compile_shim(sources, core, dali, include, shim, runpath, compiler)
+            compile_shim(sources, core, dali, include, shim, [str(core.parent), str(dali)])
+    return shim
+
+
+def place(sources: Path, core: Path, dali: Path, release: str, cuda: str) -> Path:
+    """The file of the shim that `compiled` gives, which is there or can be compiled as far as is known.
+
+    Raises:
+        Impossible: As for `compiled`, besides a compiler that fails.
+    """
+    if not sources.is_dir():
+        raise Impossible(f"{sources} is missing", AGAIN)
+    if not (dali / "include").is_dir():
+        raise Impossible(f"{dali} has no C++ headers", "install DALI from its wheel")
+    _compiler()
+    shim = _cache() / f"{key(sources, core, dali, release)}-{name_for(release)}"
+    if not shim.is_file():
+        cuda_include([Path(path) for path in sys.path], cuda)
     return shim
 
 

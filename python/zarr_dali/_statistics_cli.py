@@ -61,12 +61,12 @@ def statistics(store: tuple[str, ...], output: str | None, as_json: bool, **argu
         found = _statistics.statistics(store, output=output, progress=tick, **arguments)
     if as_json:
         click.echo(json.dumps(found, indent=2))
-        return
-    if not found:
-        click.echo(
+    if found.waiting:
+        text = (
             f"part {arguments['part']} is finished; {still_to_end(found.waiting)}, and the last one writes "
-            f"{output}"
         )
+        click.echo(text + str(output), err=as_json)
+    if as_json or found.waiting:
         return
     from rich.console import Console
 

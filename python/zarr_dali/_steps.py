@@ -120,8 +120,8 @@ def resolve(
         ValueError: Offsets that are no time spans, or that the coordinate has no steps for; and gaps where
             none are allowed.
     """
-    if gaps is not None and gaps not in GAPS:
-        raise ValueError(f"gaps: {gaps!r} is none of {', '.join(GAPS)}")
+    if gaps is not None:
+        _values.one_of("gaps", gaps, GAPS)
     nothing: list[list[int]] = [[] for _ in lines]
     offsets = None if offsets is None else listed(offsets)
     spans = [offset for offset in offsets or [] if not is_number(offset)]
@@ -158,8 +158,10 @@ def _say(
     if (count := sum(map(len, found))) > 1:
         text += f", the first of {count} gaps"
     remedies = 'gaps="skip" leaves out the samples that reach over a gap, and gaps="allow" takes them'
-    if line.start + int(places[0]) + 1 in line.begins:
-        remedies += '; another store begins there, and with join="separate" no sample reaches over to it'
+    joints = {line.start + int(place) + 1 for place in places} & set(line.begins)
+    if joints:
+        where = "there" if line.start + int(places[0]) + 1 in joints else f"at index {min(joints)}"
+        remedies += f'; another store begins {where}, and with join="separate" no sample reaches over to it'
     if gaps == "error":
         asked = "" if in_time is None else f"offsets: {in_time!r} is a time span, but "
         raise ValueError(f"{asked}{text}; {remedies}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +15,6 @@ from zarr_dali._coordinates import Coordinates, import_xarray
 from zarr_dali._locations import Paths
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from zarr_dali._store import Store
 
 
@@ -40,10 +38,23 @@ def coordinates(
     return Coordinates.joined(opened)
 
 
-def indexes(path: Paths, arrays: Sequence[str], arguments: Mapping[str, Any]) -> dict[str, pd.Index]:
-    """The coordinates of the dimensions of arrays that a reader with these arguments reads."""
-    options, follow_links = arguments.get("storage_options"), arguments.get("follow_links")
-    return coordinates(path, arrays or None, follow_links, options).indexes
+class Once:
+    """`opened_stores`, which reads the coordinates of the same stores only once."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, list[tuple[str, Coordinates]]] = {}
+
+    def __call__(
+        self,
+        path: Paths,
+        arrays: Sequence[str] | None,
+        follow_links: bool,
+        options: _core.StorageOptions = None,
+    ) -> list[tuple[str, Coordinates]]:
+        key = repr((path, arrays, follow_links, options))
+        if key not in self._found:
+            self._found[key] = opened_stores(path, arrays, follow_links, options)
+        return self._found[key]
 
 
 def opened_stores(

@@ -3,10 +3,11 @@ argument, and of what it can it makes something, such as 2 of 2.5."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import math
 import numbers
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +37,21 @@ def whole(name: str, value: Any, least: int = -MOST_OF_64_BITS - 1, most: int = 
     if value > most:
         raise ValueError(f"{name} is {value}, but has to be {most} or less")
     return int(value)
+
+
+def one_of(name: str, value: Any, known: Sequence[str]) -> str:
+    """One of several texts.
+
+    Raises:
+        ValueError: It is none of them.
+    """
+    if isinstance(value, str) and value in known:
+        return value
+    given = f'"{value}"' if isinstance(value, str) else repr(value)
+    *others, last = (f'"{one}"' for one in known)
+    near = difflib.get_close_matches(value, known, 1) if isinstance(value, str) else []
+    meant = f'; did you mean "{near[0]}"?' if near else ""
+    raise ValueError(f"{name} is {given}, but has to be {', '.join(others)} or {last}{meant}")
 
 
 def truth(name: str, value: Any) -> bool:

@@ -248,12 +248,17 @@ def test_what_does_not_go_together_is_refused(backend, levels, tmp_path):
         zarr_dali.Loader(path, ["t"], device="cpu", mean=[MEANS], normalize={"t": {"mean": 1, "std": 1}})
     with pytest.raises(ValueError, match=r"mean: it has 3 entries for 2 array\(s\)"):
         zarr_dali.Loader(path, ["t", "s"], device="cpu", mean=[MEANS, 2, 3])
+    with pytest.raises(ValueError, match=r"std: it has 3 entries for 1 array\(s\); .* as in std="):
+        zarr_dali.Loader(path, ["t"], device="cpu", std=torch.tensor(STDS))
     with pytest.raises(ValueError, match=re.escape("no statistics can be read from 'nowhere.json'")):
         zarr_dali.Loader(path, ["t"], device="cpu", normalize="nowhere.json")
     broken = tmp_path / "broken.json"
     broken.write_text('{"t": {"mean": [1')
-    with pytest.raises(ValueError, match=r"no statistics can be read from '.*broken.json' \(.*line 1 column"):
+    message = r"read from '.*broken.json' \(.*line 1 column 18.*`zarr-dali statistics -o FILE`"
+    with pytest.raises(ValueError, match=message):
         zarr_dali.Loader(path, ["t"], device="cpu", normalize=broken)
+    with pytest.raises(ValueError, match=r"^argument `normalize`: it is no JSON \(.* line 1 column 17\)"):
+        zarr_dali.Loader(path, ["t"], device="cpu", normalize=broken.read_text())
     with pytest.raises(ValueError, match="it holds a object, which JSON does not have"):
         zarr_dali.Loader(path, ["t"], device="cpu", normalize={"t": {"mean": object(), "std": 1}})
     stores.write_array(tmp_path, "c", np.ones((4, 3), "complex64"), chunks=(2, 3))

@@ -84,10 +84,20 @@ def remove_library(site):
     (site / "zarr_dali/libzarr_dali_core.so").unlink()
 
 
+def remove_sources(site):
+    add_dali(site, (CUDA130, "2.9.1"), release="2.9.1")
+    shutil.rmtree(site / "zarr_dali/shim_sources")
+
+
 def library_of_another_machine(site):
     remove_library(site)
     head = b"\x7fELF" + bytes(14) + (40 if os.uname().machine == "aarch64" else 183).to_bytes(2, "little")
     (site / "zarr_dali/libzarr_dali_core.so").write_bytes(head)
+
+
+def system_without_glibc(site):
+    with (site / "zarr_dali/_environment.py").open("a") as file:
+        file.write("glibc = lambda: None\n")
 
 
 def what_an_uninstallation_leaves(site):
@@ -96,6 +106,7 @@ def what_an_uninstallation_leaves(site):
 
 
 CUDA120, CUDA130 = "nvidia_dali_cuda120", "nvidia_dali_cuda130"
+NIGHTLY, NIGHTLY_RELEASE = "nvidia_dali_nightly_cuda130", "2.5.0.dev20261101"
 UNINSTALL = "`pip uninstall -y nvidia-dali-cuda120`, then "
 INSTALL_120 = f"`pip install nvidia-dali-cuda120=={RELEASE}`"
 LACKS = f"has no library for NVIDIA DALI {{}}, which is installed (it has those for {RELEASE})"
@@ -125,16 +136,45 @@ STATES = {
         lambda site: add_dali(site, release="1.50.0"),
         [LACKS.format("1.50.0"), f": {INSTALL}"],
     ),
+    "ended distribution": (
+        lambda site: add_dali(site, ("nvidia_dali_cuda110", "1.50.0"), release="1.50.0"),
+        [LACKS.format("1.50.0"), f": `pip uninstall -y nvidia-dali-cuda110`, then {INSTALL}"],
+    ),
+    "no compiler for a nightly build": (
+        lambda site: add_dali(site, (NIGHTLY, NIGHTLY_RELEASE), release=NIGHTLY_RELEASE),
+        [LACKS.format(NIGHTLY_RELEASE), f"`pip uninstall -y nvidia-dali-nightly-cuda130`, then {INSTALL}"],
+    ),
     "what is left": (what_an_uninstallation_leaves, ["which is not installed", UNINSTALL + INSTALL_120]),
     "damaged": (
         lambda site: add_dali(site, (CUDA130, RELEASE), code="from nvidia.dali import nothing\n"),
         ["cannot be imported", f"`pip install --force-reinstall --no-deps nvidia-dali-cuda130=={RELEASE}`"],
     ),
+    "damaged nightly build": (
+        lambda site: add_dali(site, (NIGHTLY, NIGHTLY_RELEASE), code="from nvidia.dali import nothing\n"),
+        [
+            "cannot be imported",
+            "`pip install --force-reinstall --no-deps --extra-index-url "
+            "https://developer.download.nvidia.com/compute/redist/nightly "
+            f"nvidia-dali-nightly-cuda130=={NIGHTLY_RELEASE}`",
+        ],
+    ),
+    "damaged by an interrupted upgrade": (
+        lambda site: add_dali(site, (CUDA130, "2.3.0"), (CUDA130, RELEASE), code="import nvidia.dali.no\n"),
+        [
+            "cannot be imported",
+            f"{', '.join(['`pip uninstall -y nvidia-dali-cuda130`'] * 2)}, then {INSTALL}",
+        ],
+    ),
     "what it needs is missing": (
         lambda site: add_dali(site, (CUDA120, "2.0.0"), code="import nothing_of_that_name\n"),
         ["cannot be imported", "`pip install nvidia-dali-cuda120==2.0.0`"],
     ),
-    "no library": (remove_library, ["libzarr_dali_core.so is missing", "install zarr-dali again"]),
+    "no library": (remove_library, ["libzarr_dali_core.so is missing", _environment.AGAIN]),
+    "no sources for another release": (
+        remove_sources,
+        [LACKS.format("2.9.1"), "shim_sources is missing", f"{_environment.AGAIN}, or {INSTALL}"],
+    ),
+    "no glibc": (system_without_glibc, ["need glibc", "use a system or container with glibc"]),
     "another machine": (library_of_another_machine, ["is built for", "build zarr-dali from source"]),
     "old glibc": (add_dali, ["cannot be loaded", "needs a system with glibc 2.34 or newer"]),
 }
@@ -158,9 +198,10 @@ def command(interpreter, site, *words, env=None):
 
 
 QUICK = ("none", "two", "old glibc")
-WITHOUT_CORE = ("no library", "another machine")
-KNOWN_BEFORE = ("none", "two", "what is left")
-"""States that are seen without importing DALI."""
+WITHOUT_CORE = ("no library", "another machine", "no glibc")
+SEEN_LATE = tuple(state for state in STATES if "damaged" in state or state == "old glibc")
+SEEN_LATE += ("what it needs is missing",)
+"""States that are only seen when DALI is imported, which `info` does not do."""
 
 
 @pytest.fixture(scope="module")
@@ -178,15 +219,16 @@ def test_wrong_environments(interpreter, site, tmp_path, store, state):
     assert loads.returncode == 1 and loads.stdout == ""
     (line,) = loads.stderr.strip().splitlines()
     assert line.startswith("Error: ") and all(part in line for part in parts), line
-    assert "doctor" in command(interpreter, site, "--help").stdout
-    assert "9.8.7" in command(interpreter, site, "--version").stdout
+    for word, said in (("--help", "doctor"), ("--version", "9.8.7")):
+        done = command(interpreter, site, word)
+        assert done.returncode == 0 and said in done.stdout and done.stderr == ""
     info = command(interpreter, site, "info", store, "--dtype", "float16")
     if state in WITHOUT_CORE:
         assert info.returncode == 1 and info.stderr.strip() == line
     else:
         assert info.returncode == 0 and info.stdout == str(zarr_dali.info(store, dtype="float16")) + "\n"
         said = line.replace("Error: ", "Nothing can be read before this is mended: ")
-        assert info.stderr.strip() == (said if state in KNOWN_BEFORE else "")
+        assert info.stderr.strip() == ("" if state in SEEN_LATE else said)
     doctor = command(interpreter, site, "doctor", "--json")
     assert doctor.returncode == 1, doctor.stderr
     said = json.loads(doctor.stdout)
@@ -200,12 +242,16 @@ def test_wrong_environments(interpreter, site, tmp_path, store, state):
 
 def test_nightly_releases_are_replaced():
     """They have the same files, and versions of their own."""
-    problem = _environment.other_release("0", [RELEASE], "2.9", ["nvidia-dali-nightly-cuda120"], "why", "")
+    found = {"nvidia-dali-nightly-cuda120": ["2.9"]}
+    problem = _environment.other_release("0", [RELEASE], "2.9", found, "why", "")
     assert problem.remedy == f"`pip uninstall -y nvidia-dali-nightly-cuda120`, then {INSTALL_120}"
 
 
-@pytest.mark.parametrize("cuda, name", [(12020, "cuda120"), (13000, "cuda130"), (None, "cuda130")])
-def test_the_driver_says_which_dali_is_to_be_installed(monkeypatch, cuda, name):
+@pytest.mark.parametrize("found", [(), ("nvidia-dali-cuda120", "nvidia-dali-cuda130")], ids=["none", "two"])
+@pytest.mark.parametrize(
+    "cuda, name", [(11080, "cuda120"), (12020, "cuda120"), (13000, "cuda130"), (None, "cuda130")]
+)
+def test_the_driver_says_which_dali_is_to_be_installed(monkeypatch, tmp_path, cuda, name, found):
     class Driver:
         def cuDriverGetVersion(self, number):
             number._obj.value = cuda
@@ -217,11 +263,12 @@ def test_the_driver_says_which_dali_is_to_be_installed(monkeypatch, cuda, name):
         return Driver()
 
     monkeypatch.setattr(_environment.ctypes, "CDLL", load)
-    monkeypatch.setattr(_environment, "dali_folder", lambda: None)
-    monkeypatch.setattr(_environment, "distributions", lambda _: {})
+    monkeypatch.setattr(_environment, "dali_folder", lambda: tmp_path / "nvidia/dali" if found else None)
+    monkeypatch.setattr(_environment, "distributions", lambda _: {one: [RELEASE] for one in found})
     remedy = _environment.problem("0", RELEASE, zarr_dali.library_path()).remedy
+    first = f"`pip uninstall -y {' '.join(found)}`, then " if found else ""
     asks = "" if cuda else " (nvidia-dali-cuda120 for a driver of CUDA 12)"
-    assert remedy == f"`pip install nvidia-dali-{name}=={RELEASE}`{asks}"
+    assert remedy == f"{first}`pip install nvidia-dali-{name}=={RELEASE}`{asks}"
 
 
 def fake_wheel(folder, name, version):
@@ -246,8 +293,10 @@ def fake_wheel(folder, name, version):
         pytest.param([(CUDA120, "1.50.0")], marks=pytest.mark.full),
         pytest.param([(CUDA130, "1.50.0")], marks=pytest.mark.full),
         [(CUDA120, "2.4.0"), (CUDA130, "2.4.0")],
+        pytest.param([(CUDA120, "2.3.0"), (CUDA120, "2.4.0"), (CUDA130, "2.4.0")], marks=pytest.mark.full),
+        [(CUDA130, "2.3.0"), (CUDA130, "2.4.0")],
     ],
-    ids=["old release for CUDA 12", "old release", "two"],
+    ids=["old release for CUDA 12", "old release", "two", "two and an interrupted upgrade", "interrupted"],
 )
 def test_remedies_work(tmp_path, monkeypatch, installed):
     """pip does what the message says, with wheels that share their files as DALI's do; then all is well."""
@@ -266,20 +315,29 @@ def test_remedies_work(tmp_path, monkeypatch, installed):
         assert done.returncode == 0, done.stderr
 
     for name, version in installed:
+        before = list(folder.glob(f"{name}-*.dist-info"))
+        kept = [shutil.copytree(one, tmp_path / one.name) for one in before]
         pip("install", str(fake_wheel(links, name, version)))
+        # An upgrade that was interrupted does not remove what pip noted of the former version.
+        for one in kept:
+            shutil.copytree(one, folder / one.name)
     init = folder / "nvidia/dali/__init__.py"
     monkeypatch.setattr(_environment, "dali_folder", lambda: init.parent if init.is_file() else None)
     library = zarr_dali.library_path()
     problem = _environment.problem("0", RELEASE, library)
-    assert (problem is None) == (len(installed) == 1)
-    if problem is None:
-        names = list(_environment.distributions(folder))
-        problem = _environment.other_release("0", [RELEASE], installed[0][1], names, "too old", "")
+    found = _environment.distributions(folder)
+    assert sum(map(len, found.values())) == len(installed)
+    assert (problem is None) == (len(found) == 1)
+    if problem is None and len(installed) > 1:
+        packages = {name: " and ".join(versions) for name, versions in found.items()}
+        (problem,) = findings.of(FINE | {"packages": packages})
+    elif problem is None:
+        problem = _environment.other_release("0", [RELEASE], installed[0][1], found, "too old", "")
     for words in re.findall(r"`pip (.*?)`", problem.remedy):
         pip(*words.split())
     assert _environment.problem("0", RELEASE, library) is None
     assert init.read_text() == STUB.format(RELEASE)
-    assert len(_environment.distributions(folder)) == 1
+    assert list(map(len, _environment.distributions(folder).values())) == [1]
 
 
 def test_distributions_of_dali(tmp_path):
@@ -287,7 +345,8 @@ def test_distributions_of_dali(tmp_path):
     one = ("nvidia_dali_cuda120-1.50.0", "nvidia_dali_cuda120-1.51.0", "NVIDIA.DALI_cuda120-1.49.0")
     for name in (*one, "nvidia_dali_tf_plugin_cuda130-2.4.0", "numpy-2.0.0"):
         (tmp_path / f"{name}.dist-info").mkdir()
-    assert list(_environment.distributions(tmp_path)) == ["nvidia-dali-cuda120"]
+    versions = ["1.49.0", "1.50.0", "1.51.0"]
+    assert _environment.distributions(tmp_path) == {"nvidia-dali-cuda120": versions}
     (tmp_path / "nvidia_dali_nightly_cuda130-2.4.0.dist-info").mkdir()
     assert len(_environment.distributions(tmp_path)) == 2
 
@@ -363,6 +422,63 @@ import nvidia.dali
 assert hasattr(fn.readers, "zarr")
 """
     subprocess.run([sys.executable, "-c", program], check=True, timeout=120)
+
+
+# --- without a driver, nvCOMP or DALI ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lacking", ["11080", "12020", "nvCOMP"])
+def test_commands_without_a_driver_of_today(monkeypatch, tmp_path, store, lacking):
+    """An old driver, one of CUDA 12 and no nvCOMP change nothing but what `info` says of GPU memory."""
+    if lacking == "nvCOMP":
+        monkeypatch.setenv("ZARR_DALI_NVCOMP_LIBRARY", str(tmp_path / "none.so"))
+    elif shutil.which("gcc") is None:
+        pytest.skip("no gcc, with which the stub of a driver is made")
+    else:
+        build = ["gcc", "-shared", "-fPIC", f"-DRELEASE={lacking}", "-DCAPABILITY=70"]
+        source, library = ROOT / "tests/driver/libcuda.c", tmp_path / "libcuda.so.1"
+        subprocess.run([*build, "-o", library, source], check=True)
+        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    printed = {}
+    for words in (["--help"], ["--version"], ["info", store], ["info", "--device", "cpu", store]):
+        program = [sys.executable, "-m", "zarr_dali_command", *words]
+        done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+        assert done.returncode == 0 and done.stderr == "", done.stderr
+        printed[words[-2 if "--device" in words else 0]] = done.stdout
+    assert printed["cpu"] == f"{zarr_dali.info(store, device='cpu')}\n"
+    assert "t2m" in printed["info"]
+    words = "the driver is for CUDA 11.8, older than 12.0"
+    assert (words in re.sub(r"\s+", " ", printed["info"])) == (lacking == "11080")
+
+
+def test_commands_without_dali(monkeypatch, tmp_path, store):
+    """`example`, `statistics`, `rechunk` and `profile` need the core only."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Without:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith('nvidia.dali'):\n"
+        "            raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    def run(*words):
+        program = [sys.executable, "-m", "zarr_dali_command", *words]
+        return subprocess.run(program, capture_output=True, text=True, timeout=120, cwd=tmp_path)
+
+    assert "needs NVIDIA DALI" in run("bench", store).stderr
+    for words in (
+        ["example", "weather.zarr", "--steps", "4"],
+        ["example", "--plate", "plate.zarr"],
+        ["statistics", "weather.zarr", "--output", "statistics.json"],
+        ["rechunk", "weather.zarr", "copy.zarr", "--chunks", "time=2", "--verify"],
+    ):
+        done = run(*words)
+        assert done.returncode == 0, done.stderr
+    assert "t2m" in json.loads((tmp_path / "statistics.json").read_text())
+    assert zarr_dali.info(tmp_path / "copy.zarr").arrays
+    assert run("profile", "none.sqlite").stderr == "Error: there is no file none.sqlite\n"
 
 
 # --- doctor ---------------------------------------------------------------------------------------
@@ -464,6 +580,11 @@ FINE = {
             "broken",
             "DALI is for CUDA 13, and the driver for CUDA 12.2",
         ),
+        (
+            {"packages": {"nvidia-dali-nightly-cuda130": "2.5.0.dev1 and 2.5.0.dev2"}},
+            "note",
+            "nvidia-dali-nightly-cuda130 2.5.0.dev1 and 2.5.0.dev2",
+        ),
         ({"nvcomp": {"problem": "no file"}}, "note", "nvCOMP is not found"),
         ({"nvcomp": {"loaded": "x", "release": "5.0.2"}}, "note", "5.0.2 is too old"),
         ({"gds": {"direct": False, "why": "no nvidia-fs"}}, "note", "no nvidia-fs"),
@@ -480,6 +601,17 @@ def test_findings(changed, kind, words):
     assert findings.of(FINE) == []
     (found,) = findings.of(FINE | changed)
     assert found.kind == kind and words in found.what and found.remedy
+
+
+@pytest.mark.parametrize(
+    "name, installs", [("", "nvidia-dali-cuda120==2.4.0"), ("-nightly", "nvidia-dali-cuda120")]
+)
+def test_dali_for_another_cuda_than_the_driver(name, installs):
+    """Named is what is installed, and nightly builds have no release of the same version."""
+    packages = {f"nvidia-dali{name}-cuda130": "2.4.0"}
+    (found,) = findings.of(FINE | {"packages": packages, "driver": FINE["driver"] | {"cuda": "12.2"}})
+    uninstalls = f"`pip uninstall -y nvidia-dali{name}-cuda130`"
+    assert found.remedy == f"{uninstalls}, then `pip install {installs}`, or a newer driver"
 
 
 def test_nvcomp_is_that_of_the_cuda_that_dali_is_for():

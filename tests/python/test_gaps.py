@@ -142,7 +142,28 @@ def test_a_gap_between_two_stores_names_the_other_way_to_join(tmp_path):
     write(tmp_path / "2.zarr", times[0].delete(2))
     with pytest.warns(UserWarning, match="goes on by") as caught:
         zarr_dali.Loader([tmp_path / "2.zarr", paths[1]], ["t"], device="cpu", window=[2])
+    assert all("; another store begins at index 3, and" in str(one.message) for one in caught)
+    write(tmp_path / "4.zarr", pd.date_range("2010-01-01", periods=8, freq=SPACING).delete(2))
+    with pytest.warns(UserWarning, match="goes on by") as caught:
+        zarr_dali.Loader(tmp_path / "4.zarr", ["t"], device="cpu", window=[2])
     assert not any("another store" in str(one.message) for one in caught)
+    write(tmp_path / "3.zarr", times[0].append(times[0] + pd.Timedelta("9D")))
+    with pytest.warns(UserWarning, match=r"\(index 3\).* 2 gaps, .*; another store begins at index 8, and"):
+        zarr_dali.Loader([tmp_path / "3.zarr", paths[1]], ["t"], device="cpu", window=[2])
+    # What is misspelt is said first.
+    for wrong, meant in (
+        ("seperate", '; did you mean "separate"\\?'),
+        ("concatenate", '; .*"concat"\\?'),
+        ("x", ""),
+    ):
+        message = f'join is "{wrong}", but has to be "concat" or "separate"{meant}$'
+        with warnings.catch_warnings(), pytest.raises(ValueError, match=message):
+            warnings.simplefilter("error")
+            zarr_dali.Loader(paths, ["t"], device="cpu", window=[2], join=wrong)
+        with pytest.raises(ValueError, match=message):
+            zarr_dali.select(paths, arrays=["t"], window=[2], join=wrong)
+    with pytest.raises(ValueError, match=r'gaps is "skp", .* "skip" or "allow"; did you mean "skip"\?'):
+        zarr_dali.Loader(paths, ["t"], device="cpu", window=[2], gaps="skp")
 
 
 FIRST = r"time goes on by 2 days 06:00:00 from 2010-01-02 18:00:00 \(index 7\) to 2010-01-05 00:00:00"
@@ -294,7 +315,7 @@ def test_gaps_that_cannot_be_found_are_no_gaps(backend, tmp_path):
         warnings.simplefilter("ignore")
         data.to_zarr(str(tmp_path / "a.zarr"))
     zarr_dali.Loader(tmp_path / "a.zarr", ["t"], 2, device="cpu", window=[2])
-    for gaps, text in (("skip", "has no coordinate"), ("error", "has no coordinate"), ("never", "none of")):
+    for gaps, text in (("skip", "has no coordinate"), ("error", "has no coordinate"), ("never", "has to be")):
         with pytest.raises(ValueError, match=f"gaps.*{text}"):
             zarr_dali.Loader(tmp_path / "a.zarr", ["t"], 2, device="cpu", window=[2], gaps=gaps)
 

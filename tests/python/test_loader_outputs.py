@@ -11,6 +11,7 @@ import torch
 import zarr
 from nvidia.dali import fn
 from nvidia.dali.data_node import DataNode
+from nvidia.dali.types import DALIDataType
 from torch.utils.data import DataLoader
 
 import zarr_dali
@@ -236,6 +237,54 @@ def test_what_a_graph_may_return(backend, store, graph, names):
     np.testing.assert_array_equal(whole(loader)[names[0]].numpy(), values_of("i1").astype("i4") + 1)
 
 
+@pytest.mark.gpu_where(lambda case: case["dtype"] == "bfloat16")
+@pytest.mark.parametrize(
+    "dtype, expected",
+    [
+        ({"y": "float16"}, {"y": "float16", "z": "int16", "int8": "int8"}),
+        ({"y": "bfloat16", "int8": "float32"}, {"y": "bfloat16", "z": "int16", "int8": "float32"}),
+        ({"y": "int64", "z": torch.bfloat16}, {"y": "int64", "z": "bfloat16", "int8": "int8"}),
+        ({"int16": "float32"}, {"y": "float32", "z": "float32", "int8": "int8"}),
+        ("bfloat16", {"y": "bfloat16", "z": "bfloat16", "int8": "bfloat16"}),
+        ({"y": None}, {"y": "int32", "z": "int16", "int8": "int8"}),
+    ],
+    ids=str,
+)
+def test_types_of_what_a_graph_returns(backend, store, dtype, expected):
+    """Names of the reader's outputs are of what the graph is given, others of what it returns."""
+
+    def graph(nodes):
+        return {"y": nodes["int16"] * 1, "z": nodes["int16"], "int8": nodes["int8"]}
+
+    loader = zarr_dali.Loader(
+        store, ["int8", "int16"], 5, device=device_of(backend), graph=graph, dtype=dtype
+    )
+    found = whole(loader)
+    types = {name: str(tensor.dtype).removeprefix("torch.") for name, tensor in found.items()}
+    assert types == expected
+    for name, tensor in found.items():
+        values = torch.from_numpy(values_of("i1" if name == "int8" else "i2"))
+        assert torch.equal(tensor, values.to(tensor.dtype)), name
+
+
+def test_types_of_what_a_graph_does_not_return(store):
+    def loader(dtype):
+        return zarr_dali.Loader(
+            store, ["int8", "int16"], device="cpu", dtype=dtype, graph=lambda nodes: {"y": nodes["int8"]}
+        )
+
+    with pytest.raises(
+        ValueError, match=r"""dtype: graph returns no output "z", only \['y'\]; .*'int16'\]"""
+    ):
+        loader({"z": "float32"})
+    with pytest.raises(
+        ValueError, match='graph returns no output "int8", of which bfloat16 is made behind it'
+    ):
+        loader({"int8": "bfloat16"})
+    with pytest.raises(ValueError, match='graph returns no output "int8", of which bfloat16'):
+        loader(["bfloat16", None])
+
+
 def test_random_operators(backend, store):
     """Other numbers for each batch, epoch and rank; the same from the same seed, rank and place."""
 
@@ -315,6 +364,7 @@ def test_an_error_of_a_transform_ends_the_epoch_only(store):
         ({"dtype": {"t": "float32"}}, ValueError, r"dtype: there is no output 't', only \['int8', 'int16'\]"),
         ({"dtype": "text"}, TypeError, "text"),
         ({"dtype": ["float32", "text"]}, TypeError, "text"),
+        ({"arrays": np.zeros((2, 3))}, TypeError, "arrays: a name has to be a text, not ndarray"),
         ({"layout": ["CHW"]}, ValueError, "layout.*are 1, but the outputs are 2"),
         ({"layout": 3}, TypeError, 'layout: has to be a text such as "CHW", not int'),
         ({"graph": "flip"}, TypeError, "graph: has to be a function of DALI's nodes, not str"),
@@ -329,27 +379,81 @@ def test_an_error_of_a_transform_ends_the_epoch_only(store):
 )
 def test_bad_arguments(store, arguments, error, words):
     with pytest.raises(error, match=words):
-        zarr_dali.Loader(store, ["int8", "int16"], 2, device="cpu", **arguments)
+        zarr_dali.Loader(store, **{"arrays": ["int8", "int16"], "batch_size": 2, "device": "cpu"} | arguments)
 
 
-def test_layout_of_another_number_of_dimensions(store):
-    loader = zarr_dali.Loader(store, ["int8"], 2, device="cpu", layout="CHW")  # samples are (lat, lon)
-    with pytest.raises(
-        ValueError, match=r'layout: "CHW" has 3 letters, but a sample of int8 has 2 dimensions'
-    ):
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"layout": "CHW"}, '"CHW" has 3 letters, but a sample of one of int8, y has 2 dimensions'),
+        ({"layout": {"y": "HWC"}}, '"HWC" has 3 letters, but a sample of y has 2 dimensions'),
+        ({"layout": ["", "HWC"], "window": [2, 2]}, None),
+        ({"layout": ["WH", "HW"], "window": [2]}, '"WH" has 2 letters, but a sample of int8 has 3 dim'),
+    ],
+)
+def test_layout_of_another_number_of_dimensions(store, arguments, words):
+    loader = zarr_dali.Loader(store, ["int8", "int16"], 2, device="cpu", names={"int16": "y"}, **arguments)
+    if words is None:
+        next(iter(loader))
+        return
+    with pytest.raises(ValueError, match=f"^layout: {words}"):
         next(iter(loader))
 
 
-def test_operators_of_a_graph_that_refuse(store):
-    """Which argument of the Loader it is, and which operator; other errors are left alone."""
+@pytest.mark.parametrize(
+    "graph, words",
+    [
+        (lambda node: fn.flip(node), r"fn.flip refuses .*`layout=` gives.*The layout [\s\S]*CHW$"),
+        (
+            lambda node: node * fn.cat(node, node, axis=1),
+            "math.mul refuses what it is given: Can't broadcast",
+        ),
+        (
+            lambda node: fn.slice(
+                node, 0, fn.random.uniform(range=[1, 4], dtype=DALIDataType.INT32), axes=[2]
+            ),
+            "the samples of a batch have different shapes.*fn.crop",
+        ),
+        (lambda node: fn.cast(node, dtype=DALIDataType.UINT16), "an output is uint16, of which.*fn.cast"),
+    ],
+)
+def test_operators_of_a_graph_that_refuse(store, graph, words):
+    """Which argument of the Loader it is, and which operator."""
     loader = zarr_dali.Loader(
-        store, "int8", 2, window=[2], device="cpu", graph=lambda nodes: fn.flip(nodes["int8"])
+        store, "int8", 8, window=[2], device="cpu", graph=lambda nodes: graph(nodes["int8"])
     )
-    with pytest.raises(ValueError, match=r"^graph: fn.flip refuses .*`layout=` gives.*The layout"):
+    with pytest.raises(ValueError, match=rf"^graph: {words}"):
         next(iter(loader))
-    assert (
-        loader._outputs.problem("Error in operator `nvidia.dali.fn.readers.zarr`, in _through_graph") is None
+
+
+def test_what_a_graph_moves_to_the_gpu_is_no_output_on_the_cpu(store):
+    with pytest.raises(ValueError, match=r'graph: "y" is on the GPU, but the loader has device="cpu"'):
+        zarr_dali.Loader(store, "int8", device="cpu", graph=lambda nodes: {"y": nodes["int8"].gpu()})
+
+
+def test_samples_are_named_as_the_index_says(store):
+    """With offsets that all lie ahead also by a negative one, which never counts from the end."""
+    loader = zarr_dali.Loader(
+        store, "int16", 2, device="cpu", offsets=[1, 4], samples=[-1, 2], return_index=True
     )
+    (batch,) = loader
+    assert batch["index"].tolist() == [[-1], [2]]
+    np.testing.assert_array_equal(batch["int16"], values_of("i2")[[[0, 3], [3, 6]]])
+    for wrong in (-2, STEPS - 4):
+        with pytest.raises(ValueError, match=r"names no sample: along dimension 0 samples are at -1 to 7"):
+            zarr_dali.Loader(store, "int16", device="cpu", offsets=[1, 4], samples=[wrong])
+
+
+def test_what_the_reader_refuses_is_said_without_a_pipeline(store):
+    """DALI's own text is what the error comes from."""
+    with pytest.raises(
+        ValueError, match=r"^argument `samples`: row 0, \[-1\], names no sample.*11$"
+    ) as caught:
+        zarr_dali.Loader(store, "int8", device="cpu", samples=[-1])
+    assert "Critical error" in str(caught.value.__cause__)
+    graph = {"graph": lambda nodes: nodes}
+    with pytest.raises(ValueError, match=r"^argument `samples`"):
+        zarr_dali.Loader(store, "int8", device="cpu", samples=[-1], **graph)
 
 
 @pytest.mark.parametrize("arguments", [{}, {"batch_size": None}, {"batch_size": 2}, {"num_workers": 1}])

@@ -425,6 +425,26 @@ def test_datasets(backend, folder, chunks, group):
     assert [report.name for report in zarr_dali.info(opened[["a"]], device="cpu").arrays] == ["a"]
 
 
+def test_variables_that_are_not_asked_for_may_be_anything(folder):
+    """Of a Dataset with others that were computed; by the names that it has for them."""
+    opened = xr.open_zarr(folder / "w.zarr", consolidated=False, chunks=None)
+    changed = opened.rename(a="t2m").assign(speed=lambda data: data["b"] * 2)
+    # Reading b to compute with it has left it in memory.
+    with pytest.raises(
+        ValueError, match=r"the variable (b|speed) of the Dataset is not read from a Zarr store"
+    ):
+        zarr_dali.Loader(changed, device="cpu")
+    with pytest.raises(ValueError, match="the variable speed of the Dataset is not read"):
+        zarr_dali.Loader(changed, ["t2m", "speed"], device="cpu")
+    for source in (changed, [changed]):
+        found = whole(zarr_dali.Loader(source, "t2m", device="cpu", select={"lat": [1, 3]}))
+        np.testing.assert_array_equal(found["t2m"], VALUES[:, [2, 0]])
+    chosen = zarr_dali.select(changed, arrays="t2m", time="2010-01-02")
+    assert chosen["arrays"] == ["a"] and chosen["roi_start"] == [4]
+    assert [report.name for report in zarr_dali.info(changed, "t2m", device="cpu").arrays] == ["a"]
+    assert zarr_dali.statistics(changed, "t2m")["a"]["count"] == VALUES.size
+
+
 def test_joined_datasets(folder):
     opened, second = (
         xr.open_zarr(folder / name, consolidated=False, chunks=None)[["a"]] for name in ("w.zarr", "w2.zarr")
@@ -442,7 +462,8 @@ def test_joined_datasets(folder):
     "change, words",
     [
         (lambda data: data.isel(time=slice(2, 5)), "a of the Dataset was selected|computed"),
-        (lambda data: data.sel(lat=slice(2, 1)), "was selected from, which `select=` does|computed"),
+        (lambda data: data.sel(lat=slice(2, 1)), "(was selected from|computed).*choose with `select=`"),
+        (lambda data: data.isel(lat=[1, 0, 2]), "was selected|computed"),
         (lambda data: data.isel(time=slice(None, None, -1)), "was selected|computed"),
         (lambda data: data.isel(time=0), "was selected|computed"),
         (lambda data: data.transpose("lat", "time", "lon"), "selected|shape|computed|not read from"),
@@ -454,8 +475,13 @@ def test_joined_datasets(folder):
         (lambda data: data[[]], "no data variables"),
         (
             lambda data: data.assign_coords(lat=data.lat[::-1].values),
-            "coordinate lat of the Dataset is another",
+            "other labels along lat than its store.*or the path of the store",
         ),
+        (lambda data: data["a"].assign_coords(lat=data.lat[::-1].values), "other labels along lat than"),
+        (lambda data: data.assign_coords(time=np.arange(data.sizes["time"])), "other labels along time than"),
+        (lambda data: data.assign_coords(lon=np.arange(data.sizes["lon"]) + 9.5), "other labels along lon"),
+        (lambda data: data.assign_coords(z=("lat", data.lat.values + 1)).swap_dims(lat="z"), "along z than"),
+        (lambda data: data.rename(lat="z").assign_coords(z=data.lat.values + 1), "other labels along z than"),
     ],
 )
 def test_datasets_that_were_changed_are_refused(folder, chunks, change, words):
@@ -465,6 +491,34 @@ def test_datasets_that_were_changed_are_refused(folder, chunks, change, words):
     opened = xr.open_zarr(folder / "w.zarr", consolidated=False, chunks=chunks)[["a", "b"]]
     with pytest.raises(ValueError, match=words):
         zarr_dali.Loader(change(opened), device="cpu")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data.rename(lat="z"),
+        lambda data: data.rename_dims(lat="z"),
+        lambda data: data.drop_vars("lat"),
+        lambda data: data.drop_indexes("lat"),
+        lambda data: data.assign_coords(lat=data.lat.values.astype("float64"), more=("more", [1, 2])),
+        lambda data: data.assign_coords(run=3),
+    ],
+)
+@pytest.mark.parametrize(
+    "decoded",
+    [
+        {},
+        {"decode_times": False},
+        {"decode_cf": False},
+        {"decode_times": xr.coders.CFDatetimeCoder(use_cftime=True)},
+    ],
+)
+def test_datasets_with_the_labels_of_the_store_are_read(folder, change, decoded):
+    """Whichever names and types these have."""
+    pytest.importorskip("cftime")
+    opened = xr.open_zarr(folder / "w.zarr", consolidated=False, chunks=None, **decoded)[["a"]]
+    found = whole(zarr_dali.Loader(change(opened), device="cpu"))["a"]
+    np.testing.assert_array_equal(found, VALUES)
 
 
 # --- what stands for nothing ----------------------------------------------------------------------

@@ -80,6 +80,7 @@ def test_the_last_part_writes_the_statistics(source, tmp_path, by):
         assert not output.exists()
         found = zarr_dali.statistics(source, by=by, output=output, part=f"{number}/3")
         assert found == (wanted if number == 2 else {})
+        assert found.waiting == {3: (1, 2), 1: (2,), 2: ()}[number]
     assert json.loads(output.read_text()) == wanted
     assert not output.with_name("stats.json.partial").exists()
     with pytest.raises(ValueError, match="exists; choose another name"):
@@ -330,6 +331,12 @@ def test_the_commands(source, copy, tmp_path):
     said = run("statistics", source, "-o", output, "--part", "1/2")
     assert f"part 1/2 is finished; part 2 is still to end, and the last one writes {output}" in said
     assert "2 arrays" in run("statistics", source, "-o", output, "--part", "2/2")
+    done = CliRunner().invoke(cli.main, ["statistics", str(source), "--part", "1/2"])
+    assert done.exit_code == 1 and "part: give --output, through which" in done.output
+    done = CliRunner().invoke(
+        cli.main, ["statistics", str(source), "-o", str(tmp_path / "more.json"), "--part", "1/3", "--json"]
+    )
+    assert json.loads(done.stdout) == {} and "parts 2, 3 are still to end" in done.stderr
 
 
 def test_a_journal_of_a_part_that_belongs_to_another_run(source, copy):

@@ -286,7 +286,7 @@ def test_what_is_no_number_is_left_alone(label, values):
 
 
 def test_other_coordinates_are_no_circle(world):
-    with pytest.raises(ValueError, match=r"latitude=\S+ is not there: .*descending$"):
+    with pytest.raises(ValueError, match=r"latitude=\S+ is not there: .*descending, among them 90\.0$"):
         zarr_dali.select(world, arrays=["q"], latitude=360 + dataset(world)[LAT].values[0])
 
 

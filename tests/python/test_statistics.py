@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import zipfile
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 
 from forked import start_script
@@ -24,7 +26,7 @@ import zarr
 import references
 import zarr_dali
 from range_server import serving
-from zarr_dali import _moments, cli
+from zarr_dali import _moments, _store_coordinates, cli
 from zarr_dali._rechunk import journal, regions
 from zarr_dali._statistics import computing
 
@@ -279,11 +281,111 @@ def test_a_loader_refuses_labels_of_another_store(era):
     rounded = found["t"] | {"labels": [float(np.float32(label)) for label in labels]}
     zarr_dali.Loader(era, ["t"], normalize={"t": rounded}, **options)
     zarr_dali.Loader(era, ["t"], normalize=[found["t"] | {"labels": None}], **options)
-    turned = found["t"] | {"labels": labels[::-1]}
-    message = f"normalize: its labels along level .*: {labels[-1]!r} at index 0, where .* {labels[0]!r};"
-    for given in ({"t": turned}, [turned]):
+    other = found["t"] | {"labels": [*labels[:-1], labels[-1] + 1]}
+    message = rf'normalize: the statistics of "t" have none for level={labels[-1]}, only for {labels[0]}, .*'
+    for given in ({"t": other}, [other]):
         with pytest.raises(ValueError, match=message):
             zarr_dali.Loader(era, ["t"], normalize=given, **options)
+    # Of an array that is not read they may be whatever they are.
+    zarr_dali.Loader(era, ["t"], normalize={"t": found["t"], "u": other}, **options)
+    short = found["t"] | {"labels": labels[1:]}
+    with pytest.raises(ValueError, match=r'"t" have 4 "labels" and 5 numbers in "mean"'):
+        zarr_dali.Loader(era, ["t"], normalize=[short], **options)
+
+
+@pytest.mark.parametrize("statistics_of", ["all", "some", "turned"])
+@pytest.mark.parametrize("level", [[850, 500], slice(500, 850), [700], 700, None], ids=str)
+@pytest.mark.parametrize("form", ["dictionary", "list", "renamed"])
+@pytest.mark.gpu_where(lambda case: case["form"] == "list" and case["statistics_of"] == "some")
+def test_statistics_are_chosen_by_label(backend, era, statistics_of, level, form):
+    """Each selected level is normalised by its own numbers, whichever levels the statistics have."""
+    levels = slice(500, 850) if statistics_of == "some" else slice(None)
+    entry = zarr_dali.statistics(era, ["t"], by="level", range={"level": levels})["t"]
+    if statistics_of == "turned":
+        entry = {key: one[::-1] if isinstance(one, list) else one for key, one in entry.items()}
+    # A level that is not read may have what nothing can be normalised by.
+    if 50 in entry["labels"] and level is not None:
+        entry["std"][entry["labels"].index(50)] = None
+    named = {"dictionary": {"t": entry}, "list": [entry], "renamed": {"x": entry}}[form]
+    options = {"names": ["x"]} if form == "renamed" else {}
+    device = {"cpu": "cpu", "gpu": "cuda"}[backend.device]
+    select = {"lat": slice(60.0, -60.0)} | ({} if level is None else {"level": level})
+
+    def loader():
+        return zarr_dali.Loader(
+            era, ["t"], 4, device=device, select=select, normalize=named, dtype="float64", **options
+        )
+
+    if statistics_of == "some" and level is None:
+        with pytest.raises(ValueError, match=r"have none for level=50, 1000, only for 500, 700, 850; select"):
+            loader()
+        return
+    with xr.open_zarr(era, chunks=None) as opened:
+        wanted = opened["t"].sel(lat=select["lat"])
+        wanted = (
+            wanted if level is None else wanted.sel(level=np.atleast_1d(level) if level == 700 else level)
+        )
+        numbers = xr.Dataset(
+            {key: ("level", np.array(entry[key], float)) for key in ("mean", "std")},
+            {"level": entry["labels"]},
+        ).sel(level=wanted["level"])
+        wanted = ((wanted - numbers["mean"]) / numbers["std"]).transpose(*wanted.dims)
+    found = torch.cat([next(iter(batch.values())).cpu() for batch in loader()])
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_statistics_of_separate_stores_are_chosen_by_label(tmp_path):
+    """Stores with other levels at the same index have no numbers in common there."""
+    stores_of = {"a": [850, 500, 300], "b": [850, 500, 200], "c": [500, 850, 300]}
+    for name, levels in stores_of.items():
+        values = np.random.default_rng(1).normal(levels, 5, (4, 3))
+        xr.Dataset({"t": (("time", "level"), values)}, {"level": levels, "time": np.arange(4)}).to_zarr(
+            tmp_path / name
+        )
+    entry = zarr_dali.statistics(tmp_path / "a", by="level")
+
+    def loader(*names, **options):
+        paths = [tmp_path / name for name in names]
+        return zarr_dali.Loader(paths, ["t"], 16, device="cpu", join="separate", normalize=entry, **options)
+
+    (batch,) = loader("a", "b", select={"level": [500, 850]})
+    parts = [xr.open_zarr(tmp_path / name)["t"].sel(level=[500, 850]).values for name in "ab"]
+    mean, std = (np.array(entry["t"][key])[[1, 0]] for key in ("mean", "std"))
+    np.testing.assert_allclose(batch["t"], (np.concatenate(parts) - mean) / std)
+    with pytest.raises(ValueError, match=r"have none for level=200, only for 850, 500, 300"):
+        loader("a", "b")
+    with pytest.raises(ValueError, match=r"others at index 0: 850 and 500; give each store a reader"):
+        loader("a", "c")
+    assert len(loader("a", "c", per_store='[{"roi_start": [1]}, null]')) == 1
+
+
+def test_an_array_by_itself_has_the_labels_of_its_group(era, tmp_path):
+    whole = zarr_dali.statistics(era, ["t"], by="level", range={"level": (500, 850), "time": "2010"})["t"]
+    for path in (era / "t", [era / "t"]):
+        found = zarr_dali.statistics(path, by="level", range={"level": (500, 850), "time": "2010"})
+        assert found == {"t": whole} and whole["labels"] == [500, 700, 850]
+    zarr_dali.Loader(era / "t", device="cpu", select={"level": [850, 500]}, normalize=found)
+    with pytest.raises(ValueError, match=r"range: time=0:3: 0 is no time"):
+        zarr_dali.statistics(era / "t", range={"time": (0, 3)})
+    with serving(era) as server:
+        assert zarr_dali.statistics(f"{server.url}/t", by="level")["t"]["labels"][0] == 50
+    # In no group nothing but positions can be meant.
+    alone = shutil.copytree(era / "t", tmp_path / "elsewhere" / "t")
+    found = zarr_dali.statistics(alone, by="level", range={"level": (1, 4)})
+    assert "labels" not in found["t"] and len(found["t"]["mean"]) == 3
+
+
+def test_coordinates_are_read_once(era, monkeypatch):
+    opened = []
+    once = _store_coordinates.opened_stores
+    monkeypatch.setattr(
+        _store_coordinates, "opened_stores", lambda *given: opened.append(given) or once(*given)
+    )
+    found = zarr_dali.statistics(era, ["t"], by="level")
+    zarr_dali.Loader(era, ["t"], device="cpu", window=[2], select={"level": [500]}, normalize=found)
+    assert len(opened) == 1
+    zarr_dali.Loader(era, ["t"], device="cpu", window=[2], normalize=found)
+    assert len(opened) == 2
 
 
 def test_a_table_keeps_names_and_labels_on_a_narrow_terminal(era, capsys):

@@ -33,6 +33,22 @@ echo compiled > "$2"
 """Writes the file that it is asked for."""
 
 
+@pytest.mark.parametrize("machine", [None, "aarch64"])
+def test_licences_are_those_of_the_machine_that_is_built_for(monkeypatch, tmp_path, machine):
+    """Crates differ between machines, so that a cross build asks for those of its target."""
+    cargo = tmp_path / "cargo"
+    cargo.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\nexit 1\n')
+    cargo.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv("ZARR_DALI_TARGET", raising=False)
+    if machine:
+        monkeypatch.setenv("ZARR_DALI_TARGET", f"{machine}-unknown-linux-gnu")
+    with pytest.raises(RuntimeError, match="cargo metadata"):
+        licences.crates(ROOT)
+    target = f"{machine or os.uname().machine}-unknown-linux-gnu"
+    assert (tmp_path / "called").read_text().endswith(f"--filter-platform {target}\n")
+
+
 @pytest.mark.skipif(shutil.which("cargo") is None, reason="no cargo, which knows what the library is made of")
 def test_wheel_has_licences(tmp_path):
     core = shutil.copy(_plugin.core_path(), tmp_path / _shim.CORE)

@@ -4,7 +4,9 @@ All combinations are tried by `make wheels-test`. Here packages come from the in
 is hundreds of MB: without it, or without a wheel in dist/wheels, tests are skipped. CI builds the wheel.
 """
 
+import hashlib
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -52,6 +54,31 @@ def index(tmp_path_factory):
     done = subprocess.run([*command, "--dest", folder, "click"], capture_output=True, text=True, timeout=120)
     if done.returncode != 0:
         pytest.skip(f"the package index cannot be reached: {done.stderr.strip().splitlines()[-1]}")
+
+
+@pytest.mark.parametrize("folder, status", [("new", os.EX_UNAVAILABLE), ("file", 1)])
+def test_releases_that_cannot_be_downloaded(monkeypatch, tmp_path, folder, status):
+    """They have an exit status of their own, with which `make test-all` goes on; with others it ends."""
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/")
+    monkeypatch.setenv("PIP_RETRIES", "0")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    (tmp_path / "file").write_text("")
+    command = [sys.executable, ROOT / "python/wheels.py", tmp_path / folder]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == status and done.stdout == "", done.stderr
+
+
+def test_report_names_the_commit_and_the_wheel(tmp_path):
+    wheel = tmp_path / "zarr_dali-9.8.7-py3-none-manylinux_2_34_x86_64.whl"
+    wheel.write_bytes(b"of some bytes")
+    tried = [
+        wheels.Tried("3.11.7", "2.4.0", "nvidia-dali-cuda130", "", "2.4.0 libzarr_dali_2.4.0.so 56", 1.0),
+        wheels.Tried("3.11.7", "2.0.0", "nvidia-dali-cuda130", "no index", "", 1.0),
+    ]
+    page = wheels.report(wheel, tried, "abc1234")
+    assert f"at abc1234: `{wheel.name}`" in page and hashlib.sha256(b"of some bytes").hexdigest() in page
+    assert "1 of 2 environments" in page and "no index" in page
+    assert re.match(r"[0-9a-f]{7,}( with changes that are not committed)?$|no commit ", wheels.revision())
 
 
 @pytest.mark.full

@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from zarr_dali import _environment
+
 OLDEST_CUDA = (12, 0)
 OLDEST_CAPABILITY = {12: [7, 0], 13: [7, 5]}
 """By the major release of CUDA that the driver is for."""
@@ -32,13 +34,14 @@ def of(facts: dict[str, Any]) -> list[Finding]:
 def _plugin(facts: dict[str, Any]) -> Iterator[Finding]:
     if problem := facts["plugin"].get("problem"):
         what, colon, remedy = problem.rpartition(": ")
-        yield Finding("broken", what if colon else problem, remedy if colon else "install zarr-dali again")
-    for name, version in facts["packages"].items():
+        yield Finding("broken", what if colon else problem, remedy if colon else _environment.AGAIN)
+    # Where several are installed, that is the problem, and its remedy is for all their versions.
+    for name, version in _dali(facts) if len(_dali(facts)) == 1 else []:
         if " and " in version:
             yield Finding(
                 "note",
                 f"pip has noted {name} {version}, as an interrupted upgrade leaves them",
-                f"`pip uninstall -y {name}` until it says that there is none, then `pip install {name}`",
+                _environment.reinstalled(name, version.split(" and ")),
             )
 
 
@@ -49,11 +52,12 @@ def _gpu(facts: dict[str, Any]) -> Iterator[Finding]:
         yield Finding("broken", f"GPU backend: the driver is for CUDA {cuda}, older than 12.0", upgrade)
         return
     if cuda and (dali := _cuda_of_dali(facts)) and dali > _cuda(facts):
-        other = f"nvidia-dali-cuda{_cuda(facts)}0"
+        ((name, version),) = _dali(facts)
+        other = _environment.for_another_cuda(name, version.split(" and "), _cuda(facts))
         yield Finding(
             "broken",
             f"GPU backend: DALI is for CUDA {dali}, and the driver for CUDA {cuda}",
-            f"`pip uninstall -y nvidia-dali-cuda{dali}0`, then `pip install {other}`, or a newer driver",
+            f"{other}, or a newer driver",
         )
     oldest = OLDEST_CAPABILITY.get(_cuda(facts), OLDEST_CAPABILITY[13])
     if problem := driver.get("problem"):
@@ -156,9 +160,14 @@ def _cuda(facts: dict[str, Any]) -> int:
 
 def _cuda_of_dali(facts: dict[str, Any]) -> int | None:
     """The major release of CUDA that the installed DALI is for, if one is installed."""
-    found = [re.fullmatch(r"nvidia-dali(?:-[a-z]+)?-cuda(\d+)0", name) for name in facts["packages"]]
-    releases = {int(match[1]) for match in found if match}
-    return releases.pop() if len(releases) == 1 else None
+    found = _dali(facts)
+    return int(found[0][0].rpartition("cuda")[2]) // 10 if len(found) == 1 else None
+
+
+def _dali(facts: dict[str, Any]) -> list[tuple[str, str]]:
+    """The distributions of DALI that are installed, with their versions."""
+    named = re.compile(r"nvidia-dali(-[a-z]+)?-cuda\d+")
+    return [one for one in facts["packages"].items() if named.fullmatch(one[0])]
 
 
 def _numbers(cpu_list: str) -> set[int]:

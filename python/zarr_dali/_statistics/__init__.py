@@ -7,13 +7,14 @@ journal of it (`computing`).
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-from zarr_dali import _core, _labels, _local, _locations
+from zarr_dali import _core, _labels, _local, _locations, _store_coordinates
 from zarr_dali._arguments import Threads, bytes_of, import_zarr
 from zarr_dali._dask import cluster as clusters
 
@@ -101,12 +102,13 @@ def statistics(
     from zarr_dali._rechunk import parts, source
     from zarr_dali._statistics import computing, plan
 
-    location = _locations.located(path, storage_options)
-    options = location.storage_options
     asked = [arrays] if isinstance(arrays, str) else None if arrays is None else list(arrays)
+    location = _locations.located(path, storage_options, asked or ())
+    options = location.storage_options
     if location.arrays and asked != []:
         asked = location.named(asked or [], None, False)[0]
-    sources = [source.of(one, options, follow_links) for one in _core.expand(location.paths, options)]
+    paths = _core.expand(location.paths, options)
+    sources = [source.of(one, options, follow_links) for one in paths]
     for one in sources:
         if one.is_folder:
             _local.check_store(one.path, follow_links, chunks=True)
@@ -132,7 +134,9 @@ def statistics(
         )
         if cluster is not None:
             cluster.check_memory(request.memory)
-        made = plan.make(request, sources)
+        read = _store_coordinates.coordinates
+        around = [functools.partial(read, one, None, follow_links, options) for one in paths]
+        made = plan.make(request, sources, around)
         if place is None:
             return Statistics(computing.compute(made, tick, cluster))
         if own is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import posixpath
 from collections.abc import Callable, Iterable, Sequence
@@ -14,6 +15,7 @@ import zarr
 from zarr_dali import _labels, _moments
 from zarr_dali._advice import size
 from zarr_dali._arguments import Threads
+from zarr_dali._coordinates import Coordinates
 from zarr_dali._labels import Ranges
 from zarr_dali._rechunk import journal
 from zarr_dali._rechunk.plan import Bounds, arrays_of, attributes_of, coordinates_of, dimensions_of
@@ -137,8 +139,15 @@ def _with_region(part: Part, region: tuple[int, ...], memory: int) -> Part:
     return replace(part, cut=fitting)
 
 
-def make(request: Request, sources: Sequence[Source]) -> Plan:
+def make(
+    request: Request, sources: Sequence[Source], around: Sequence[Callable[[], Coordinates]] = ()
+) -> Plan:
     """Reads metadata, and coordinates where labels are given, and decides everything.
+
+    Args:
+        request: What is asked for.
+        sources: The stores.
+        around: Of each store, if it is an array, reads the coordinates in the group that it is in.
 
     Raises:
         ValueError: The request does not fit the stores.
@@ -161,7 +170,11 @@ def make(request: Request, sources: Sequence[Source]) -> Plan:
                 raise ValueError(
                     f"{argument}: the arrays have no dimension {one!r}, only {', '.join(known) or 'none'}"
                 )
-    coordinates = _Coordinates(request, finders, joined)
+    stores: list[Bounds | _Around] = [Bounds(request.ranges, find) for find in finders]
+    for at, (root, read) in enumerate(zip(roots, around)):
+        if isinstance(root, zarr.Array):
+            stores[at] = _Around(read)
+    coordinates = _Coordinates(request, stores, joined)
     parts, labels = {}, {}
     for name, arrays in found.items():
         try:
@@ -253,14 +266,32 @@ def _array(find: Callable[[str], zarr.Array | None], source: Source, name: str) 
     return array
 
 
+class _Around:
+    """Coordinates of an array that is a store by itself, as `Bounds` has them of others."""
+
+    def __init__(self, read: Callable[[], Coordinates]) -> None:
+        self._read = read
+
+    @functools.cached_property
+    def _known(self) -> Coordinates | None:
+        try:
+            return self._read()
+        except ValueError:  # it is in no group, or has no names of dimensions
+            return None
+
+    def coordinate(self, array: str, dimension: str, size: int) -> _labels.Coordinate | None:
+        """The labels of a dimension, if it has any."""
+        index = self._known and self._known.indexes.get(dimension)
+        if index is None or len(index) != size:
+            return None
+        return _labels.Coordinate(index, dimension in self._known.longitudes)
+
+
 class _Coordinates:
     """Labels and ranges of dimensions of several stores, joined along one of them."""
 
-    def __init__(
-        self, request: Request, finders: Sequence[Callable[[str], zarr.Array | None]], joined: str | None
-    ) -> None:
-        self._request, self._joined = request, joined
-        self._stores = [Bounds(request.ranges, find) for find in finders]
+    def __init__(self, request: Request, stores: Sequence[Bounds | _Around], joined: str | None) -> None:
+        self._request, self._stores, self._joined = request, stores, joined
 
     def bounds(self, name: str, dimension: str, arrays: Sequence[zarr.Array]) -> tuple[int, int]:
         """The range of a dimension of an array in all stores together."""
