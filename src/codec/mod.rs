@@ -1,7 +1,8 @@
 //! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU decode path is zarrs'.
 //!
-//! A codec that zarrs lacks gets a file here and its registration in `guarded`, and its names in the metadata in `dataset/codecs.rs`. One that
-//! the GPU is to decode also gets a variant of `Inner`, what its blocks are for the kernels (`work`), and a kernel.
+//! A codec that zarrs lacks gets a file here, a line of `byte_codec!` in `read_only`, and its names in the metadata in `dataset/codecs.rs`. One
+//! that the GPU is to decode also gets a variant of `Compression` (here) and of `work::Decoder`, a line in `decode/group/plan.rs`, and a kernel
+//! with a variant of `StreamKernel` (`gpu/kernels.rs`).
 
 pub mod blosc;
 mod bz2;
