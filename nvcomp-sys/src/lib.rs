@@ -99,7 +99,7 @@ impl fmt::Display for Version {
 pub enum LoadError {
     /// The dynamic loader found no such library, or one that does not load.
     NotLoaded {
-        /// The sonames, or the file that [`LIBRARY_VARIABLE`] names.
+        /// The soname that was tried last, or the file that [`LIBRARY_VARIABLE`] names.
         library: PathBuf,
         /// What the dynamic loader said.
         source: libloading::Error,

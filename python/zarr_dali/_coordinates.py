@@ -126,11 +126,11 @@ class Coordinates:
         if not absent:
             return "", ""
         # Of longitudes another remark has the nearest one.
-        near = "" if name in self.longitudes else _some(_nearest(index, [values[at] for at in missing]))
+        near = "" if name in self.longitudes else some(_nearest(index, [values[at] for at in missing]))
         known = f", among them {near}" if near else ""
         if len(absent) == len(labels):
             return "", known
-        return f" ({_some(absent)} {'is' if len(absent) == 1 else 'are'} missing)", known
+        return f" ({some(absent)} {'is' if len(absent) == 1 else 'are'} missing)", known
 
     def refuse_repeated(self, name: str, label: Any) -> None:
         """Raises ValueError if the coordinate has a label several times that a slice or a list asks for."""
@@ -153,11 +153,10 @@ class Coordinates:
             return
         value = index[found[repeated[0]]]
         places = np.flatnonzero(index == value)
-        shown = ", ".join(map(str, places[:_MOST_SHOWN])) + (", ..." if len(places) > _MOST_SHOWN else "")
         raise ValueError(
             f"{name}={label!r}: the label {value} occurs {len(places)} times in the coordinate {name}, at "
-            f"the indices {shown}; write the coordinate with each label once, or give indices in place of "
-            "labels, such as `roi_start` and `roi_end`"
+            f"the indices {some(places)}; write the coordinate with each label once, or give indices in "
+            "place of labels, such as `roi_start` and `roi_end`"
         )
 
     def named(self, name: str, label: Any) -> Any:
@@ -356,7 +355,8 @@ def _nearest(index: pd.Index, labels: Sequence[Any]) -> list[Any]:
     return list(index[index.isin(near)])
 
 
-def _some(labels: Sequence[Any]) -> str:
+def some(labels: Sequence[Any]) -> str:
+    """The first ones of labels, for a message."""
     return ", ".join(map(str, labels[:_MOST_SHOWN])) + (", ..." if len(labels) > _MOST_SHOWN else "")
 
 

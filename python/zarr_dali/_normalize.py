@@ -11,12 +11,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from zarr_dali import _keys, _labels
-from zarr_dali._coordinates import Coordinates
+from zarr_dali._coordinates import Coordinates, some
 
 Normalize = str | os.PathLike | Mapping[str, Any] | Sequence[Any]
-
-_MOST_SHOWN = 8
-"""Labels that a message names."""
 
 
 def as_json(normalize: Normalize) -> str:
@@ -217,7 +214,7 @@ def _by_index(
                 )
         if absent:
             raise ValueError(
-                f"{where} have none for {dimension}={_some(absent)}, only for {_some(labels)}; select among "
+                f"{where} have none for {dimension}={some(absent)}, only for {some(labels)}; select among "
                 'these, take statistics of all that is read, or leave "labels" out, so that numbers are by '
                 "index"
             )
@@ -237,11 +234,6 @@ def _place_of(label: Any, labels: Sequence[Any], index: int) -> int | None:
     if label in labels:
         return labels.index(label)
     return next((at for at, one in enumerate(labels) if _is_same(label, one)), None)
-
-
-def _some(labels: Sequence[Any]) -> str:
-    shown = ", ".join(map(str, labels[:_MOST_SHOWN]))
-    return f"{shown}, ... ({len(labels)} in all)" if len(labels) > _MOST_SHOWN else shown
 
 
 def _is_same(label: Any, other: Any) -> bool:

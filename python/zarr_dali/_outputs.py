@@ -16,11 +16,8 @@ if TYPE_CHECKING:
 
 BFLOAT16 = "bfloat16"
 """A type of torch that DALI does not have."""
-NAMES = frozenset(
-    f"{kind}{bits}"
-    for kind, sizes in {"uint": (8, 16, 32, 64), "int": (8, 16, 32, 64), "float": (16, 32, 64)}.items()
-    for bits in sizes
-) | {"bool"}
+NAMES = ("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
+NAMES += ("float16", "float32", "float64")
 """Of the types that DALI has."""
 NOT_OF_TORCH = ("uint16", "uint32", "uint64")
 """Types that DALI cannot hand to torch."""

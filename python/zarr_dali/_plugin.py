@@ -51,8 +51,8 @@ def core() -> ctypes.CDLL:
         ImportError: It is missing, or of another platform.
     """
     path = core_path()
-    if problem := _environment.core_problem(path):
-        raise ImportError(str(problem))
+    if found := _environment.core_problem(path):
+        raise ImportError(str(found))
     try:
         return ctypes.CDLL(str(path))
     except OSError as error:

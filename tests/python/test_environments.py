@@ -624,7 +624,10 @@ def test_nvcomp_is_that_of_the_cuda_that_dali_is_for():
         assert remedy.split()[-1] in text.page(machine.examine(), findings.of(facts))
 
 
-def test_oldest_nvcomp_is_that_of_the_core():
+def test_releases_of_nvcomp_are_those_of_the_core():
     source = (ROOT / "nvcomp-sys/src/lib.rs").read_text()
     (found,) = re.findall(r"OLDEST: Version = Version \{ major: (\d+), minor: (\d+), patch: (\d+) \}", source)
     assert tuple(map(int, found)) == findings.OLDEST_NVCOMP
+    (sonames,) = re.findall(r"const SONAMES: .* = \[(.*)\];", source)
+    files = [f'"libnvcomp.so.{release}"' for release in machine.NVCOMP_RELEASES]
+    assert sonames.split(", ") == files

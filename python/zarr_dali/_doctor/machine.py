@@ -19,6 +19,8 @@ PACKAGES = ("zarr-dali", "nvidia-libnvcomp-cu12", "nvidia-libnvcomp-cu13", "nvid
 PACKAGES += ("nvidia-cufile-cu12", "zarr", "xarray", "numcodecs", "zarrs", "click", "rich")
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "DALI_PRELOAD_PLUGINS", "LD_LIBRARY_PATH")
 VARIABLES += ("OMP_NUM_THREADS", "PYTHONPATH", "ZARR_DALI_NVCOMP_LIBRARY")
+NVCOMP_RELEASES = (6, 5)
+"""Major ones, in the order in which the core looks for them (nvcomp-sys/src/lib.rs)."""
 SITE = Path(__file__).parents[2]
 PROBE_SECONDS = 120
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
@@ -27,7 +29,7 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 def examine() -> dict[str, Any]:
     """All facts, as dicts, lists, numbers and texts; the home folder is `~`."""
     nvcomp = os.environ.get("ZARR_DALI_NVCOMP_LIBRARY")
-    files = [f"libnvcomp.so.{release}" for release in (6, 5)]
+    files = [f"libnvcomp.so.{release}" for release in NVCOMP_RELEASES]
     beside = [str(SITE / "nvidia/libnvcomp/lib64" / file) for file in files]
     started = {
         "plugin": _start("plugin"),

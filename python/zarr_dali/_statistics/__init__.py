@@ -138,17 +138,17 @@ def statistics(
         around = [functools.partial(read, one, None, follow_links, options) for one in paths]
         made = plan.make(request, sources, around)
         if place is None:
-            return Statistics(computing.compute(made, tick, cluster))
-        if own is None:
-            return Statistics(
-                computing.compute_into(made, tick, place, resume=resume, overwrite=overwrite, cluster=cluster)
+            found = computing.compute(made, tick, cluster)
+        elif own is None:
+            found = computing.compute_into(
+                made, tick, place, resume=resume, overwrite=overwrite, cluster=cluster
             )
-        found = computing.compute_part(made, tick, place, own, overwrite=overwrite)
-    if isinstance(found, tuple):
-        result = Statistics()
-        result.waiting = found
-        return result
-    return Statistics(found)
+        else:
+            found = computing.compute_part(made, tick, place, own, overwrite=overwrite)
+    is_part = isinstance(found, tuple)
+    result = Statistics({} if is_part else found)
+    result.waiting = found if is_part else ()
+    return result
 
 
 def _check_output(place: Path, sources: Sequence[Any]) -> None:

@@ -35,13 +35,14 @@ use trials::{Side, Trials};
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
     helping: bool,
-    /// Batches that were there when the consumer wanted them, since it had to wait last.
-    served: u64,
+    /// Whether the batch that the consumer wanted last was there.
+    served: bool,
     partition: SmPartition,
     /// Whether it waits all the time, and what is done then.
     waited_for: bool,
-    /// About the longest of the consumer's last waits in seconds, and when the last one ended.
+    /// Seconds of the consumer's longest wait, of which each later wait leaves the share `FADES`.
     longest_wait: f64,
+    /// When the consumer's last wait ended.
     waited_until: f64,
     trials: Trials,
     /// Decoded bytes that the CPU gets done in a second.
@@ -83,8 +84,9 @@ impl Policy {
     const HIGH: (u64, u64) = (3, 4);
     /// The GPU keeps to its SM partition while at least one of this many submitted batches is complete.
     const IN_STORE: u64 = 8;
-    /// The consumer waits all the time until it has not waited for this many times its longest wait; with fewer than four batches in flight,
-    /// of which so many can be completed together, for twice their number.
+    /// The consumer counts as one that waits all the time until it has gone without a wait for this many times its longest wait. With fewer than
+    /// four batches in flight it is twice the number of these: all batches in flight may be completed together, and all but the first of them
+    /// come without a wait then.
     const SERVED_LONGER: u64 = 8;
     /// The share of the longest wait that still counts after another one.
     const FADES: f64 = 0.8;
@@ -94,7 +96,7 @@ impl Policy {
     const WEIGHT: f64 = 0.3;
     /// That of a new interval.
     const INTERVAL_WEIGHT: f64 = 0.1;
-    /// A consumer that wants no batch for longer than this many intervals pauses: the rest is left out of the mean.
+    /// A consumer that wants no batch for longer than this many mean intervals pauses: what is longer is left out of the mean.
     const PAUSE: f64 = 8.0;
     /// How many times as long as later ones a core's first chunk may take.
     const FIRST: f64 = 8.0;
@@ -143,7 +145,7 @@ impl Policy {
         if self.partition.wanted(waits, submitted, now) {
             self.trials.interrupt();
         }
-        self.served = if waits { 0 } else { self.served + 1 };
+        self.served = !waits;
         if waits {
             self.waited_for = true;
         } else if Self::is_full(ready, submitted)
@@ -211,7 +213,7 @@ impl Policy {
     pub fn keeps_to_sm_partition(&mut self, ready: u64, submitted: u64) -> bool {
         let keeps = self.partition.is_allowed()
             && !self.waited_for
-            && self.served > 0
+            && self.served
             && ready >= submitted / Self::IN_STORE;
         if keeps {
             self.partition.note_use();

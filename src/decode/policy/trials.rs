@@ -34,8 +34,9 @@ pub struct Trials {
 }
 
 impl Trials {
-    /// A trial has as many batches as are in flight, but at least and at most so many, and at least so many seconds.
+    /// The fewest batches, and the least seconds, of a trial.
     const LEAST: (u64, f64) = (8, 0.05);
+    /// The most batches that a trial needs. Between these bounds it has as many as are in flight.
     const MOST: u64 = 16;
     /// A side that does this much of the best does as well. Then the one is taken that leaves more of the GPU to others.
     const AS_GOOD: f64 = 0.97;
