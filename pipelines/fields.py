@@ -12,7 +12,7 @@ import torch
 import zarr
 from torch import Tensor
 
-# Samples that the normalisation is computed from, spread evenly over the store.
+# Samples that the normalization is computed from, spread evenly over the store.
 STATISTICS_SAMPLES = 16
 
 

@@ -5,7 +5,7 @@
 
 A sample is named by the time of its analysis: `offsets` gives the history that the model sees, the analysis
 itself and the lead times that it is trained and scored on. Static fields [H, W] of the same group, such as a
-land mask, are further outputs of the reader, which reads them once. All are normalised by the reader (`mean`
+land mask, are further outputs of the reader, which reads them once. All are normalized by the reader (`mean`
 and `std`, one for each array).
 
 The model maps the last steps and the static fields to the next step. It is applied to its own output for

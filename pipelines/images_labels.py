@@ -5,7 +5,7 @@
 
 The store is a group with the images [N, H, W, 3] in uint8 and their labels [N] as integers. One reader gives
 both, so that an image and its label stay together however the samples are shuffled. Behind it stand DALI's
-operators: a random crop that is resized, a flip, a change of colours, and the normalisation to [3, H, W], on
+operators: a random crop that is resized, a flip, a change of colours, and the normalization to [3, H, W], on
 the GPU where the pipeline has one.
 
 The last tenth of the images is for validation, which has no augmentation.

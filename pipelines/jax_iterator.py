@@ -3,7 +3,7 @@
     python pipelines/jax_iterator.py                              # writes and uses a small ERA5-like store
     python pipelines/jax_iterator.py --store era5.zarr --arrays t2m msl --batch-size 32
 
-The arrays [T, H, W] of a group are stacked to windows of two steps [2, C, H, W], normalised by the reader. A
+The arrays [T, H, W] of a group are stacked to windows of two steps [2, C, H, W], normalized by the reader. A
 small convolutional net predicts the second step from the first. Needs `pip install jax`, with a GPU
 `pip install "jax[cuda13]"`.
 

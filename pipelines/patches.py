@@ -3,7 +3,7 @@
     python pipelines/patches.py                                   # writes and uses a small ERA5-like store
     python pipelines/patches.py --store era5.zarr --arrays t2m msl --patch 4 64 64 --overlap 0 16 16
 
-The arrays [T, H, W] of a group are stacked: a sample is [T', C, H', W'], normalised by the reader. The two
+The arrays [T, H, W] of a group are stacked: a sample is [T', C, H', W'], normalized by the reader. The two
 ways to cut patches are those of xbatcher, with `window` for its `input_dims` and the stride that its
 `input_overlap` leaves:
 

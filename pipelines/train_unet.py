@@ -55,7 +55,7 @@ class PaddedUnet(nn.Module):
     """U-Net from C to C channels for images of any size: pads to what the encoder needs, then crops."""
 
     STRIDE = 32
-    # Below two positions at the bottleneck, batch normalisation has nothing to average in a batch of one.
+    # Below two positions at the bottleneck, batch normalization has nothing to average in a batch of one.
     SMALLEST = 64
 
     def __init__(self, channels: int, encoder: str = "resnet18") -> None:

@@ -1,4 +1,4 @@
-"""Trains on chosen levels of several variables, normalised by level and stacked to channels.
+"""Trains on chosen levels of several variables, normalized by level and stacked to channels.
 
     python pipelines/weather_channels.py                              # writes and uses the example store
     python pipelines/weather_channels.py --store wb2.zarr --arrays z t t2m msl --levels 500 850 --steps 300

@@ -12,7 +12,7 @@
 //!   fails, or until the reader is dropped; each of the three waits for every write to have ended.
 
 use crate::dataset::ElementType;
-use crate::error::{Error, Kind};
+use crate::error::{Error, ErrorKind};
 use crate::foreground;
 use crate::info;
 use crate::options::Arguments;
@@ -196,8 +196,8 @@ struct Crossing(Error);
 impl fmt::Display for Crossing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = match self.0.kind() {
-            Kind::Argument => 'A',
-            Kind::Runtime => 'R',
+            ErrorKind::Argument => 'A',
+            ErrorKind::Runtime => 'R',
         };
         write!(f, "{kind}{}", self.0)
     }
@@ -389,8 +389,8 @@ pub unsafe extern "C" fn zarr_dali_describe(arguments: *const c_char) -> *mut c_
     });
     let answer = described.unwrap_or_else(|Crossing(error)| {
         let kind = match error.kind() {
-            Kind::Argument => "argument",
-            Kind::Runtime => "runtime",
+            ErrorKind::Argument => "argument",
+            ErrorKind::Runtime => "runtime",
         };
         serde_json::json!({"error": error.to_string(), "kind": kind})
     });

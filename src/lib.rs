@@ -15,6 +15,9 @@
 //!   6 batch             complete when its last chunk is
 //! ```
 //!
+//! The way of one chunk, by file, on the GPU backend: `sampler/order` -> `plan/mod` -> `decode/planner` -> `decode/jobs` -> `decode/worker` ->
+//! `decode/chunk_source` -> `fetch/mod` -> `decode/upload/mod` -> `decode/gpu_worker` -> `decode/group/mod` -> `assemble/device` -> `batch`.
+//!
 //! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
 //! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,
 //! [`presence`] those that touch no missing chunk, [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.

@@ -9,7 +9,7 @@
 //! - No panic leaves a function: it becomes an answer.
 
 use crate::dataset::Dataset;
-use crate::error::{Error, Kind, Obstacle, Result};
+use crate::error::{Error, ErrorKind, Obstacle, Result};
 use crate::options::{argument, network_threads};
 use crate::store::{self, Access, Extent, Head, Session, Sessions, StorageOptions, Store, Version};
 
@@ -93,8 +93,8 @@ fn answered(entry: &str, work: impl FnOnce() -> Result<Answer>) -> *mut Answer {
     };
     let answer = answer.unwrap_or_else(|error| {
         let outcome = match error.kind() {
-            Kind::Argument => Outcome::Argument,
-            Kind::Runtime => Outcome::Failed,
+            ErrorKind::Argument => Outcome::Argument,
+            ErrorKind::Runtime => Outcome::Failed,
         };
         Answer::new(outcome, &error.to_string())
     });
@@ -167,9 +167,10 @@ pub unsafe extern "C" fn zarr_dali_open_store(
         let path = asked["path"].as_str().unwrap_or_default();
         let opened = store::open(path, &access(&asked)?)?;
         let path = store::without_secrets(path);
-        let patience = if asked["soon"] == true { Session::WHILE_OPENING } else { Session::WHILE_READING };
+        let retry_timeout =
+            if asked["soon"] == true { Session::WHILE_OPENING } else { Session::WHILE_READING };
         let sessions =
-            beside.map_or_else(|| Arc::new(Sessions::new(patience)), |store| store.sessions.clone());
+            beside.map_or_else(|| Arc::new(Sessions::new(retry_timeout)), |store| store.sessions.clone());
         let session =
             sessions.with(&opened).map_err(|source| Error::Unreadable { path: path.clone(), source })?;
         let about = json!({"folder": opened.folder().is_some(), "lists": opened.lists()});

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use zarr_dali::codec::decode_on_cpu;
 use zarr_dali::dataset::{ByteFormat, Dataset, ElementType, StoredType};
-use zarr_dali::error::Kind;
+use zarr_dali::error::ErrorKind;
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
 use zarr_dali::store::Access;
@@ -350,7 +350,7 @@ fn a_checkpoint_of_another_reader_is_refused() {
     let mut other = Reader::open(&Arguments { window: Some(vec![2]), ..base.clone() }).unwrap();
     let error = other.restore_state(&state).unwrap_err();
     assert!(error.to_string().contains("window=[1], this reader has [2]"), "{error}");
-    assert_eq!(error.kind(), Kind::Runtime);
+    assert_eq!(error.kind(), ErrorKind::Runtime);
     let mut same = Reader::open(&base).unwrap();
     assert!(same.restore_state(b"\xff\x00").is_err());
     read(&mut same, 4, 1);
@@ -373,7 +373,7 @@ fn a_damaged_chunk_fails_its_batch_and_every_later_call() {
         let error = reader.next_batch().unwrap_err();
         let text = error.to_string();
         assert!(text.contains("chunk [3, 0]") && text.contains("c/3/0") && text.contains("copy"), "{text}");
-        assert_eq!(error.kind(), Kind::Runtime);
+        assert_eq!(error.kind(), ErrorKind::Runtime);
     }
     drop(reader);
 }

@@ -6,7 +6,7 @@ needs neither a GPU nor its driver, nor nvCOMP; those are looked for when a pipe
 
 `info` says beforehand how a store would be read, `select` turns labels of coordinates into arguments of the
 reader, `ome_zarr` does so with a level of OME-Zarr images, `Loader` gives batches of torch tensors without a
-pipeline to write, `stats` counts what a reader has done, `statistics` computes what a reader normalises with,
+pipeline to write, `stats` counts what a reader has done, `statistics` computes what a reader normalizes with,
 `rechunk` copies a store into chunks that fit what is read, `open_store` lends stores to xarray, and
 `example_store` and `example_plate` write small ones to try things with.
 

@@ -126,7 +126,7 @@ def _number(value: float | int | None) -> str:
 
 
 def _remarks(found: dict[str, dict[str, Any]]) -> list[str]:
-    """What cannot be normalised with."""
+    """What cannot be normalized with."""
     remarks = []
     for name, values in found.items():
         along = "dim" in values
@@ -138,5 +138,5 @@ def _remarks(found: dict[str, dict[str, Any]]) -> list[str]:
         ):
             if these:
                 where = f", {values['dim']}={', '.join(str(labels[i]) for i in these)}" if along else ""
-                remarks.append(f"{name}{where}: {text}; nothing can be normalised with that")
+                remarks.append(f"{name}{where}: {text}; nothing can be normalized with that")
     return remarks

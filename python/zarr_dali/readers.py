@@ -286,13 +286,13 @@ def zarr(
             also is the type of the output unless `dtype` is given.
         std: The values are divided by it: one number for all arrays, or one for each of `arrays`.
             Not 0. See `mean`; either can be given alone.
-        normalize: What each array, or each channel of it, is normalised by, as JSON: in place of `mean` and
+        normalize: What each array, or each channel of it, is normalized by, as JSON: in place of `mean` and
             `std`.
             An object with the mean and the standard deviation of arrays by their names, such as
             `{"t2m": {"mean": 280, "std": 21}, "t": {"dim": "level", "mean": [220, 250], "std": [9, 12]}}`.
             Lists have one number for each index that the store has along the dimension `dim`; without `dim`
             that is the first dimension behind those of `window`. Arrays that the object does not name, or
-            names with `null`, are not normalised. It may name arrays that are not read as long as it names
+            names with `null`, are not normalized. It may name arrays that are not read as long as it names
             all that are. In place of the object a list may stand with one entry for each of `arrays`.
             A sample has the whole of `dim`, or a region of it: no windows lie along it. The computation is
             that of `mean` and `std`.

@@ -1,7 +1,7 @@
 //! The arithmetic of conversions on the host: the same as in `src/kernels/convert.cuh`, bit for bit, except that
 //! sign and payload of NaNs may differ.
 
-use super::step::{Code, Normalise, Rounds, Step};
+use super::step::{Code, Normalize, Rounds, Step};
 use crate::dataset::{ElementType, StoredType, double_to_half, half_to_single, single_to_half};
 
 /// A number while it is converted: a signed or unsigned 64-bit integer, a float32 or a float64.
@@ -28,8 +28,8 @@ pub trait Register: Copy + Default {
     fn is_true(self) -> bool;
     /// Takes a step with every value; integers never take any.
     fn apply(_: &Step, _: &mut [Self]) {}
-    /// Normalises each value by the numbers at its place; integers never are.
-    fn normalise(_: &mut [Self], _: &[Normalise], _: Rounds) {}
+    /// Normalizes each value by the numbers at its place; integers never are.
+    fn normalize(_: &mut [Self], _: &[Normalize], _: Rounds) {}
 }
 
 macro_rules! integer_register {
@@ -121,10 +121,10 @@ macro_rules! float_register {
                     Code::IsTrue => each(values, |x| if x != 0.0 { 1.0 } else { 0.0 }),
                 }
             }
-            fn normalise(values: &mut [Self], numbers: &[Normalise], rounds: Rounds) {
+            fn normalize(values: &mut [Self], numbers: &[Normalize], rounds: Rounds) {
                 let pairs = values.iter_mut().zip(numbers);
                 match rounds {
-                    // There is no type of 16 bits that values are normalised in.
+                    // There is no type of 16 bits that values are normalized in.
                     Rounds::Register | Rounds::Half => pairs.for_each(|(value, numbers)| {
                         *value = (*value - numbers.mean as Self) / numbers.std as Self;
                     }),

@@ -1,7 +1,7 @@
-//! Channels that are normalised each by its own mean and standard deviation.
+//! Channels that are normalized each by its own mean and standard deviation.
 
 use super::arithmetic::Register;
-use super::step::{Code, Normalise, Rounds, Step};
+use super::step::{Code, Normalize, Rounds, Step};
 use crate::dataset::ElementType;
 use crate::plan::{ChannelPlace, CopyBox, Dims};
 
@@ -16,20 +16,20 @@ pub struct Channels {
     /// Neighbouring units of one index.
     inner: u64,
     /// One for each index, in the order of the output.
-    numbers: Arc<[Normalise]>,
+    numbers: Arc<[Normalize]>,
     rounds: Rounds,
 }
 
 impl Channels {
     /// Channels by the indices along a dimension, of which each is `inner` neighbouring units of `place`.
-    pub fn new(place: ChannelPlace, inner: u64, numbers: Vec<Normalise>) -> Self {
+    pub fn new(place: ChannelPlace, inner: u64, numbers: Vec<Normalize>) -> Self {
         Self { place, inner, numbers: numbers.into(), rounds: Rounds::Register }
     }
 
     /// The same channels, with numbers as a floating-point type has them.
     pub(super) fn computed_in(self, element: ElementType) -> Self {
         let rounded = |code, operand| Step::arithmetic(code, operand, element);
-        let round = |&Normalise { mean, std }: &Normalise| Normalise {
+        let round = |&Normalize { mean, std }: &Normalize| Normalize {
             mean: rounded(Code::Subtract, mean).operand,
             std: rounded(Code::Divide, std).operand,
         };
@@ -43,7 +43,7 @@ impl Channels {
     }
 
     /// The numbers, one pair for each channel.
-    pub fn numbers(&self) -> &[Normalise] {
+    pub fn numbers(&self) -> &[Normalize] {
         &self.numbers
     }
 
@@ -68,8 +68,8 @@ impl Channels {
         (self.within(place) / self.below() % self.numbers.len() as u64) as usize
     }
 
-    /// Normalises neighbouring elements of the output, the first of them number `place`.
-    pub(super) fn normalise<R: Register>(&self, values: &mut [R], place: u64) {
+    /// Normalizes neighbouring elements of the output, the first of them number `place`.
+    pub(super) fn normalize<R: Register>(&self, values: &mut [R], place: u64) {
         let (mut done, len) = (0, values.len());
         while done < len {
             let place = place + done as u64;
@@ -77,13 +77,13 @@ impl Channels {
             if self.below() == 1 {
                 // Channels side by side: as many as follow, each with one element.
                 let row = (len - done).min(self.numbers.len() - channel);
-                R::normalise(&mut values[done..done + row], &self.numbers[channel..], self.rounds);
+                R::normalize(&mut values[done..done + row], &self.numbers[channel..], self.rounds);
                 done += row;
                 continue;
             }
             let run = self.below() - self.within(place) % self.below();
             let run = usize::try_from(run).unwrap_or(usize::MAX).min(len - done);
-            let Normalise { mean, std } = self.numbers[channel];
+            let Normalize { mean, std } = self.numbers[channel];
             R::apply(&self.step(Code::Subtract, mean), &mut values[done..done + run]);
             R::apply(&self.step(Code::Divide, std), &mut values[done..done + run]);
             done += run;
@@ -158,7 +158,7 @@ mod tests {
             let (from_strides, to_strides) = (strides(&|d| dims[d].1), strides(&|d| dims[d].2));
             let all = dims[along].0 + dims[along].2;
             let whole = to_strides[0] * (dims[0].0 + dims[0].2);
-            let numbers = (0..all).map(|c| Normalise { mean: c as f64, std: 1.0 }).collect();
+            let numbers = (0..all).map(|c| Normalize { mean: c as f64, std: 1.0 }).collect();
             let place = ChannelPlace { first: 0, all, elements: to_strides[along] };
             let channels = Channels::new(place, 1, numbers);
             let piece = CopyBox {

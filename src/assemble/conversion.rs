@@ -11,21 +11,21 @@
 
 use super::arithmetic::{load, store};
 use super::channels::Channels;
-use super::step::{Code, MAX_STEPS, Normalise, Step};
+use super::step::{Code, MAX_STEPS, Normalize, Step};
 use crate::dataset::{Cf, ElementType, FixedScaleOffset, StoredType};
 
-/// How values are normalised.
+/// How values are normalized.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Normalisation {
+pub enum Normalization {
     /// All alike.
-    Array(Normalise),
+    Array(Normalize),
     /// Each by its channel.
     Channels(Channels),
 }
 
-impl From<Normalise> for Normalisation {
-    fn from(normalise: Normalise) -> Self {
-        Self::Array(normalise)
+impl From<Normalize> for Normalization {
+    fn from(normalize: Normalize) -> Self {
+        Self::Array(normalize)
     }
 }
 
@@ -50,7 +50,7 @@ pub struct Conversion {
     loads: StoredType,
     register: Register,
     steps: Vec<Step>,
-    /// What follows the steps, where channels are normalised each by its own numbers.
+    /// What follows the steps, where channels are normalized each by its own numbers.
     channels: Option<Channels>,
     output: ElementType,
     /// The conversion of the fill value, if its type is not the stored one: `fixedscaleoffset` does not scale fill values.
@@ -67,7 +67,7 @@ impl Conversion {
         stored: StoredType,
         filter: Option<FixedScaleOffset>,
         cf: Option<&Cf>,
-        normalise: Option<Normalisation>,
+        normalize: Option<Normalization>,
         dtype: Option<ElementType>,
     ) -> Result<Self, String> {
         let (mut loads, mut steps, mut value) = (stored, vec![], stored.widened());
@@ -85,18 +85,18 @@ impl Conversion {
             decode_cf(cf, &mut steps);
             value = cf.output();
         }
-        if normalise.is_some() {
+        if normalize.is_some() {
             value = if value.fits_single() { ElementType::Float32 } else { ElementType::Float64 };
         }
-        let channels = match normalise.clone() {
+        let channels = match normalize.clone() {
             None => None,
-            Some(Normalisation::Array(Normalise { mean, std })) => {
+            Some(Normalization::Array(Normalize { mean, std })) => {
                 let wanted = [(Code::Subtract, mean, 0.0), (Code::Divide, std, 1.0)];
                 let useful = wanted.iter().filter(|(_, operand, nothing)| operand != nothing);
                 steps.extend(useful.map(|&(code, operand, _)| Step::arithmetic(code, operand, value)));
                 None
             }
-            Some(Normalisation::Channels(channels)) => Some(channels.computed_in(value)),
+            Some(Normalization::Channels(channels)) => Some(channels.computed_in(value)),
         };
         if steps.len() > MAX_STEPS {
             return Err("its attribute \"missing_value\" has more values than are supported; leave out mask_and_scale".into());
@@ -108,7 +108,7 @@ impl Conversion {
         let of_fill = match filter {
             Some(filter) => {
                 let logical = StoredType::Element(filter.dtype);
-                Some(Box::new(Self::new(logical, None, cf, normalise, dtype)?))
+                Some(Box::new(Self::new(logical, None, cf, normalize, dtype)?))
             }
             None => None,
         };
@@ -149,7 +149,7 @@ impl Conversion {
         &self.steps
     }
 
-    /// What follows the steps: the channels that are normalised each by its own numbers.
+    /// What follows the steps: the channels that are normalized each by its own numbers.
     pub fn channels(&self) -> Option<&Channels> {
         self.channels.as_ref()
     }
@@ -200,7 +200,7 @@ impl Conversion {
             load(self.loads, &from[block * BLOCK * step_bytes..], step_bytes, values);
             self.steps.iter().for_each(|step| R::apply(step, values));
             if let Some(channels) = &self.channels {
-                channels.normalise(values, place + (block * BLOCK) as u64);
+                channels.normalize(values, place + (block * BLOCK) as u64);
             }
             store(self.output, values, to);
         }

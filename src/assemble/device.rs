@@ -8,7 +8,7 @@ pub use layout::{ChannelOnDevice, ConversionOnDevice, Region};
 
 use super::Conversion;
 use super::channels::Channels;
-use super::step::Normalise;
+use super::step::Normalize;
 use crate::plan::CopyBox;
 
 use layout::{MAX_DIMENSIONS, NO_DIMENSION};
@@ -60,7 +60,7 @@ struct Elements {
     fill: u64,
     swaps_bytes: bool,
     converts: bool,
-    /// The channels that elements are normalised by.
+    /// The channels that elements are normalized by.
     channels: Option<Channels>,
 }
 
@@ -80,7 +80,7 @@ impl Regions {
             let bytes = conversions_between + channels.len() * size_of::<ChannelOnDevice>();
             let offset = if numbers.is_empty() { 0 } else { bytes as u64 };
             conversions.push(ConversionOnDevice::new(&known.conversion, known.fill, offset));
-            channels.extend(numbers.iter().map(|&Normalise { mean, std }| ChannelOnDevice { mean, std }));
+            channels.extend(numbers.iter().map(|&Normalize { mean, std }| ChannelOnDevice { mean, std }));
         }
         (conversions, channels)
     }

@@ -1,16 +1,23 @@
 //! From decoded read chunks to outputs: on the host here, on the GPU by the gather kernel ([`device`]).
+//!
+//! ```text
+//! normalize=, mean=, std= --> normalize, values --+
+//! scale_factor, add_offset, _FillValue, dtype= ---+--> conversion: one of each array part, of one step or one for each channel
+//!                                                         |--> host, arithmetic                      CPU backend
+//!                                                         '--> device/layout --> kernels/convert.cuh, called by kernels/gather.cu
+//! ```
 
 mod arithmetic;
 mod channels;
 mod conversion;
 pub mod device;
 pub mod host;
-mod normalise;
+mod normalize;
 mod step;
 mod values;
 
 pub use conversion::Conversion;
-pub use normalise::Places;
+pub use normalize::Places;
 pub use values::conversions;
 
 use crate::plan::CopyBox;

@@ -5,9 +5,9 @@ use crate::dataset::{ElementType, double_to_half, half_to_single};
 /// The most steps of a conversion, in the kernel too.
 pub const MAX_STEPS: usize = 24;
 
-/// Normalisation: `(x - mean) / std`.
+/// Normalization: `(x - mean) / std`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Normalise {
+pub struct Normalize {
     /// Subtracted first.
     pub mean: f64,
     /// Divided by then; neither 0 nor infinite, also as a float32.

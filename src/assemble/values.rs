@@ -1,9 +1,9 @@
 //! From arguments and metadata to conversions.
 
 use super::Conversion;
-use super::conversion::Normalisation;
-use super::normalise::{self, Given, Places};
-use super::step::Normalise;
+use super::conversion::Normalization;
+use super::normalize::{self, Given, Places};
+use super::step::Normalize;
 use crate::dataset::{ArrayInfo, Cf, Dataset, ElementType, Joined};
 use crate::error::{Error, Result};
 use crate::options::{Arguments, argument};
@@ -19,24 +19,24 @@ pub fn conversions(
     places: &Places<'_>,
 ) -> Result<Vec<Vec<Conversion>>> {
     let values = Values::check(arguments, dataset.arrays.len())?;
-    let normalise = values.normalise(dataset, arguments, places)?;
-    let of = |part: &ArrayInfo, normalise: Option<Normalisation>| {
+    let normalize = values.normalize(dataset, arguments, places)?;
+    let of = |part: &ArrayInfo, normalize: Option<Normalization>| {
         let refused = |problem| argument("mask_and_scale", format!("{}: {problem}", part.context()));
         let cf = match values.mask_and_scale {
             true => Cf::of(part).map_err(refused)?,
             false => None,
         };
-        if normalise.is_some() && part.components > 1 {
-            let problem = "complex numbers cannot be normalised; give this array a reader of its own";
+        if normalize.is_some() && part.components > 1 {
+            let problem = "complex numbers cannot be normalized; give this array a reader of its own";
             let name = if arguments.normalize.is_empty() { "mean" } else { "normalize" };
             return Err(argument(name, format!("{}: {problem}", part.context())));
         }
-        Conversion::new(part.stored, part.fixed_scale_offset, cf.as_ref(), normalise, values.dtype)
+        Conversion::new(part.stored, part.fixed_scale_offset, cf.as_ref(), normalize, values.dtype)
             .map_err(refused)
     };
-    let joined = |(array, normalise): (&Joined, &Option<Normalisation>)| {
+    let joined = |(array, normalize): (&Joined, &Option<Normalization>)| {
         let conversions: Vec<_> =
-            array.parts.iter().map(|part| of(part, normalise.clone())).collect::<Result<_>>()?;
+            array.parts.iter().map(|part| of(part, normalize.clone())).collect::<Result<_>>()?;
         let differs = (1..conversions.len()).find(|&n| conversions[n].output() != conversions[0].output());
         match differs {
             None => Ok(conversions),
@@ -52,7 +52,7 @@ pub fn conversions(
             }),
         }
     };
-    dataset.arrays.iter().zip(&normalise).map(joined).collect()
+    dataset.arrays.iter().zip(&normalize).map(joined).collect()
 }
 
 /// What the arguments say about the values of the outputs.
@@ -63,7 +63,7 @@ struct Values {
     /// The outputs' type. Default: what the values have.
     dtype: Option<ElementType>,
     /// One per array. Default: none.
-    normalise: Vec<Option<Normalise>>,
+    normalize: Vec<Option<Normalize>>,
 }
 
 impl Values {
@@ -108,24 +108,24 @@ impl Values {
             let problem = "it says what `mean` and `std` say, too; give one of them";
             return Err(argument("normalize", problem.into()));
         }
-        let normalise = mean.into_iter().zip(std).map(|(mean, std)| given.then_some(Normalise { mean, std }));
-        Ok(Self { mask_and_scale: arguments.mask_and_scale, dtype, normalise: normalise.collect() })
+        let normalize = mean.into_iter().zip(std).map(|(mean, std)| given.then_some(Normalize { mean, std }));
+        Ok(Self { mask_and_scale: arguments.mask_and_scale, dtype, normalize: normalize.collect() })
     }
 
-    /// What the values of each array are normalised by.
+    /// What the values of each array are normalized by.
     ///
     /// # Errors
     /// `normalize`, if it cannot be used.
-    fn normalise(
+    fn normalize(
         &self,
         dataset: &Dataset,
         arguments: &Arguments,
         places: &Places<'_>,
-    ) -> Result<Vec<Option<Normalisation>>> {
+    ) -> Result<Vec<Option<Normalization>>> {
         if arguments.normalize.is_empty() {
-            return Ok(self.normalise.iter().map(|normalise| normalise.map(Into::into)).collect());
+            return Ok(self.normalize.iter().map(|normalize| normalize.map(Into::into)).collect());
         }
-        let given = normalise::parse(&arguments.normalize, &dataset.arrays)?;
+        let given = normalize::parse(&arguments.normalize, &dataset.arrays)?;
         let resolve = |(number, given): (usize, Option<Given>)| {
             let Some(given) = given else { return Ok(None) };
             given.check_scale(&dataset.arrays[number], self.mask_and_scale)?;
@@ -150,10 +150,10 @@ mod tests {
         let values = Values::check(&arguments, 2).unwrap();
         assert_eq!(values.dtype, Some(ElementType::Float32));
         assert_eq!(
-            values.normalise,
-            [Some(Normalise { mean: 3.0, std: 1.0 }), Some(Normalise { mean: 3.0, std: 2.0 })]
+            values.normalize,
+            [Some(Normalize { mean: 3.0, std: 1.0 }), Some(Normalize { mean: 3.0, std: 2.0 })]
         );
-        assert_eq!(Values::check(&Arguments::new("x"), 2).unwrap().normalise, [None, None]);
+        assert_eq!(Values::check(&Arguments::new("x"), 2).unwrap().normalize, [None, None]);
         let bad: [(&str, Arguments); 4] = [
             ("`std`", arguments),
             ("`std`", Arguments { std: vec![0.0], ..Arguments::new("x") }),

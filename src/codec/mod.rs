@@ -1,12 +1,13 @@
 //! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU decode path is zarrs'.
 //!
 //! A codec that zarrs lacks gets a file here, a line of `byte_codec!` in `read_only`, and its names in the metadata in `dataset/codecs.rs`. One
-//! that the GPU is to decode also gets a variant of `Compression` (here) and of `work::Decoder`, a line in `decode/group/plan.rs`, and a kernel
+//! that the GPU is to decode also gets a variant of `Compression` (`compression.rs`) and of `work::Decoder`, a line in `decode/group/plan.rs`, and a kernel
 //! with a variant of `StreamKernel` (`gpu/kernels.rs`).
 
 pub mod blosc;
 mod bz2;
 mod checksum;
+mod compression;
 mod cpu;
 mod delta;
 mod direct;
@@ -21,6 +22,7 @@ pub mod work;
 mod zlib;
 pub mod zstd;
 
+pub use compression::Compression;
 pub use cpu::decode_on_cpu;
 pub use direct::Unpacker;
 pub use guarded::register;
@@ -35,7 +37,6 @@ use std::borrow::Cow;
 use std::ops::Range;
 
 use zarrs::array::CodecMetadataOptions;
-use zarrs::array::codec::api::BytesToBytesCodecTraits;
 use zarrs::plugin::ExtensionName;
 
 /// How the read chunks of an array become decoded bytes.
@@ -62,84 +63,11 @@ pub struct GpuChain {
     decoded_bytes: u64,
 }
 
-/// A compression that the GPU can decode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compression {
-    /// One Zstandard frame.
-    Zstd,
-    /// A Blosc container.
-    Blosc {
-        /// Whether the metadata says that zstd is inside.
-        zstd: bool,
-    },
-    /// One gzip member.
-    Gzip,
-    /// One zlib stream.
-    Zlib,
-    /// numcodecs' LZ4.
-    Lz4,
-    /// Snappy's raw format.
-    Snappy,
-}
-
 /// A bytes-to-bytes codec below a compression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Inner {
     Checksum(ChecksumCodec),
     Shuffle { element_bytes: u32 },
-}
-
-impl Compression {
-    fn new(name: &str, codec: &dyn BytesToBytesCodecTraits) -> Option<Self> {
-        let zstd_inside = || {
-            let configuration = codec.configuration_v3(&CodecMetadataOptions::default());
-            configuration.is_some_and(|c| c.get("cname").and_then(|name| name.as_str()) == Some("zstd"))
-        };
-        Some(match name {
-            "zstd" => Self::Zstd,
-            "blosc" => Self::Blosc { zstd: zstd_inside() },
-            "gzip" => Self::Gzip,
-            "numcodecs.zlib" => Self::Zlib,
-            "numcodecs.lz4" => Self::Lz4,
-            "snappy" => Self::Snappy,
-            _ => return None,
-        })
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Zstd => "zstd",
-            Self::Blosc { zstd: false } => "blosc",
-            Self::Blosc { zstd: true } => "blosc with zstd",
-            Self::Gzip => "gzip",
-            Self::Zlib => "zlib",
-            Self::Lz4 => "lz4",
-            Self::Snappy => "snappy",
-        }
-    }
-
-    /// The most bytes that an encoder makes of `decoded` bytes; what is longer is left to the CPU.
-    fn encoded_bound(self, decoded: u64) -> u64 {
-        match self {
-            Self::Zstd => zstd::encoded_bound(decoded),
-            Self::Blosc { .. } => blosc::encoded_bound(decoded),
-            // What zlib promises for its lowest memory level, with the longer of the two frames.
-            Self::Gzip | Self::Zlib => decoded + decoded.div_ceil(8) + decoded.div_ceil(64) + 64,
-            Self::Lz4 => lz4::encoded_bound(decoded),
-            Self::Snappy => snappy::encoded_bound(decoded),
-        }
-    }
-
-    fn work(self, encoded: &[u8], decoded: u64, work: &mut Work) -> Result<Verdict, String> {
-        match self {
-            Self::Zstd => work.add_zstd_frame(encoded, 0, 0..decoded),
-            Self::Blosc { .. } => blosc::work(encoded, decoded, work),
-            Self::Gzip => gzip::work(encoded, decoded, work),
-            Self::Zlib => zlib::work(encoded, decoded, work),
-            Self::Lz4 => lz4::work(encoded, decoded, work),
-            Self::Snappy => snappy::work(encoded, decoded, work),
-        }
-    }
 }
 
 /// Chooses the decode path of an array's read chunks from its codec chain.

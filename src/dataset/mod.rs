@@ -13,6 +13,7 @@ mod float16;
 mod follow;
 mod join;
 mod layout;
+mod metadata;
 mod metadata_file;
 mod ome;
 mod open;

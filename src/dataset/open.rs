@@ -5,10 +5,11 @@ use super::chain::ReadCodec;
 use super::codec_defaults;
 use super::codecs::{self, Culprit, drop_bitround};
 use super::declared::Declared;
-use super::element::{ElementType, StoredType};
+use super::element::StoredType;
 use super::fields;
-use super::fixed_scale_offset::{FixedScaleOffset, numpy_name};
+use super::fixed_scale_offset::FixedScaleOffset;
 use super::layout::{NoStore, layout, names};
+use super::metadata::{self, complete_v2, is_v2, regular_chunk_shape};
 use super::metadata_file::{MOST_METADATA_BYTES, MetadataFile};
 use super::ome;
 use super::sharding::Sharding;
@@ -19,17 +20,14 @@ use crate::store::{self, Access, Session, Sessions, Store, Version};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io;
-use std::num::NonZeroU64;
 use std::sync::Arc;
 
 use serde_json::{Value, from_value};
 use zarrs::array::{
     AdditionalFieldUnsupportedError, Array, ArrayCreateError, ArrayMetadataV2, ArrayMetadataV3,
-    ArrayShardedExt, DataType, FillValue,
+    ArrayShardedExt,
 };
-use zarrs::metadata::v2::DataTypeMetadataV2;
-use zarrs::metadata::v3::MetadataV3;
-use zarrs::metadata::{ArrayMetadata, FillValueMetadata};
+use zarrs::metadata::ArrayMetadata;
 use zarrs::plugin::ExtensionName;
 
 /// A store that was opened.
@@ -298,44 +296,26 @@ impl OpenStore {
         let unusable = |source| {
             self.unusable(name, &file.key, problem.as_deref().map_or(source, |problem| problem.into()))
         };
-        let time = time_type(&metadata);
+        let time = metadata::time_type(&metadata);
         let fill_is_cf = is_v2(&metadata) && metadata.get("fill_value").is_some_and(|fill| !fill.is_null());
         drop_bitround(&mut metadata);
         complete_v2(&mut metadata);
 
-        let (declared, type_name) = data_type(&metadata).map_err(unusable)?;
+        let (declared, type_name) = metadata::data_type(&metadata).map_err(unusable)?;
         let declared = declared.and_then(|declared| Some((StoredType::from_zarrs(&declared)?, declared)));
         let Some(((logical, components), declared)) = declared else {
             return Err(Error::DataType { at, data_type: type_name });
         };
         codec_defaults::complete(&mut metadata, logical.size_bytes() as u64 * components);
         let type_name = time.or_else(|| declared.name_v3().map(|name| name.into())).unwrap_or(type_name);
-        let refused = |codec: Culprit| Error::Codec {
-            at: at.clone(),
-            codec: codec.name,
-            parameters: codec.parameters.to_string(),
-            problem: codec.problem,
-            known: codecs::known(version_2),
-        };
         let logical_fill = metadata.get("fill_value").cloned();
-        let fixed_scale_offset =
-            FixedScaleOffset::take(&mut metadata, Some(logical).filter(|_| components == 1))
-                .map_err(refused)?;
-        if let Some(delta) = Culprit::misordered_delta(&metadata) {
-            return Err(refused(delta));
-        }
-        if let Some(misplaced) = Culprit::misplaced(&metadata) {
-            return Err(refused(misplaced));
-        }
-        let array = self.zarrs_array(name, &metadata).map_err(|source| match Culprit::find(&metadata) {
-            Some(culprit) => refused(culprit),
-            None => unusable(source),
-        })?;
+        let element = Some(logical).filter(|_| components == 1);
+        let (fixed_scale_offset, array) = self.checked_array(&at, &mut metadata, element, unusable)?;
         let stored_type = array.data_type().clone();
         let (stored, fill_value) = match fixed_scale_offset {
             None => (logical, array.fill_value().clone()),
             Some(filter) => {
-                let fill = fill_value(&declared, logical_fill, &metadata).map_err(unusable)?;
+                let fill = metadata::fill_value(&declared, logical_fill, &metadata).map_err(unusable)?;
                 (StoredType::Element(filter.astype), fill)
             }
         };
@@ -362,18 +342,18 @@ impl OpenStore {
         if dimension_names.is_empty() {
             dimension_names = self.axes_of_image(name, array.dimensionality(), version_2);
         }
-        // From here on the parts of complex numbers are a last dimension.
         let mut shape = array.shape().to_vec();
         let mut chunk_shape = stored_chunk_shape;
         let mut sharding = sharding.map(|(sharding, _)| sharding);
         if components > 1 {
+            // From here on the parts of complex numbers are a last dimension.
             chunk_strides.iter_mut().for_each(|stride| *stride *= components);
             chunk_strides.push(1);
-            shape.push(components);
-            chunk_shape.push(components);
-            if let Some(sharding) = &mut sharding {
-                sharding.inner_shape.push(components);
-            }
+            let inner_shape = sharding.as_mut().map(|sharding| &mut sharding.inner_shape);
+            [&mut shape, &mut chunk_shape]
+                .into_iter()
+                .chain(inner_shape)
+                .for_each(|shape| shape.push(components));
         }
         Ok(ArrayInfo {
             store: self.path.clone(),
@@ -435,6 +415,38 @@ impl OpenStore {
         known.entry(key(group, file)).or_insert_with(read).clone()
     }
 
+    /// zarrs' array of metadata whose codecs were looked at, and the filter among them that is not zarrs'. `element`: the type of the elements,
+    /// if they are one number each.
+    fn checked_array(
+        &self,
+        at: &Context,
+        metadata: &mut Value,
+        element: Option<StoredType>,
+        unusable: impl FnOnce(Source) -> Error,
+    ) -> Result<(Option<FixedScaleOffset>, Array<NoStore>)> {
+        let version_2 = is_v2(metadata);
+        let refused = |codec: Culprit| Error::Codec {
+            at: at.clone(),
+            codec: codec.name,
+            parameters: codec.parameters.to_string(),
+            problem: codec.problem,
+            known: codecs::known(version_2),
+        };
+        let fixed_scale_offset = FixedScaleOffset::take(metadata, element).map_err(refused)?;
+        if let Some(delta) = Culprit::misordered_delta(metadata) {
+            return Err(refused(delta));
+        }
+        if let Some(misplaced) = Culprit::misplaced(metadata) {
+            return Err(refused(misplaced));
+        }
+        let array =
+            self.zarrs_array(&at.array, metadata).map_err(|source| match Culprit::find(metadata) {
+                Some(culprit) => refused(culprit),
+                None => unusable(source),
+            })?;
+        Ok((fixed_scale_offset, array))
+    }
+
     fn zarrs_array(&self, name: &str, metadata: &Value) -> Result<Array<NoStore>, Source> {
         let metadata = match is_v2(metadata) {
             true => ArrayMetadata::V2(from_value::<ArrayMetadataV2>(metadata.clone())?),
@@ -455,92 +467,6 @@ impl OpenStore {
 /// The key of a file in a folder, or of a folder in another one.
 fn key(folder: &str, file: &str) -> String {
     if folder.is_empty() { file.to_string() } else { format!("{folder}/{file}") }
-}
-
-fn is_v2(metadata: &Value) -> bool {
-    metadata.get("zarr_format").is_some_and(|version| version == 2)
-}
-
-/// Rewrites what zarrs does not read in v2 metadata: points in time and time spans as the integers that stand for
-/// them, and complex numbers without a fill value.
-fn complete_v2(metadata: &mut Value) {
-    /// What NumPy calls "not a time".
-    const NOT_A_TIME: i64 = i64::MIN;
-    let Some(dtype) = metadata.get("dtype").and_then(Value::as_str).filter(|_| is_v2(metadata)) else {
-        return;
-    };
-    let order = if dtype.starts_with('>') { '>' } else { '<' };
-    let kind = dtype.trim_start_matches(['<', '>', '|', '=']);
-    let fill = metadata.get("fill_value").unwrap_or(&Value::Null);
-    if kind.starts_with("M8") || kind.starts_with("m8") {
-        if fill.is_null() || fill == "NaT" {
-            metadata["fill_value"] = NOT_A_TIME.into();
-        }
-        metadata["dtype"] = numpy_name(ElementType::Int64, order).into();
-    } else if kind.starts_with('c') && fill.is_null() {
-        metadata["fill_value"] = serde_json::json!([0, 0]);
-    }
-}
-
-/// NumPy's name of a type of points in time or time spans; `None` for every other type.
-fn time_type(metadata: &Value) -> Option<String> {
-    let (kind, unit) = if is_v2(metadata) {
-        let name = metadata.get("dtype")?.as_str()?.trim_start_matches(['<', '>', '|', '=']);
-        let (kind, unit) = name.split_once('[').unwrap_or((name, "generic]"));
-        (kind, unit.trim_end_matches(']').to_string())
-    } else {
-        let data_type = metadata.get("data_type")?;
-        let configuration = data_type.get("configuration")?;
-        let unit = configuration.get("unit")?.as_str()?;
-        let steps = configuration.get("scale_factor").and_then(Value::as_u64).filter(|&steps| steps != 1);
-        let steps = steps.map(|steps| steps.to_string()).unwrap_or_default();
-        (data_type.get("name")?.as_str()?, format!("{steps}{unit}"))
-    };
-    match kind {
-        "M8" | "numpy.datetime64" => Some(format!("datetime64[{unit}]")),
-        "m8" | "numpy.timedelta64" => Some(format!("timedelta64[{unit}]")),
-        _ => None,
-    }
-}
-
-/// The data type that the metadata declare, if zarrs knows it, and its name there.
-fn data_type(metadata: &Value) -> Result<(Option<DataType>, String), Source> {
-    let key = if is_v2(metadata) { "dtype" } else { "data_type" };
-    let value = metadata.get(key).ok_or_else(|| format!("it has no {key}"))?;
-    let unknown = (None, value.to_string());
-    Ok(if is_v2(metadata) {
-        from_value(value.clone()).map_or(unknown, |metadata: DataTypeMetadataV2| {
-            (DataType::from_metadata(&metadata).ok(), metadata.to_string())
-        })
-    } else {
-        from_value(value.clone()).map_or(unknown, |metadata: MetadataV3| {
-            (DataType::from_metadata(&metadata).ok(), metadata.name().to_string())
-        })
-    })
-}
-
-/// A fill value in the type that the metadata declared.
-fn fill_value(declared: &DataType, fill: Option<Value>, metadata: &Value) -> Result<FillValue, Source> {
-    let fill: FillValueMetadata = from_value(fill.unwrap_or_default())?;
-    let made = if is_v2(metadata) { declared.fill_value_v2(&fill) } else { declared.fill_value_v3(&fill) };
-    Ok(made?)
-}
-
-fn regular_chunk_shape(array: &Array<NoStore>, at: &Context) -> Result<Vec<u64>> {
-    let grid = match array.metadata() {
-        ArrayMetadata::V2(v2) => return Ok(v2.chunks.iter().map(|n| n.get()).collect()),
-        ArrayMetadata::V3(v3) => &v3.chunk_grid,
-    };
-    let refused = || Error::ChunkGrid { at: at.clone(), grid: grid.name().to_string() };
-    if grid.name() != "regular" {
-        return Err(refused());
-    }
-    let configuration = grid.configuration().ok_or_else(refused)?;
-    configuration
-        .get("chunk_shape")
-        .and_then(|shape| from_value::<Vec<NonZeroU64>>(shape.clone()).ok())
-        .map(|shape| shape.iter().map(|n| n.get()).collect())
-        .ok_or_else(refused)
 }
 
 #[cfg(test)]

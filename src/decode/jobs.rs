@@ -1,12 +1,12 @@
 //! The queue of jobs.
 //!
-//! Two kinds of threads take jobs: feeders read chunks for the GPU, decoders read and decode chunks on the CPU.
+//! Two kinds of threads take jobs: I/O threads read chunks for the GPU, decoders read and decode chunks on the CPU.
 
 use super::chunk::Chunk;
 use super::flush::Flush;
 use super::job::Job;
 use super::pace::Pace;
-use super::part::{Kind, PartPlans};
+use super::part::{PartPlans, Placement};
 use super::policy::{Backlog, Policy};
 use super::prefetch::Prefetcher;
 use crate::batch::Progress;
@@ -28,29 +28,29 @@ pub struct Jobs {
     prefetcher: Arc<Prefetcher>,
     origin: Instant,
     state: Mutex<State>,
-    feeders: Condvar,
+    io_threads: Condvar,
     decoders: Condvar,
 }
 
 #[derive(Default)]
 struct State {
-    /// For feeders only: chunks of [`Kind::Plain`].
+    /// For I/O threads only: chunks of [`Placement::Plain`].
     plain: VecDeque<Job>,
-    /// For both: chunks of [`Kind::Either`].
+    /// For both: chunks of [`Placement::Either`].
     either: Backlog<Job>,
-    /// For decoders only: chunks of [`Kind::Cpu`], and units to assemble.
+    /// For decoders only: chunks of [`Placement::Cpu`], and units to assemble.
     cpu: VecDeque<Job>,
     policy: Policy,
-    /// Number of waiting feeders and decoders.
+    /// Number of waiting I/O threads and decoders.
     waiting: [usize; 2],
     closed: bool,
 }
 
-const FEEDERS: usize = 0;
+const IO: usize = 0;
 const DECODERS: usize = 1;
 
 impl Jobs {
-    /// A feeder that waits for chunks that the policy reserves for the CPU asks the policy again after this time.
+    /// An I/O thread that waits for chunks that the policy reserves for the CPU asks the policy again after this time.
     const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
     /// An empty queue for a reader with `decoders` decoder threads.
@@ -67,7 +67,7 @@ impl Jobs {
             prefetcher,
             origin: Instant::now(),
             state: Mutex::new(State { policy: Policy::new(decoders as u64), ..State::default() }),
-            feeders: Condvar::new(),
+            io_threads: Condvar::new(),
             decoders: Condvar::new(),
         })
     }
@@ -80,27 +80,27 @@ impl Jobs {
             return;
         }
         self.look_at_fill(&mut state);
-        let (mut for_feeders, mut for_decoders) = (0, 0);
+        let (mut for_io, mut for_decoders) = (0, 0);
         for job in jobs {
             let plan = &self.parts[job.chunk().part()];
-            match (plan.kind, &job) {
-                (Kind::Cpu, _) | (_, Job::Assemble(..)) => {
+            match (plan.placement, &job) {
+                (Placement::Cpu, _) | (_, Job::Assemble(..)) => {
                     for_decoders += 1;
                     state.cpu.push_back(job);
                 }
-                (Kind::Plain, _) => {
-                    for_feeders += 1;
+                (Placement::Plain, _) => {
+                    for_io += 1;
                     state.plain.push_back(job);
                 }
-                (Kind::Either, _) => {
-                    for_feeders += usize::from(self.alone || state.policy.gpu_helps());
+                (Placement::Either, _) => {
+                    for_io += usize::from(self.alone || state.policy.gpu_helps());
                     for_decoders += usize::from(state.policy.cpu_helps());
                     state.either.push(job, plan.chunk_bytes);
                 }
             }
         }
         let wake = [
-            (&self.feeders, for_feeders.min(state.waiting[FEEDERS])),
+            (&self.io_threads, for_io.min(state.waiting[IO])),
             (&self.decoders, for_decoders.min(state.waiting[DECODERS])),
         ];
         drop(state);
@@ -109,9 +109,9 @@ impl Jobs {
         }
     }
 
-    /// The next job of a feeder. If there is none, calls `holder.flush()` once and waits. `None` once the queue is closed.
+    /// The next job of an I/O thread. If there is none, calls `holder.flush()` once and waits. `None` once the queue is closed.
     pub fn feed(&self, holder: &mut impl Flush) -> Option<Job> {
-        self.next(FEEDERS, holder, |state| {
+        self.next(IO, holder, |state| {
             let State { plain, either, policy, .. } = state;
             plain.pop_front().or_else(|| match self.alone {
                 true => either.for_gpu(0),
@@ -143,7 +143,7 @@ impl Jobs {
         let changed = helped != (state.policy.gpu_helps(), state.policy.cpu_helps());
         drop(state);
         if changed {
-            self.feeders.notify_all();
+            self.io_threads.notify_all();
             self.decoders.notify_all();
         }
     }
@@ -158,7 +158,7 @@ impl Jobs {
         let changed = changed || helps != state.policy.gpu_helps();
         drop(state);
         if changed {
-            self.feeders.notify_all();
+            self.io_threads.notify_all();
             self.decoders.notify_all();
         }
     }
@@ -171,9 +171,9 @@ impl Jobs {
 
     /// Who decodes and why, in words.
     pub fn policy(&self) -> String {
-        let has = |kind| self.parts.iter().any(|plan| plan.kind == kind);
+        let has = |placement| self.parts.iter().any(|plan| plan.placement == placement);
         let policy = &self.lock().policy;
-        let who = match (has(Kind::Either), has(Kind::Cpu)) {
+        let who = match (has(Placement::Either), has(Placement::Cpu)) {
             (true, _) if !self.alone => return policy.explanation(),
             (true, _) => "the GPU decodes, because no thread decodes on the CPU",
             (false, true) => {
@@ -191,7 +191,7 @@ impl Jobs {
         let left: Vec<Job> = std::mem::take(&mut state.either).take().collect();
         let more = (std::mem::take(&mut state.plain), std::mem::take(&mut state.cpu));
         drop(state);
-        self.feeders.notify_all();
+        self.io_threads.notify_all();
         self.decoders.notify_all();
         drop((left, more));
     }
@@ -202,7 +202,7 @@ impl Jobs {
         holder: &mut impl Flush,
         mut take: impl FnMut(&mut State) -> Option<Job>,
     ) -> Option<Job> {
-        let changed = if side == FEEDERS { &self.feeders } else { &self.decoders };
+        let changed = if side == IO { &self.io_threads } else { &self.decoders };
         let mut state = self.lock();
         let mut flushed = false;
         loop {
@@ -223,8 +223,8 @@ impl Jobs {
                 state = self.lock();
                 continue;
             }
-            // The bytes that the policy reserves for the CPU shrink with time, without any call that would wake this feeder.
-            let looks_again = side == FEEDERS && !state.either.is_empty() && state.policy.gpu_helps();
+            // The bytes that the policy reserves for the CPU shrink with time, without any call that would wake this I/O thread.
+            let looks_again = side == IO && !state.either.is_empty() && state.policy.gpu_helps();
             state.waiting[side] += 1;
             state = match looks_again {
                 false => changed.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -237,13 +237,13 @@ impl Jobs {
         }
     }
 
-    /// Tells the policy how many batches are complete. Wakes the feeders if the GPU helps from now on.
+    /// Tells the policy how many batches are complete. Wakes the I/O threads if the GPU helps from now on.
     fn look_at_fill(&self, state: &mut State) {
         let helped = state.policy.gpu_helps();
         let (ready, submitted) = self.progress.fill();
         state.policy.fill(ready, submitted);
         if !helped && state.policy.gpu_helps() {
-            self.feeders.notify_all();
+            self.io_threads.notify_all();
         }
     }
 
@@ -296,7 +296,7 @@ mod tests {
     /// these chunks.
     fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
         let progress = Progress::new(Arc::default());
-        let parts = plans(&[Kind::Plain, Kind::Either, Kind::Cpu], 100);
+        let parts = plans(&[Placement::Plain, Placement::Either, Placement::Cpu], 100);
         let jobs = Jobs::new(Arc::new(parts), decoders, progress.clone(), Arc::default());
         let batch = Batch::new(0, vec![], vec![], None, progress);
         let chunk = |(number, &array): (usize, &usize)| {
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn without_decoders_feeders_take_everything() {
+    fn without_decoders_io_threads_take_everything() {
         let (jobs, _batch) = jobs(0, &[1, 1]);
         jobs.wanted(false);
         assert_eq!(taken(jobs.feed(&mut ())), Some((1, 0)));
@@ -332,9 +332,9 @@ mod tests {
     }
 
     #[test]
-    fn waiting_feeders_are_woken_when_the_gpu_begins_to_help() {
+    fn waiting_io_threads_are_woken_when_the_gpu_begins_to_help() {
         let progress = Progress::new(Arc::default());
-        let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
+        let jobs = Jobs::new(Arc::new(plans(&[Placement::Either], 100)), 1, progress.clone(), Arc::default());
         let batches: Vec<_> =
             (0..8).map(|number| Batch::new(number, vec![], vec![], None, progress.clone())).collect();
         let units: Vec<_> = batches.iter().map(|batch| batch.unit(0, Boxes::new())).collect();
@@ -347,23 +347,23 @@ mod tests {
             Job::Read(Chunk::new(key, Dims::new(), None, unit))
         };
         jobs.push((0..).zip(units).map(chunk).collect());
-        let feeder = std::thread::spawn({
+        let io_thread = std::thread::spawn({
             let jobs = jobs.clone();
             move || taken(jobs.feed(&mut ()))
         });
-        while jobs.lock().waiting[FEEDERS] == 0 {
+        while jobs.lock().waiting[IO] == 0 {
             std::thread::yield_now();
         }
         // The consumer takes the complete batches, so that none is ready any more. A decoder is the first to see that.
         batches[..6].iter().for_each(|batch| batch.wait(|| None).unwrap());
         assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
-        assert_eq!(feeder.join().unwrap(), Some((0, 1)));
+        assert_eq!(io_thread.join().unwrap(), Some((0, 1)));
     }
 
     #[test]
-    fn feeders_are_woken_when_cores_turn_out_to_be_too_slow() {
+    fn io_threads_are_woken_when_cores_turn_out_to_be_too_slow() {
         let progress = Progress::new(Arc::default());
-        let jobs = Jobs::new(Arc::new(plans(&[Kind::Either], 100)), 1, progress.clone(), Arc::default());
+        let jobs = Jobs::new(Arc::new(plans(&[Placement::Either], 100)), 1, progress.clone(), Arc::default());
         let batch = Batch::new(0, vec![], vec![], None, progress);
         let chunk = |number| {
             let key = ChunkKey { array: 0, part: 0, number };
@@ -376,16 +376,16 @@ mod tests {
         }
         jobs.push((0..3).map(chunk).collect());
         batch.planned();
-        let feeder = std::thread::spawn({
+        let io_thread = std::thread::spawn({
             let jobs = jobs.clone();
             move || taken(jobs.feed(&mut ()))
         });
-        while jobs.lock().waiting[FEEDERS] == 0 {
+        while jobs.lock().waiting[IO] == 0 {
             std::thread::yield_now();
         }
         assert_eq!(taken(jobs.decode(&mut ())), Some((0, 0)));
         jobs.decoder_done(Some((0, 0)), Instant::now() - Duration::from_secs(60));
-        assert_eq!(feeder.join().unwrap(), Some((0, 1)));
+        assert_eq!(io_thread.join().unwrap(), Some((0, 1)));
     }
 
     #[test]

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! Four things decide whether the CPU or the GPU decodes a chunk: what the GPU can decode of the array's codec chain (`codec`), whether
-//! `decode=` leaves a choice ([`part::Kind`]), the policy, which says at each moment who takes the next one, and at last the bytes of
+//! `decode=` leaves a choice ([`part::Placement`]), the policy, which says at each moment who takes the next one, and at last the bytes of
 //! the chunk itself, of which a few have to go back to the CPU ([`upload`]).
 //!
 //! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these. The policy says which chunks the

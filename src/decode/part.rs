@@ -8,8 +8,8 @@ use std::ops::Index;
 
 /// Which threads can take the read chunks of a part of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// The chunks are not encoded: feeders only read them.
+pub enum Placement {
+    /// The chunks are not encoded: I/O threads only read them.
     Plain,
     /// The GPU or the CPU decodes the chunks: the policy decides.
     Either,
@@ -25,7 +25,7 @@ pub struct PartPlan {
     /// The codec chain, if the CPU can decode it without zarrs.
     pub direct_chain: Option<GpuChain>,
     /// Which threads can take the chunks.
-    pub kind: Kind,
+    pub placement: Placement,
     /// How elements become output elements.
     pub conversion: Conversion,
     /// Size of a decoded chunk in bytes.
@@ -35,17 +35,17 @@ pub struct PartPlan {
 impl PartPlan {
     /// The plan for an array whose chunks take `decode_path`. `on_gpu`: for the GPU backend.
     pub fn new(array: &ArrayInfo, decode_path: DecodePath, conversion: Conversion, on_gpu: bool) -> Self {
-        let kind = match &decode_path {
-            DecodePath::Cpu(_) => Kind::Cpu,
-            DecodePath::Gpu(_) if !on_gpu => Kind::Cpu,
-            DecodePath::Gpu(chain) if chain.plain().is_some() => Kind::Plain,
-            DecodePath::Gpu(_) => Kind::Either,
+        let placement = match &decode_path {
+            DecodePath::Cpu(_) => Placement::Cpu,
+            DecodePath::Gpu(_) if !on_gpu => Placement::Cpu,
+            DecodePath::Gpu(chain) if chain.plain().is_some() => Placement::Plain,
+            DecodePath::Gpu(_) => Placement::Either,
         };
         let direct_chain = match codec::decode_path(array) {
             DecodePath::Gpu(chain) => Some(chain),
             DecodePath::Cpu(_) => None,
         };
-        Self { decode_path, direct_chain, kind, conversion, chunk_bytes: array.read_chunk_bytes() }
+        Self { decode_path, direct_chain, placement, conversion, chunk_bytes: array.read_chunk_bytes() }
     }
 }
 
@@ -83,14 +83,14 @@ pub(crate) mod tests {
     use super::*;
     use crate::dataset::{ElementType, StoredType};
 
-    /// Plans for one array of each kind in `kinds`, each with one part and chunks of `chunk_bytes` bytes.
-    pub(crate) fn plans(kinds: &[Kind], chunk_bytes: u64) -> PartPlans {
-        let plan = |&kind: &Kind| {
+    /// Plans for one array of each placement in `placements`, each with one part and chunks of `chunk_bytes` bytes.
+    pub(crate) fn plans(placements: &[Placement], chunk_bytes: u64) -> PartPlans {
+        let plan = |&placement: &Placement| {
             let read = StoredType::Element(ElementType::Float32);
             let conversion = Conversion::new(read, None, None, None, None).unwrap();
             let decode_path = DecodePath::Cpu(String::new());
-            vec![PartPlan { decode_path, direct_chain: None, kind, conversion, chunk_bytes }]
+            vec![PartPlan { decode_path, direct_chain: None, placement, conversion, chunk_bytes }]
         };
-        PartPlans(kinds.iter().map(plan).collect())
+        PartPlans(placements.iter().map(plan).collect())
     }
 }

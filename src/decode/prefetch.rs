@@ -48,7 +48,7 @@ impl Prefetcher {
     /// Indexes are prefetched for this many chunks behind the prefetched ones. A quarter of it was slower (benches/NOTES.md).
     const INDEXES_AHEAD: usize = 1024;
     /// Prefetching ends when this many chunks in a row were found in the page cache.
-    const PATIENCE: u32 = 64;
+    const CACHED_IN_A_ROW: u32 = 64;
 
     /// Whether prefetching is on.
     pub fn is_active(&self) -> bool {
@@ -58,7 +58,7 @@ impl Prefetcher {
     /// Notes whether a chunk that was not prefetched was found in the page cache.
     pub fn observe(&self, cached: bool) {
         if !cached {
-            self.cold.store(Self::PATIENCE, Ordering::Relaxed);
+            self.cold.store(Self::CACHED_IN_A_ROW, Ordering::Relaxed);
             return;
         }
         let less = |cold: u32| cold.checked_sub(1);
@@ -310,10 +310,10 @@ mod tests {
         prefetcher.observe(true);
         assert!(!prefetcher.is_active());
         prefetcher.observe(false);
-        (1..Prefetcher::PATIENCE).for_each(|_| prefetcher.observe(true));
+        (1..Prefetcher::CACHED_IN_A_ROW).for_each(|_| prefetcher.observe(true));
         assert!(prefetcher.is_active());
         prefetcher.observe(false);
-        (1..Prefetcher::PATIENCE).for_each(|_| prefetcher.observe(true));
+        (1..Prefetcher::CACHED_IN_A_ROW).for_each(|_| prefetcher.observe(true));
         assert!(prefetcher.is_active());
         prefetcher.observe(true);
         assert!(!prefetcher.is_active());

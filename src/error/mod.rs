@@ -28,7 +28,7 @@ pub fn log_once(text: &str) {
 
 /// Whose mistake an error is; decides the exception that Python sees.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ErrorKind {
     /// An argument, or a store that the arguments do not fit: `ValueError`, when the pipeline is built.
     Argument,
     /// Found while reading, or missing on this machine: `RuntimeError`.
@@ -293,7 +293,7 @@ pub enum Error {
 
 impl Error {
     /// Whose mistake this is.
-    pub fn kind(&self) -> Kind {
+    pub fn kind(&self) -> ErrorKind {
         match self {
             Self::Argument { .. }
             | Self::StoreNotFound { .. }
@@ -310,7 +310,7 @@ impl Error {
             | Self::ChunkGrid { .. }
             | Self::ArraysDisagree { .. }
             | Self::NotOnGpu { .. }
-            | Self::Budget { .. } => Kind::Argument,
+            | Self::Budget { .. } => ErrorKind::Argument,
             Self::NoGpu { .. }
             | Self::Nvcomp { .. }
             | Self::Memory { .. }
@@ -326,7 +326,7 @@ impl Error {
             | Self::Checkpoint { .. }
             | Self::Forked
             | Self::Thread { .. }
-            | Self::Panic { .. } => Kind::Runtime,
+            | Self::Panic { .. } => ErrorKind::Runtime,
             Self::Sticky(first) => first.kind(),
         }
     }
@@ -372,6 +372,6 @@ mod tests {
         let first = Arc::new(Error::Argument { name: "window", problem: "is 0; give 1 or more".into() });
         let again = Error::Sticky(first.clone());
         assert_eq!(again.to_string(), first.to_string());
-        assert_eq!(again.kind(), Kind::Argument);
+        assert_eq!(again.kind(), ErrorKind::Argument);
     }
 }

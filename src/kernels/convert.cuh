@@ -70,13 +70,13 @@ struct Conversion {
   uint8_t load;
   uint8_t store;
   uint8_t reg;
-  uint8_t rounds;     // of the normalisation by channel
+  uint8_t rounds;     // of the normalization by channel
   uint64_t channels;  // bytes from here to the Channels, 0: there are none
   uint64_t fill;      // the element that regions without a source are made of, by channel
   float table[256];
 };
 
-// What a channel is normalised by.
+// What a channel is normalized by.
 struct Channel {
   double mean, std;
 };
@@ -343,9 +343,9 @@ __device__ void store(const Conversion& conversion, const T (&values)[N], uint64
   }
 }
 
-// Values are normalised in float or double, never in half.
+// Values are normalized in float or double, never in half.
 template <int N, typename T>
-__device__ void normalise(const Conversion& conversion, const uint32_t (&channels)[N],
+__device__ void normalize(const Conversion& conversion, const uint32_t (&channels)[N],
                           T (&values)[N]) {
   const auto* numbers = reinterpret_cast<const Channel*>(
       reinterpret_cast<const char*>(&conversion) + conversion.channels);
@@ -367,13 +367,13 @@ __device__ void convert_in(const Conversion& conversion, const float* table,
   load(conversion, table, bits, values);
   if constexpr (std::is_floating_point_v<T>) {
     for (uint32_t i = 0; i < conversion.step_count; ++i) apply(conversion.steps[i], values);
-    if constexpr (BY_CHANNEL) normalise(conversion, channels, values);
+    if constexpr (BY_CHANNEL) normalize(conversion, channels, values);
   }
   store(conversion, values, bits);
 }
 
 // Stored bits into output bits. `table` is that of the conversion, wherever it is at hand. The
-// channels of the elements are read BY_CHANNEL only; what is normalised is a float or a double.
+// channels of the elements are read BY_CHANNEL only; what is normalized is a float or a double.
 template <bool BY_CHANNEL, int N>
 __device__ void elements(const Conversion& conversion, const float* table,
                          const uint32_t (&channels)[N], uint64_t (&bits)[N]) {

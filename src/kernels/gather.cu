@@ -7,7 +7,7 @@
 //       value = source ? source[sum i_d * from_stride_d] : fill
 //       destination[sum i_d * to_stride_d] = convert(swap(value))
 //
-// Where elements are normalised by channel, the channel is that of the region's first element, plus
+// Where elements are normalized by channel, the channel is that of the region's first element, plus
 // i_d of one dimension.
 //
 // A block takes one tile: GRANULES_PER_TILE granules of one region, found by bisection over
@@ -41,7 +41,7 @@ struct Region {
   uint8_t granule_bytes;      // in the source
   uint8_t swap_bytes;         // element size if bytes are to be swapped, else 0
   uint8_t converted_bytes;    // element size in the destination if elements are converted, else 0
-  uint32_t channel;           // of the first element, where elements are normalised by channel
+  uint32_t channel;           // of the first element, where elements are normalized by channel
   uint8_t channel_dimension;  // along which channels follow, or more than there are
   uint8_t reserved[3];
 };

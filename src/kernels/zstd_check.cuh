@@ -245,7 +245,7 @@ ZSTD_FUNCTION uint32_t check_stream(const Tables& tables, const Block& block, co
   return check_literals(tables.codes, block.code_ends, from, bytes, expected);
 }
 
-// Builds an FSE decoding table from its normalised counts and uses them up. `lengths` is null for
+// Builds an FSE decoding table from its normalized counts and uses them up. `lengths` is null for
 // offset codes, whose number is that of their extra bits. RFC 8878, section 4.1.1.
 ZSTD_FUNCTION void fill_states(uint32_t* states, int16_t* counts, int codes, uint32_t log,
                                const uint32_t* lengths) {

@@ -56,7 +56,7 @@ struct FseTable {
   uint32_t code_shift;
 };
 
-/// Builds a decoding table from its normalised counts. RFC 8878, section 4.1.1.
+/// Builds a decoding table from its normalized counts. RFC 8878, section 4.1.1.
 WARP_FN void build_states(const FseTable& table) {
   const uint32_t size = 1u << table.log, step = (size >> 1) + (size >> 3) + 3;
   uint32_t high = size, at = 0;

@@ -9,7 +9,7 @@ use crate::dataset::{ArrayInfo, Joined};
 use crate::decode::cpu::scratch_bytes;
 use crate::decode::group;
 use crate::decode::nvcomp::Zstd;
-use crate::decode::part::{Kind, PartPlan};
+use crate::decode::part::{PartPlan, Placement};
 use crate::decode::upload::{largest_pinned_bytes, largest_upload_bytes};
 use crate::error::{Result, log_once};
 use crate::options::{DeviceBudget, GpuZstd};
@@ -125,7 +125,7 @@ impl Setup {
             batch_bytes: self.batch_bytes(),
             least_depth: self.options.min_depth,
             cache_bytes: self.options.cache_bytes,
-            read_threads: self.read_threads() as u64,
+            io_threads: self.io_threads() as u64,
             decode_threads: self.decode_threads() as u64,
             host: HostBudget {
                 bytes: self.options.host_memory_bytes,
@@ -144,7 +144,7 @@ impl Setup {
             unit_bytes,
             upload_bytes: largest_upload_bytes(array, &plan.decode_path),
             chunk_bytes: plan.chunk_bytes,
-            gpu_decodes: plan.kind == Kind::Either,
+            gpu_decodes: plan.placement == Placement::Either,
             is_sequential: plan.decode_path.is_sequential(by_nvcomp),
         };
         let pinned = self.planned_parts().map(|(array, plan)| largest_pinned_bytes(array, &plan.decode_path));

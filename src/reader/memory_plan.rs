@@ -97,7 +97,7 @@ pub struct Needs<'a> {
     /// Chunks cached from epoch to epoch, as the user asked.
     pub cache_bytes: u64,
     /// Threads that only read.
-    pub read_threads: u64,
+    pub io_threads: u64,
     /// Threads that decode on the CPU, if memory allows; 0 if the CPU decodes nothing.
     pub decode_threads: u64,
     /// Host memory.
@@ -335,7 +335,7 @@ impl MemoryPlan {
         let upload_pool_bytes = (rest - arenas).min(useful(|part| part.upload_bytes)).max(largest_upload);
         let gpu_workers = (arenas / largest_unit).clamp(1, MAX_GPU_WORKERS.min(depth.max(2)));
         let host_bytes = gpu.pinned_bytes(needs, host, depth);
-        let threads = needs.read_threads + host.decode_threads;
+        let threads = needs.io_threads + host.decode_threads;
         let plan =
             Self { depth, decode_threads: host.decode_threads as usize, host_bytes, chunk_cache_bytes };
         let gpu_plan = GpuMemoryPlan {
@@ -411,7 +411,7 @@ impl GpuNeeds {
         if !self.uses_cufile {
             return 0;
         }
-        let buffers = 2 * needs.read_threads;
+        let buffers = 2 * needs.io_threads;
         let each = (budget / STAGING_SHARE / buffers.max(1)).min(GdsStaging::MOST_BYTES);
         buffers * (each - each % GdsStaging::ALIGNMENT).max(GdsStaging::ALIGNMENT)
     }

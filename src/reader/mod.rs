@@ -14,7 +14,7 @@
 //! ```text
 //! submit --> planner --> jobs --> decoders --> (CPU backend) outputs
 //!               |          |          '-------------.
-//!               |          '----> feeders --> (GPU backend) uploaded chunks --> GPU workers --> outputs
+//!               |          '----> I/O threads --> (GPU backend) uploaded chunks --> GPU workers --> outputs
 //!               '-- units whose chunk is cached -----------------------------------^
 //! next_batch <-- the oldest submitted batch, once its last unit is finished
 //! ```

@@ -15,7 +15,7 @@ use crate::decode::device_pool::DevicePool;
 use crate::decode::gpu_task::GpuTask;
 use crate::decode::gpu_worker::{GpuWorker, GpuWorkerContext};
 use crate::decode::jobs::Jobs;
-use crate::decode::part::Kind;
+use crate::decode::part::Placement;
 use crate::decode::planner::{self, Planner};
 use crate::decode::prefetch::Prefetcher;
 use crate::decode::upload::{GdsStaging, UploadContext, Uploader, UploaderParts};
@@ -78,7 +78,7 @@ impl Running {
     pub fn start(start: &Start) -> Result<Self> {
         let progress = Progress::new(start.status.counters.clone());
         let prefetcher = Arc::<Prefetcher>::default();
-        let (feeders, decoders) = (start.setup.read_threads(), start.plan.decode_threads);
+        let (io_threads, decoders) = (start.setup.io_threads(), start.plan.decode_threads);
         let jobs = Jobs::new(start.setup.parts.clone(), decoders, progress.clone(), prefetcher.clone());
         let mut running = Self::without_threads(jobs, progress);
         let mut base = 0;
@@ -93,8 +93,8 @@ impl Running {
         let remote = start.remote(&running.jobs)?;
         let fetcher = remote.as_ref().map(|remote| remote.fetcher.clone());
         let workers = Arc::new(start.worker_context(target, prefetcher, fetcher));
-        for number in 0..feeders + decoders {
-            running.start_worker(workers.clone(), uploaders.pop(), number >= feeders)?;
+        for number in 0..io_threads + decoders {
+            running.start_worker(workers.clone(), uploaders.pop(), number >= io_threads)?;
         }
         let cache_pool = DevicePool::new(base, start.plan.chunk_cache_bytes);
         running.cache_pool = Some(cache_pool.clone());
@@ -126,7 +126,7 @@ impl Running {
         device: &Device,
         uploaders: &mut Vec<UploaderSetup>,
     ) -> Result<Target> {
-        let (feeders, decoders) = (start.setup.read_threads(), start.plan.decode_threads);
+        let (io_threads, decoders) = (start.setup.io_threads(), start.plan.decode_threads);
         let upload_pool = device.memory.upload_pool_bytes;
         let upload_pool = DevicePool::new(self.allocate(device, upload_pool)?, upload_pool);
         self.upload_pool = Some(upload_pool.clone());
@@ -140,7 +140,7 @@ impl Running {
             let memory = memory.map_err(|problem| argument("io", problem))?;
             self.registered = Some(memory);
         }
-        let half = device.memory.staging_bytes / (2 * feeders as u64).max(1);
+        let half = device.memory.staging_bytes / (2 * io_threads as u64).max(1);
         let uploader = UploaderParts {
             gpu: device.gpu.clone(),
             pinned,
@@ -148,8 +148,8 @@ impl Running {
             upload_pool: upload_pool.clone(),
             packed_bytes: device.memory.packed_bytes,
         };
-        for number in 0..feeders + decoders {
-            let reads = device.cufile.is_some() && number < feeders;
+        for number in 0..io_threads + decoders {
+            let reads = device.cufile.is_some() && number < io_threads;
             let staging = reads.then(|| GdsStaging::new(staging, number as u64, half));
             uploaders.push((uploader.clone(), staging));
         }
@@ -194,8 +194,8 @@ impl Running {
         let jobs = self.jobs.clone();
         let is_beside_training = uploader.is_some();
         // The GPU can decode what is queued. Only a chunk that was begun is waited for.
-        let can_be_spared = workers.decoder.parts.iter().all(|plan| plan.kind != Kind::Cpu);
-        let name = if decodes { "zarr decoder" } else { "zarr reader" };
+        let can_be_spared = workers.decoder.parts.iter().all(|plan| plan.placement != Placement::Cpu);
+        let name = if decodes { "zarr decoder" } else { "zarr I/O" };
         let watchdog = Arc::<Watchdog>::default();
         self.spawn(name, watchdog.clone(), move || {
             if decodes && is_beside_training {
@@ -396,7 +396,7 @@ impl Start<'_> {
 
     /// A partition of the GPU's multiprocessors that leaves the others to the model, where the GPU decodes and can be cut.
     fn sm_partition(&self, device: &Device) -> Option<Arc<GreenContext>> {
-        let decodes = self.setup.parts.iter().any(|plan| plan.kind == Kind::Either);
+        let decodes = self.setup.parts.iter().any(|plan| plan.placement == Placement::Either);
         if decodes { GreenContext::of(&device.gpu) } else { None }
     }
 }

@@ -14,12 +14,12 @@ use super::selection::{check_selected, selected_shape, selection};
 use crate::assemble::{Conversion, Places, conversions, device};
 use crate::codec::{self, DecodePath};
 use crate::dataset::{ArrayInfo, Dataset};
-use crate::decode::part::{Kind, PartPlan, PartPlans};
+use crate::decode::part::{PartPlan, PartPlans, Placement};
 use crate::error::{Error, Result, log_once};
 use crate::fetch::cufile::Driver;
 use crate::options::{Arguments, Decode, Io, Join, Options, argument};
 use crate::plan::{ArrayGeometry, Geometry, OutputGeometry};
-use crate::sampler::{Domain, Domains, Order, OrderArguments, Shuffle};
+use crate::sampler::{Domain, Domains, Order, OrderArguments, Run, Shuffle, Windows};
 
 use crate::store::Access;
 
@@ -81,39 +81,8 @@ impl Setup {
         let seen = |shape: &[u64]| selected_shape(shape, &chosen[reference]);
         let domains = domains(&dataset.arrays[reference], seen, arguments, &options)?;
         let (windows, dimensions) = (domains.first(), domains.first().dimensions());
-        let geometry = |domain: &Domain| {
-            let axes = domain.windows.axes().len();
-            let arrays = dataset.arrays.iter().zip(&chosen);
-            let geometry = arrays.map(|(array, chosen)| ArrayGeometry {
-                chosen: chosen.clone(),
-                ..array.geometry(domain.store, axes)
-            });
-            geometry.collect::<Vec<_>>()
-        };
-        let geometry: Arc<Geometry> = domains.iter().map(geometry).collect();
-        check_shapes(&dataset, &domains, &geometry, reference)?;
-        for (domain, geometry) in domains.iter().zip(&*geometry) {
-            check_selected(&dataset, geometry, reference, &domain.windows)?;
-        }
-        let count = dataset.arrays.len();
-        let place = |(number, geometry): (usize, &ArrayGeometry)| {
-            let extents = geometry.sample_extents(windows);
-            match arguments.stack {
-                true => OutputGeometry::stacked(number, count, &extents),
-                false => OutputGeometry::alone(number, &extents),
-            }
-        };
-        let mut placing: Arc<[OutputGeometry]> = geometry[0].iter().enumerate().map(place).collect();
-        let mut channel_stack = None;
-        if arguments.stack_channels {
-            if arguments.stack {
-                let problem = "`stack` stacks the arrays in another way; give one of them";
-                return Err(argument("stack_channels", problem.into()));
-            }
-            let stack = ChannelStack::new(&dataset, &geometry[0], windows)?;
-            placing = stack.placing.clone().into();
-            channel_stack = Some(stack);
-        }
+        let geometry = geometry(&dataset, &domains, &chosen)?;
+        let (placing, channel_stack) = placing(arguments, &dataset, &geometry[0], windows)?;
         if arguments.stack_channels || !arguments.normalize.is_empty() {
             check_same_channels(&dataset, &domains, &geometry)?;
         }
@@ -137,14 +106,7 @@ impl Setup {
             fingerprint["choice"] = choice_identity;
         }
         let identity = Identity { fingerprint, batch_size: options.batch_size, dimensions };
-        let mut start = Cursor { order, seed: arguments.seed, batch: 0 };
-        if !arguments.position.is_empty() {
-            let restored = start.restore(&identity, arguments.position.as_bytes());
-            start = restored.map_err(|error| match error {
-                Error::Checkpoint { problem } => argument("position", problem),
-                error => error,
-            })?;
-        }
+        let start = start(arguments, order, &identity)?;
         let first_sampled = geometry[0].iter().position(ArrayGeometry::follows_samples).unwrap_or(reference);
         let channel_shape = channel_stack.as_ref().map(|stack| &stack.shape[..]);
         let stacking = match (arguments.stack, channel_shape) {
@@ -184,16 +146,18 @@ impl Setup {
     }
 
     /// Threads that only read.
-    pub fn read_threads(&self) -> usize {
-        let read_only = self.parts.iter().any(|plan| plan.kind != Kind::Cpu);
+    pub fn io_threads(&self) -> usize {
+        let read_only = self.parts.iter().any(|plan| plan.placement != Placement::Cpu);
         if read_only { self.options.io_threads } else { 0 }
     }
 
     /// Threads that decode on the CPU, if memory allows.
     pub fn decode_threads(&self) -> usize {
-        let on_cpu =
-            |kind| kind == Kind::Cpu || (kind == Kind::Either && self.options.decode == Decode::Auto);
-        if self.parts.iter().any(|plan| on_cpu(plan.kind)) { self.options.decode_threads } else { 0 }
+        let on_cpu = |placement| {
+            placement == Placement::Cpu
+                || (placement == Placement::Either && self.options.decode == Decode::Auto)
+        };
+        if self.parts.iter().any(|plan| on_cpu(plan.placement)) { self.options.decode_threads } else { 0 }
     }
 
     /// Whether cuFile is to read, if it can be used.
@@ -210,8 +174,8 @@ impl Setup {
             // copied back to it: 5.0 GB/s of zstd in place of 37.9 (H200, compatibility mode, 2026-11-22). Whether that pays where
             // it reads directly has not been measured.
             Io::Auto => {
-                let has = |kind| self.parts.iter().any(|plan| plan.kind == kind);
-                directly && has(Kind::Plain) && !has(Kind::Either)
+                let has = |placement| self.parts.iter().any(|plan| plan.placement == placement);
+                directly && has(Placement::Plain) && !has(Placement::Either)
             }
         }
     }
@@ -243,6 +207,66 @@ impl Setup {
             }
         }
     }
+}
+
+/// Where the windows of each domain lie in each array. `chosen`: what is selected of each dimension of each array.
+fn geometry(
+    dataset: &Dataset,
+    domains: &Domains,
+    chosen: &[Vec<Option<Arc<[Run]>>>],
+) -> Result<Arc<Geometry>> {
+    let of_domain = |domain: &Domain| {
+        let axes = domain.windows.axes().len();
+        let arrays = dataset.arrays.iter().zip(chosen);
+        let geometry = arrays.map(|(array, chosen)| ArrayGeometry {
+            chosen: chosen.clone(),
+            ..array.geometry(domain.store, axes)
+        });
+        geometry.collect::<Vec<_>>()
+    };
+    let geometry: Arc<Geometry> = domains.iter().map(of_domain).collect();
+    check_shapes(dataset, domains, &geometry, dataset.reference)?;
+    for (domain, geometry) in domains.iter().zip(&*geometry) {
+        check_selected(dataset, geometry, dataset.reference, &domain.windows)?;
+    }
+    Ok(geometry)
+}
+
+/// Where each array lies in its output, and the channels that the arrays are stacked to, if they are.
+fn placing(
+    arguments: &Arguments,
+    dataset: &Dataset,
+    geometry: &[ArrayGeometry],
+    windows: &Windows,
+) -> Result<(Arc<[OutputGeometry]>, Option<ChannelStack>)> {
+    if arguments.stack_channels {
+        if arguments.stack {
+            let problem = "`stack` stacks the arrays in another way; give one of them";
+            return Err(argument("stack_channels", problem.into()));
+        }
+        let stack = ChannelStack::new(dataset, geometry, windows)?;
+        return Ok((stack.placing.clone().into(), Some(stack)));
+    }
+    let place = |(number, geometry): (usize, &ArrayGeometry)| {
+        let extents = geometry.sample_extents(windows);
+        match arguments.stack {
+            true => OutputGeometry::stacked(number, dataset.arrays.len(), &extents),
+            false => OutputGeometry::alone(number, &extents),
+        }
+    };
+    Ok((geometry.iter().enumerate().map(place).collect(), None))
+}
+
+/// The beginning of the order of samples, or the position that a checkpoint holds.
+fn start(arguments: &Arguments, order: Order, identity: &Identity) -> Result<Cursor> {
+    let start = Cursor { order, seed: arguments.seed, batch: 0 };
+    if arguments.position.is_empty() {
+        return Ok(start);
+    }
+    start.restore(identity, arguments.position.as_bytes()).map_err(|error| match error {
+        Error::Checkpoint { problem } => argument("position", problem),
+        error => error,
+    })
 }
 
 /// A plan for each part of each array.

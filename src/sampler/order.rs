@@ -399,8 +399,11 @@ mod tests {
                 next += 1;
             }
             result.push(batch);
+            if !order.pad {
+                continue;
+            }
             left_in_epoch -= 1;
-            if order.pad && left_in_epoch == 0 {
+            if left_in_epoch == 0 {
                 left_in_epoch = n.div_ceil(p).div_ceil(b);
                 shard = if order.stick { shard } else { (shard + 1) % p };
                 next = start(shard);

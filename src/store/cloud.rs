@@ -3,9 +3,10 @@
 //! It signs requests, refreshes credentials and repeats what failed. What is asked for, and when, is decided elsewhere.
 
 use super::access::{Options, redact, without_secrets};
-use super::client::{Builder, Kind, kind_of};
+use super::client::ClientBuilder;
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version};
+use super::service::{Service, service_of};
 use super::traffic::{is_of_certificate, with_causes};
 use crate::error::{Error, Obstacle, Result};
 use crate::options::argument;
@@ -25,7 +26,7 @@ pub struct CloudStore {
     url: String,
     /// Of all keys.
     prefix: Path,
-    builder: Builder,
+    builder: ClientBuilder,
     /// Only a store with connections has one.
     client: Option<Arc<dyn ObjectStore>>,
 }
@@ -38,7 +39,7 @@ impl fmt::Debug for CloudStore {
 
 /// Whether a store at this URL is one of these.
 pub fn is_cloud(url: &str) -> bool {
-    kind_of(url).is_some()
+    service_of(url).is_some()
 }
 
 impl CloudStore {
@@ -48,17 +49,17 @@ impl CloudStore {
     /// Names the option, or the part of the URL, that cannot be used.
     pub fn new(url: &str, options: Options) -> Result<Self> {
         let shown = without_secrets(url);
-        let Some((kind, scheme, rest)) = kind_of(url) else {
+        let Some((service, scheme, rest)) = service_of(url) else {
             return Err(Error::StoreNotFound { path: shown });
         };
         // Web servers take signatures in the query, which goes with every request then and is never shown.
         let (rest, query) = match rest.split_once('?') {
-            Some(parts) if kind == Kind::Http => parts,
+            Some(parts) if service == Service::Http => parts,
             _ => (rest, ""),
         };
         let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
         if host.is_empty() {
-            let what = if kind == Kind::Http { "host" } else { "bucket" };
+            let what = if service == Service::Http { "host" } else { "bucket" };
             return Err(argument("path", format!("\"{shown}\" names no {what}")));
         }
         if path.contains(['?', '#']) || host.contains(['?', '#']) {
@@ -73,7 +74,7 @@ impl CloudStore {
             );
             return Err(argument("path", problem));
         }
-        if kind != Kind::Azure && host.contains('@') {
+        if service != Service::Azure && host.contains('@') {
             let problem = format!(
                 "\"{shown}\" has a user in front of the host; give the URL without, and storage_options={{\"headers\": {{\"authorization\": ...}}}}"
             );
@@ -83,9 +84,9 @@ impl CloudStore {
             Path::parse(path.trim_end_matches('/'))
                 .map_err(|error| argument("path", format!("\"{shown}\" cannot be a key ({error})")))
         };
-        let builder = Builder::new(kind, scheme, host, query, options)?;
-        let prefix = match kind {
-            Kind::Http => Path::from_url_path(path.trim_end_matches('/'))
+        let builder = ClientBuilder::new(service, scheme, host, query, options)?;
+        let prefix = match service {
+            Service::Http => Path::from_url_path(path.trim_end_matches('/'))
                 .map_err(|error| argument("path", format!("\"{shown}\" cannot be a URL ({error})")))?,
             _ => raw(path)?,
         };
@@ -127,7 +128,7 @@ impl CloudStore {
             Extent::Prefix(bytes) => Some(GetRange::Bounded(0..bytes)),
             Extent::Range(range) => Some(GetRange::Bounded(range)),
             // Azure has no ranges from the end.
-            Extent::Suffix(bytes) if self.builder.kind() == Kind::Azure => {
+            Extent::Suffix(bytes) if self.builder.service() == Service::Azure => {
                 let Some(head) = self.ask_head(&path).await? else {
                     // The answer to a HEAD has no body, which says whether the container is gone.
                     return match Box::pin(self.answer(key, Extent::Prefix(1), None)).await? {
@@ -194,8 +195,8 @@ impl CloudStore {
     fn says_absent(&self, error: &object_store::Error) -> bool {
         let object_store::Error::NotFound { .. } = error else { return false };
         let said = error.to_string();
-        match self.builder.kind() {
-            Kind::Http => !said.contains("405 Method Not Allowed"),
+        match self.builder.service() {
+            Service::Http => !said.contains("405 Method Not Allowed"),
             _ => !is_of_bucket(&said),
         }
     }
@@ -331,7 +332,7 @@ impl Store for CloudStore {
     }
 
     fn lists(&self) -> bool {
-        self.builder.kind() != Kind::Http
+        self.builder.service() != Service::Http
     }
 
     fn list<'a>(&'a self, key: &'a str) -> BoxFuture<'a, io::Result<Listing>> {
@@ -461,13 +462,13 @@ mod tests {
             assert_eq!(store.prefix.as_ref(), prefix, "{url}");
             let prefix = if prefix.is_empty() { String::new() } else { format!("{prefix}/") };
             assert_eq!(store.path("c/0/1").unwrap().as_ref(), format!("{prefix}c/0/1"));
-            assert!(store.connect(&Connections::impatient()).unwrap().is_some());
+            assert!(store.connect(&Connections::without_retries()).unwrap().is_some());
         }
     }
 
     #[test]
     fn stores_in_one_bucket_with_the_same_options_share_a_client() {
-        let connections = Connections::impatient();
+        let connections = Connections::without_retries();
         let options = json!({"anon": true, "region": "eu-west-1"});
         for (url, options, clients) in [
             ("s3://bucket/a.zarr", &options, 1),
@@ -486,7 +487,7 @@ mod tests {
     #[test]
     fn options_that_do_not_fit_together_are_refused_with_the_url() {
         let store = open("az://container/x", json!({"anon": true})).unwrap();
-        let error = store.connect(&Connections::impatient()).unwrap_err().to_string();
+        let error = store.connect(&Connections::without_retries()).unwrap_err().to_string();
         assert!(error.contains("az://container/x") && error.contains("ccount"), "{error}");
     }
 

@@ -15,7 +15,7 @@ use object_store::ObjectStore;
 #[derive(Clone)]
 pub struct Connections {
     /// How long a request that fails for a reason that may pass is repeated.
-    pub patience: Duration,
+    pub retry_timeout: Duration,
     /// Is told what fails and is sent again.
     pub traffic: Arc<Traffic>,
     /// Memory for bodies.
@@ -26,14 +26,14 @@ pub struct Connections {
 impl fmt::Debug for Connections {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // The names of clients have secrets in them.
-        f.debug_struct("Connections").field("patience", &self.patience).finish_non_exhaustive()
+        f.debug_struct("Connections").field("retry_timeout", &self.retry_timeout).finish_non_exhaustive()
     }
 }
 
 impl Connections {
     /// None yet. Bodies go to memory of `buffers`.
-    pub fn new(patience: Duration, traffic: Arc<Traffic>, buffers: Arc<Buffers>) -> Self {
-        Self { patience, traffic, buffers, clients: Arc::default() }
+    pub fn new(retry_timeout: Duration, traffic: Arc<Traffic>, buffers: Arc<Buffers>) -> Self {
+        Self { retry_timeout, traffic, buffers, clients: Arc::default() }
     }
 
     /// The client of that name, which is made if there is none.
@@ -53,7 +53,7 @@ impl Connections {
 
     /// Of a test: nothing is repeated and no memory kept.
     #[cfg(test)]
-    pub(super) fn impatient() -> Self {
+    pub(super) fn without_retries() -> Self {
         Self::new(Duration::ZERO, Arc::default(), Buffers::none())
     }
 

@@ -30,7 +30,7 @@ pub struct Folder {
 
 impl Folder {
     /// Reads of a file that changed meanwhile, until its writer is taken to go on without end.
-    const PATIENCE: usize = 10;
+    const MOST_READS: usize = 10;
     /// After this many absent files in a row the next one is expected to be absent too.
     const EXPECTED: u32 = 8;
 
@@ -105,7 +105,7 @@ impl Folder {
             self.check_inside(Path::new(key), &real)?;
         }
         let mut stamp = Stamp::of(&file.metadata()?)?;
-        for _ in 0..Self::PATIENCE {
+        for _ in 0..Self::MOST_READS {
             let Some(wait) = stamp.unsettled(SystemTime::now()) else { return Ok(Some((file, stamp))) };
             std::thread::sleep(wait);
             let before = std::mem::replace(&mut stamp, Stamp::of(&file.metadata()?)?);

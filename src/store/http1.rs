@@ -39,7 +39,7 @@ pub(super) struct Http1 {
     /// Whether `http` URLs may be asked for.
     allows_http: bool,
     /// Between any two bytes of an answer, and before the first.
-    patience: Duration,
+    read_timeout: Duration,
     /// Sent with each request that has none of the name.
     headers: HeaderMap,
     proxies: Matcher,
@@ -95,7 +95,7 @@ impl Http1 {
             dialer: Dialer::new(duration(Key::ConnectTimeout)?, certificates),
             pool: Arc::default(),
             allows_http: is(Key::AllowHttp),
-            patience: duration(Key::ReadTimeout)?,
+            read_timeout: duration(Key::ReadTimeout)?,
             headers,
             proxies: Matcher::from_system(),
             redirects: AtomicBool::new(false),
@@ -180,7 +180,7 @@ impl Http1 {
                 }
                 answer.as_mut().poll(cx)
             });
-            match tokio::time::timeout(self.patience, both).await {
+            match tokio::time::timeout(self.read_timeout, both).await {
                 Ok(answer) => answer.map_err(failed)?,
                 Err(_) => return Err(Failed::http(HttpErrorKind::Timeout, WHAT, "timed out")),
             }
@@ -205,7 +205,7 @@ impl Http1 {
                 (Source::Hyper(Mutex::new(Box::new(driven))), Bytes::new())
             }
         };
-        let body = Landing::new(source, came, self.patience, self.buffers.clone());
+        let body = Landing::new(source, came, self.read_timeout, self.buffers.clone());
         Ok(Answered::Here(HttpResponse::from_parts(head, HttpResponseBody::new(body)), ends))
     }
 }

@@ -81,9 +81,9 @@ impl Landing {
     /// The longest piece of those that are copied.
     const MOST_COPIED_BYTES: u64 = 1 << 20;
 
-    /// `came` are the first bytes. It is an error if no more come for longer than `patience`.
-    pub fn new(source: Source, came: Bytes, patience: Duration, buffers: Arc<Buffers>) -> Self {
-        Self { source, came, piece: None, failed: None, clock: Clock::new(patience), buffers }
+    /// `came` are the first bytes. It is an error if no more come for longer than `read_timeout`.
+    pub fn new(source: Source, came: Bytes, read_timeout: Duration, buffers: Arc<Buffers>) -> Self {
+        Self { source, came, piece: None, failed: None, clock: Clock::new(read_timeout), buffers }
     }
 
     /// The error of a body that cannot be read on.
@@ -298,15 +298,15 @@ where
 
 /// How long nothing comes.
 struct Clock {
-    patience: Duration,
+    read_timeout: Duration,
     /// Runs while nothing comes.
     sleep: Option<Pin<Box<Sleep>>>,
     runs: bool,
 }
 
 impl Clock {
-    fn new(patience: Duration) -> Self {
-        Self { patience, sleep: None, runs: false }
+    fn new(read_timeout: Duration) -> Self {
+        Self { read_timeout, sleep: None, runs: false }
     }
 
     /// Something came.
@@ -316,10 +316,10 @@ impl Clock {
 
     /// Nothing came. Ready when that has been so for too long.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
-        let patience = self.patience;
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
+        let read_timeout = self.read_timeout;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep(read_timeout)));
         if !self.runs {
-            sleep.as_mut().reset(Instant::now() + patience);
+            sleep.as_mut().reset(Instant::now() + read_timeout);
             self.runs = true;
         }
         sleep.as_mut().poll(cx)

@@ -1,5 +1,22 @@
 //! Where the bytes of a store are. There is one contract for all of them: an object is named by a key and read in whole or in part.
 //!
+//! ```text
+//! path or URL --> uri --+--> local --> folder                       (stamp: the version of a file)
+//!                       +--> cloud --> client <-- access            (what the user says of credentials, endpoints, timeouts)
+//!                       |                 |       service, aws_profile, retries
+//!                       |                 v
+//!                       |     object_store: signs, repeats --> traffic --> http1 --> pool, socket    (connecting, TLS)
+//!                       |                                                    '-----> landing         (the body, to memory of buffers)
+//!                       +--> zip, icechunk, references: stores inside other stores --> targets       (objects that lie elsewhere)
+//! ```
+//!
+//! A [`Store`] is asked by [`Session`]s, which wait for the answer, and by `fetch`, which has many requests in flight; each has its own
+//! [`Connections`].
+//!
+//! Timeouts of a request: defaults and options in `client/config.rs`; to connect in `socket.rs`; until the head of the answer comes in
+//! `http1.rs`; between the bytes of its body in `landing.rs`; for all repetitions together in `retries.rs`, with the defaults in `session.rs`.
+//! `reqwest` has the same ones for requests that `http1.rs` leaves to it. A second request for one that is late is `fetch`'s.
+//!
 //! *Missing* is only what a store says is absent. No other error is ever taken for it, because a missing chunk reads as the fill value.
 
 mod access;
@@ -20,6 +37,7 @@ mod memory;
 mod pool;
 mod references;
 mod retries;
+mod service;
 mod session;
 mod socket;
 mod stamp;

@@ -27,21 +27,21 @@ impl Home {
     /// Keeps the connection for the next request.
     pub fn park(self, socket: Socket) {
         let mut idle = self.pool.lock();
-        idle.retain(|idle| idle.since.elapsed() < Pool::PATIENCE);
+        idle.retain(|idle| idle.since.elapsed() < Pool::IDLE_TIMEOUT);
         idle.push(Idle { origin: self.origin, socket, since: Instant::now() });
     }
 }
 
 impl Pool {
     /// So long a connection waits.
-    const PATIENCE: Duration = Duration::from_secs(90);
+    const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 
     /// A connection that can be used at once, the one that waits for the shortest time.
     pub fn take(&self, origin: &str) -> Option<Socket> {
         let mut idle = self.lock();
         while let Some(place) = idle.iter().rposition(|idle| &*idle.origin == origin) {
             let Idle { mut socket, since, .. } = idle.remove(place);
-            if since.elapsed() < Self::PATIENCE && socket.is_quiet() {
+            if since.elapsed() < Self::IDLE_TIMEOUT && socket.is_quiet() {
                 return Some(socket);
             }
         }

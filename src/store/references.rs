@@ -322,7 +322,7 @@ mod tests {
 
     /// The store of a document in `documents` that names files in a folder.
     fn connected(store: &ReferenceStore) -> Arc<dyn Store> {
-        store.connect(&Connections::impatient()).unwrap().unwrap()
+        store.connect(&Connections::without_retries()).unwrap().unwrap()
     }
 
     fn targets(folder: &tempfile::TempDir) -> Targets {

@@ -41,13 +41,13 @@ impl Retries {
         Ok(retries)
     }
 
-    /// The settings of a client whose session repeats requests for as long as `patience`.
-    pub fn config(self, patience: Duration) -> RetryConfig {
+    /// The settings of a client. `default`: how long requests are repeated where the options do not say it.
+    pub fn config(self, default: Duration) -> RetryConfig {
         // Each pause is drawn from 100 ms to three times the last one. With a factor of two, the default, pauses do not grow in the mean, and
         // ten of them end within seconds.
         let backoff =
             BackoffConfig { base: 3.0, max_backoff: Duration::from_secs(5), ..BackoffConfig::default() };
-        let retry_timeout = self.timeout.unwrap_or(patience);
+        let retry_timeout = self.timeout.unwrap_or(default);
         let max_retries = self.most.unwrap_or((retry_timeout.as_secs() as usize).max(10));
         RetryConfig { backoff, max_retries, retry_timeout }
     }
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn what_options_do_not_say_is_up_to_the_session() {
-        let patience = Duration::from_secs(180);
+        let default = Duration::from_secs(180);
         for (options, most, timeout_s) in [
             (json!({}), 180, 180.0),
             (json!({"max_retries": 0}), 0, 180.0),
@@ -87,7 +87,7 @@ mod tests {
             (json!({"retry_timeout": 1.5}), 10, 1.5),
             (json!({"retry_timeout": 2, "max_retries": 3}), 3, 2.0),
         ] {
-            let config = parse(options.clone()).unwrap().config(patience);
+            let config = parse(options.clone()).unwrap().config(default);
             assert_eq!(
                 (config.max_retries, config.retry_timeout.as_secs_f64()),
                 (most, timeout_s),

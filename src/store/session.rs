@@ -27,9 +27,9 @@ pub struct Session {
 }
 
 impl Sessions {
-    /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `patience`.
-    pub fn new(patience: Duration) -> Self {
-        let connections = Connections::new(patience, Arc::default(), Buffers::none());
+    /// Opens no connection yet. Requests that fail for a reason that may pass are repeated for as long as `retry_timeout`.
+    pub fn new(retry_timeout: Duration) -> Self {
+        let connections = Connections::new(retry_timeout, Arc::default(), Buffers::none());
         Self { connections, runtime: OnceCell::new() }
     }
 
@@ -57,8 +57,8 @@ impl Session {
     ///
     /// # Errors
     /// As [`Sessions::with`].
-    pub fn new(store: &Arc<dyn Store>, patience: Duration) -> io::Result<Self> {
-        Sessions::new(patience).with(store)
+    pub fn new(store: &Arc<dyn Store>, retry_timeout: Duration) -> io::Result<Self> {
+        Sessions::new(retry_timeout).with(store)
     }
 
     /// All bytes of a small object, such as a metadata file, and its version. `None` if it is absent.

@@ -5,11 +5,11 @@
 //! only. That an object is absent is an error: the document says that it is there.
 
 use super::access::{Access, Options, without_secrets};
-use super::client::{Kind, kind_of};
 use super::cloud::CloudStore;
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Store, Version};
 use super::folder::Folder;
+use super::service::{Service, service_of};
 use crate::error::Obstacle;
 
 use std::collections::BTreeMap;
@@ -236,7 +236,7 @@ impl Targets {
 
     /// What a name stands for.
     fn place(&self, name: &str) -> Result<Place, String> {
-        if kind_of(name).is_some() {
+        if service_of(name).is_some() {
             return url(name);
         }
         let path = match (name.split_once("://"), name.strip_prefix("file:")) {
@@ -316,28 +316,28 @@ fn is_scheme(text: &str) -> bool {
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c))
 }
 
-/// Where requests for a URL go: kind of store and bucket, or scheme and host.
-fn root_of(url: &str) -> Option<(Kind, &'static str, &str)> {
-    let (kind, scheme, rest) = kind_of(url)?;
+/// Where requests for a URL go: service and bucket, or scheme and host.
+fn root_of(url: &str) -> Option<(Service, &'static str, &str)> {
+    let (service, scheme, rest) = service_of(url)?;
     let host = rest.split(['/', '?', '#']).next().unwrap_or_default();
     // What is sent over https is not for http; the schemes of a cloud mean the same.
-    Some((kind, if kind == Kind::Http { scheme } else { "" }, host))
+    Some((service, if service == Service::Http { scheme } else { "" }, host))
 }
 
 /// Root and key of an object's URL.
 fn url(url: &str) -> Result<Place, String> {
-    let Some((kind, scheme, rest)) = kind_of(url) else { return Err("is no URL".into()) };
+    let Some((service, scheme, rest)) = service_of(url) else { return Err("is no URL".into()) };
     let (host, key) = rest.split_once('/').unwrap_or((rest, ""));
     if host.is_empty() || key.is_empty() || key.ends_with('/') {
         return Err("names no object; write the document again".into());
     }
-    if (kind != Kind::Azure && host.contains('@')) || host.contains(['?', '#']) {
+    if (service != Service::Azure && host.contains('@')) || host.contains(['?', '#']) {
         return Err(
             "has a user or a query in front of the path; have the document name it without, and give what signs requests in storage_options"
                 .into(),
         );
     }
-    let key = if kind == Kind::Http {
+    let key = if service == Service::Http {
         if key.contains(['?', '#']) {
             return Err(
                 "has a query; have the document name it without, and give what signs requests in storage_options".into(),
@@ -384,7 +384,7 @@ mod tests {
 
     fn targets(origin: Origin, follow_links: bool, options: &Value) -> Targets {
         let storage_options = StorageOptions::parse(&options.to_string()).unwrap();
-        let connections = Connections::impatient();
+        let connections = Connections::without_retries();
         Targets::new(Access { follow_links, storage_options }, origin).connect(&connections)
     }
 

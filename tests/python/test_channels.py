@@ -1,4 +1,4 @@
-"""Normalisation by channel, `normalize`, against NumPy: random stores, windows and numbers."""
+"""Normalization by channel, `normalize`, against NumPy: random stores, windows and numbers."""
 
 import json
 import re
@@ -14,7 +14,7 @@ import stores
 import zarr_dali
 from naive import Sampling
 from reading import build, read_all
-from test_values import assert_same, cast, normalised
+from test_values import assert_same, cast, normalized
 
 TIME, LEVEL, LAT, LON = "time", "level", "lat", "lon"
 SIZES = {TIME: 7, LEVEL: 5, LAT: 6, LON: 8}
@@ -63,7 +63,7 @@ def sampling_of(rng):
 
 
 def entry_of(rng, dimensions, whole):
-    """What an array is normalised by, and the same as arrays that go with all of its values."""
+    """What an array is normalized by, and the same as arrays that go with all of its values."""
     if rng.random() < 0.15:
         return None, None
     along = [dimension for dimension in dimensions if dimension in whole]
@@ -92,7 +92,7 @@ def by_numpy(values, numbers):
 @pytest.mark.parametrize("seed", range(30))
 @pytest.mark.gpu_where(lambda case: case["seed"] < 8)
 def test_channels_have_numbers_of_their_own(backend, tmp_path, seed):
-    """Each value is normalised by the numbers of its index along a dimension, wherever windows, regions and
+    """Each value is normalized by the numbers of its index along a dimension, wherever windows, regions and
     chunks lie, and where chunks are missing."""
     rng = np.random.default_rng(seed)
     fields = list(world(rng, tmp_path, str(rng.choice(CODECS))))
@@ -171,7 +171,7 @@ def test_one_number_for_an_array_is_what_mean_and_std_are(backend, tmp_path, rng
     (named,) = read_all(backend, str(tmp_path), arrays=["t"], normalize='{"/t": {"mean": 280.5, "std": 2}}')
     (itself,) = read_all(backend, str(tmp_path / "t"), normalize='{"t": {"mean": 280.5, "std": 2}}')
     assert_same(np.stack(named), np.stack(plain))
-    assert_same(np.stack(itself), normalised(values, 280.5, 2.0))
+    assert_same(np.stack(itself), normalized(values, 280.5, 2.0))
 
 
 @pytest.fixture
@@ -262,7 +262,7 @@ def test_what_does_not_go_together_is_refused(backend, levels, tmp_path):
     with pytest.raises(ValueError, match="it holds a object, which JSON does not have"):
         zarr_dali.Loader(path, ["t"], device="cpu", normalize={"t": {"mean": object(), "std": 1}})
     stores.write_array(tmp_path, "c", np.ones((4, 3), "complex64"), chunks=(2, 3))
-    with pytest.raises(ValueError, match=r"`normalize`.*complex numbers cannot be normalised"):
+    with pytest.raises(ValueError, match=r"`normalize`.*complex numbers cannot be normalized"):
         build(backend, str(tmp_path), arrays=["c"], normalize='{"c": {"mean": 1, "std": 1}}')
 
 

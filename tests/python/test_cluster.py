@@ -363,7 +363,7 @@ def test_only_the_workers_of_a_run_write(tmp_path, monkeypatch):
     thread = threading.Thread(target=write)
     thread.start()
     began.wait(60)
-    monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
     with pytest.raises(ValueError, match="workers of an earlier run are still writing"):
         fence.remove(tmp_path)
     go.set()

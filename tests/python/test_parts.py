@@ -258,7 +258,7 @@ def test_a_source_that_changed_while_others_worked(source, copy):
 
 
 def test_what_does_not_fit_together(source, copy, tmp_path, monkeypatch):
-    monkeypatch.setattr(lock, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(lock, "TIMEOUT_S", 0.2)
     for given in ("3", "0/2", "3/2", "a/b", (1,), (1, 2, 3), 5, "1/0"):
         with pytest.raises(ValueError, match=r"is no part of a whole; give it as 3/8"):
             zarr_dali.rechunk(source, copy, part=given)

@@ -147,7 +147,7 @@ def test_weather_channels(backend, tmp_path, more):
     assert "channels: t_850 t_500 t2m msl land_mask" in done.stdout
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["samples_per_s"] > 0
-    # All channels are normalised: a model that knows nothing is off by about their variance.
+    # All channels are normalized: a model that knows nothing is off by about their variance.
     assert 0.1 < summary["first_loss"] < 10
 
 
@@ -448,7 +448,7 @@ def patches_of(store, patch, overlap):
 
 
 def test_patches_are_stitched_where_they_were_cut(store):
-    """Overlapping patches of the reader make the fields again, normalised."""
+    """Overlapping patches of the reader make the fields again, normalized."""
     cut = patches_of(store, [1, 20, 24], [0, 6, 4])
     source = cut.source
     stitched = patches.Stitched((STEPS - cut.split, 2, *GRID), cut.split, cut.device)
@@ -509,7 +509,7 @@ def test_forecast_rollout(backend, tmp_path):
 
 
 def test_forecast_parts_are_the_stores_steps(tmp_path):
-    """History, lead times and static fields of a sample, normalised."""
+    """History, lead times and static fields of a sample, normalized."""
     store = forecast_rollout.demo_store(tmp_path, quick=True)
     source = fields.inspect_planes(store)
     args = Namespace(

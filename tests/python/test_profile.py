@@ -31,7 +31,7 @@ def made(tmp_path):
     pid = 77
     report.domain(pid, 1, "DALI")
     report.domain(pid, 2, "zarr_dali")
-    for thread, name in ((1, "python"), (2, "[DALI][TP0]Exec"), (3, "zarr reader"), (4, "zarr GPU worker")):
+    for thread, name in ((1, "python"), (2, "[DALI][TP0]Exec"), (3, "zarr I/O"), (4, "zarr GPU worker")):
         report.name_thread(pid, thread, name)
     for start, end in ((0, 10), (110, 120), (200, 200.1)):
         report.range(pid, 1, 1, POP, round(start * MS), round(end * MS), registered=False)
@@ -268,7 +268,7 @@ def test_rows_of_a_picture(made):
     (process,) = recording.read(made.path).processes
     rows = picture.rows_of(process)
     assert list(rows) == [
-        "the training", "DALI's threads", "zarr reader", "zarr GPU worker", "GPU 0, stream 7",
+        "the training", "DALI's threads", "zarr I/O", "zarr GPU worker", "GPU 0, stream 7",
         "GPU 0, stream 13", "GPU 0, stream 14",
     ]  # fmt: skip
     assert rows["GPU 0, stream 13"].keys() == {picture.COPIED, picture.DECODED}

@@ -603,7 +603,7 @@ def test_statistics_are_those_of_numpy(era, tmp_path):
         assert found["statistics"][name]["nan"] == np.isnan(values).sum()
 
 
-def test_statistics_are_what_the_reader_normalises_with(era, tmp_path):
+def test_statistics_are_what_the_reader_normalizes_with(era, tmp_path):
     done = rechunk(era, tmp_path / "copy.zarr", stats=True, mask=True)
     found = done.statistics["packed"]
     pipe = build(CPU, str(tmp_path / "copy.zarr" / "packed"), batch_size=40, mask_and_scale=True)

@@ -154,7 +154,7 @@ def test_labels_apply_to_every_array_that_has_the_dimension(backend, world, labe
 
 @pytest.mark.gpu_where(lambda case: case["shuffle"])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_the_loader_selects_and_normalises(backend, world, shuffle):
+def test_the_loader_selects_and_normalizes(backend, world, shuffle):
     """Levels in an order of their own, each by its numbers in the store; longitudes across the end."""
     device = {"cpu": "cpu", "gpu": "cuda"}[backend.device]
     means = np.arange(6.0)

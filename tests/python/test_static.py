@@ -206,7 +206,7 @@ def test_static_arrays_of_joined_stores(backend, tmp_path):
         assert_same_bits(mask, MASK)
 
 
-def test_decoding_and_normalising(backend, tmp_path):
+def test_decoding_and_normalizing(backend, tmp_path):
     """`mask_and_scale` follows each array's own attributes; `mean` and `std` count static arrays, too."""
     write_group(tmp_path)
     packed = np.arange(80, dtype="int16").reshape(8, 10) - 7

@@ -248,7 +248,7 @@ def test_arrays_without_elements(tmp_path):
     assert zarr_dali.statistics(folder, by="dim_1")["a.zarr"]["mean"] == [None] * 3
 
 
-def test_the_reader_normalises_with_them(backend, era):
+def test_the_reader_normalizes_with_them(backend, era):
     found = zarr_dali.statistics(era, ["packed"])["packed"]
     options = {"arrays": ["packed"], "mask_and_scale": True, "mean": [found["mean"]], "std": [found["std"]]}
     (samples,) = read_all(backend, era, **options)
@@ -298,12 +298,12 @@ def test_a_loader_refuses_labels_of_another_store(era):
 @pytest.mark.parametrize("form", ["dictionary", "list", "renamed"])
 @pytest.mark.gpu_where(lambda case: case["form"] == "list" and case["statistics_of"] == "some")
 def test_statistics_are_chosen_by_label(backend, era, statistics_of, level, form):
-    """Each selected level is normalised by its own numbers, whichever levels the statistics have."""
+    """Each selected level is normalized by its own numbers, whichever levels the statistics have."""
     levels = slice(500, 850) if statistics_of == "some" else slice(None)
     entry = zarr_dali.statistics(era, ["t"], by="level", range={"level": levels})["t"]
     if statistics_of == "turned":
         entry = {key: one[::-1] if isinstance(one, list) else one for key, one in entry.items()}
-    # A level that is not read may have what nothing can be normalised by.
+    # A level that is not read may have what nothing can be normalized by.
     if 50 in entry["labels"] and level is not None:
         entry["std"][entry["labels"].index(50)] = None
     named = {"dictionary": {"t": entry}, "list": [entry], "renamed": {"x": entry}}[form]

@@ -336,7 +336,7 @@ def test_casts(backend, cached_store, rng, output):
     assert_reads(backend, store, wholes, dtype=DALI_TYPES[output])
 
 
-def normalised(values, mean, std):
+def normalized(values, mean, std):
     single = values.dtype.kind == "b" or values.dtype.itemsize <= (4 if values.dtype.kind == "f" else 2)
     compute = np.float32 if single else np.float64
     with np.errstate(all="ignore"):
@@ -344,7 +344,7 @@ def normalised(values, mean, std):
 
 
 @pytest.mark.parametrize("output", (None, "float16", "float32", "float64", "int16", "uint8"))
-def test_normalising(backend, cached_store, rng, output):
+def test_normalizing(backend, cached_store, rng, output):
     arrays = {dtype: sample_values(rng, dtype)[0] for dtype in stores.DTYPES}
 
     def fill(store):
@@ -352,7 +352,7 @@ def test_normalising(backend, cached_store, rng, output):
             fill_value = values.flat[0]
             write(store, dtype, values, zarr_format=3, attributes={}, fill_value=fill_value, missing=True)
 
-    store = cached_store(("normalising",), fill)
+    store = cached_store(("normalizing",), fill)
     whole = {dtype: zarr.open_array(store, path=dtype)[:] for dtype in arrays}
     chosen = {} if output is None else {"dtype": DALI_TYPES[output]}
     means, stds = [0.1 * n - 0.3 for n in range(len(arrays))], [1.7 + n for n in range(len(arrays))]
@@ -362,13 +362,13 @@ def test_normalising(backend, cached_store, rng, output):
         std = (std or [1.0]) * len(arrays)
         wholes = {}
         for number, (dtype, values) in enumerate(whole.items()):
-            values = normalised(values, mean[number], std[number])
+            values = normalized(values, mean[number], std[number])
             wholes[dtype] = values if output is None else cast(values, output)
         assert_reads(backend, store, wholes, **arguments)
 
 
 def test_everything_at_once(backend, tmp_path, rng):
-    """CF decoding, normalisation and cast, in this order, of stacked arrays with missing chunks."""
+    """CF decoding, normalization and cast, in this order, of stacked arrays with missing chunks."""
     for name in ("a", "b"):
         values, common = sample_values(rng, "int16")
         attributes = {"scale_factor": 0.01, "add_offset": 5.0, "_FillValue": common.item()}
@@ -384,8 +384,8 @@ def test_everything_at_once(backend, tmp_path, rng):
     decoded = by_xarray(tmp_path)
     wholes = [decoded["a"], decoded["b"]]
     expected = [
-        cast(normalised(wholes[0], 1.5, 2.5), "float16"),
-        cast(normalised(wholes[1], -1.5, 0.5), "float16"),
+        cast(normalized(wholes[0], 1.5, 2.5), "float16"),
+        cast(normalized(wholes[1], -1.5, 0.5), "float16"),
     ]
     (samples,) = read_all(
         backend,
@@ -515,5 +515,5 @@ def test_fixedscaleoffset_is_that_of_numcodecs(backend, tmp_path, rng, dtype, as
         )
         names[name] = zarr.open_array(tmp_path, path=name)[:]
     assert_reads(backend, tmp_path, names)
-    wholes = {name: cast(normalised(values, 2.0, 3.0), "float32") for name, values in names.items()}
+    wholes = {name: cast(normalized(values, 2.0, 3.0), "float32") for name, values in names.items()}
     assert_reads(backend, tmp_path, wholes, mean=2.0, std=3.0, dtype=types.FLOAT)

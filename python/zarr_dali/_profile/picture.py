@@ -62,7 +62,7 @@ def rows_of(process: Process) -> Rows:
 
 def _name_of(process: Process, thread: int, kinds: set[str]) -> str:
     """The name of a thread of the reader. nsys asks for names now and then, and misses those that ended."""
-    names = ((PLAN, "zarr planner"), (GPU, "zarr GPU worker"), (CPU, "zarr decoder"), (FETCH, "zarr reader"))
+    names = ((PLAN, "zarr planner"), (GPU, "zarr GPU worker"), (CPU, "zarr decoder"), (FETCH, "zarr I/O"))
     return process.threads.get(thread) or next(name for kind, name in names if kind in kinds)
 
 

@@ -42,7 +42,7 @@ def remove(folder: Path) -> None:
     Raises:
         ValueError: Workers do not end.
     """
-    path, until = folder / NAME, time.monotonic() + lock.PATIENCE_S
+    path, until = folder / NAME, time.monotonic() + lock.TIMEOUT_S
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW)
     except FileNotFoundError:

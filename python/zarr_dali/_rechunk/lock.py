@@ -25,7 +25,7 @@ OURS = re.compile(rf"{re.escape(JOURNAL)}(\.\d+-of-\d+|\.workers)?|store-[0-9a-f
 that it put aside, one to be deleted."""
 SYSTEM = re.compile(r"\.DS_Store|\._.*|\.nfs.*|Thumbs\.db")
 """Files that operating systems put into any folder."""
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 """How long is waited for what takes moments: another part that begins, a region that a lost worker copies."""
 LOOK_AGAIN_S = 0.05
 _NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
@@ -52,7 +52,7 @@ class Lock:
         self.path = folder / JOURNAL
         self.exclusive = True
         """Whether no other process has it."""
-        self._until = time.monotonic() + PATIENCE_S if shared else None
+        self._until = time.monotonic() + TIMEOUT_S if shared else None
         with explaining(f"{folder} could not be made and locked", None):
             while not self._taken(destination, holder):
                 pass  # another run ended in between and removed the file

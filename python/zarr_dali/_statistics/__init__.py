@@ -87,7 +87,7 @@ def statistics(
         `min`, `max`, `count`, and how many values do not count: `missing` (NaN or masked) and `infinite`.
         With `by` these are lists along the dimension, whose name is `dim`, and whose labels are `labels`, if
         it has any. Where no value counts, the first four are None. Of an array that CF attributes unpack
-        `mask_and_scale` says whether they did, which has to be the same in a reader that normalises with it.
+        `mask_and_scale` says whether they did, which has to be the same in a reader that normalizes with it.
         With `part`, before the last part has ended, the dict is empty, and its attribute `waiting` holds the
         numbers of the parts that are still to end.
 

@@ -26,7 +26,7 @@ pub struct Region {
     pub(super) granule_bytes: u8,
     pub(super) swap_bytes: u8,
     pub(super) converted_bytes: u8,
-    /// The channel of the first element, of elements that are normalised by channel.
+    /// The channel of the first element, of elements that are normalized by channel.
     pub(super) channel: u32,
     /// The dimension along which channels follow one another, or [`NO_DIMENSION`].
     pub(super) channel_dimension: u8,
@@ -45,7 +45,7 @@ pub struct ConversionOnDevice {
     load: u8,
     store: u8,
     register: u8,
-    /// What results of the normalisation by channel are rounded to.
+    /// What results of the normalization by channel are rounded to.
     rounds: u8,
     /// Bytes from here to the [`ChannelOnDevice`]s, 0: there are none.
     channels: u64,
@@ -54,7 +54,7 @@ pub struct ConversionOnDevice {
     table: [f32; 256],
 }
 
-/// What a channel is normalised by. Field for field the `Channel` of `convert.cuh`.
+/// What a channel is normalized by. Field for field the `Channel` of `convert.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct ChannelOnDevice {

@@ -1,7 +1,7 @@
 //! The kernel, compiled for the host, against the plain assembler of the host.
 
 use super::*;
-use crate::assemble::conversion::Normalisation;
+use crate::assemble::conversion::Normalization;
 use crate::assemble::{OutputMemory, host};
 use crate::dataset::{ByteFormat, Cf, ElementType, FixedScaleOffset, StoredType};
 use crate::plan::ChannelPlace;
@@ -190,21 +190,21 @@ fn the_kernel_computes_what_the_host_does() {
     };
     // Both dimensions of the destination in turn have the channels.
     let place = |first, all, elements| ChannelPlace { first, all, elements };
-    let numbers = |count| (0..count).map(|c| Normalise { mean: 3.3 + f64::from(c), std: 1.7 }).collect();
-    let normalises = [
+    let numbers = |count| (0..count).map(|c| Normalize { mean: 3.3 + f64::from(c), std: 1.7 }).collect();
+    let normalizes = [
         None,
-        Some(Normalise { mean: 3.3, std: 1.7 }.into()),
-        Some(Normalisation::Channels(Channels::new(place(0, 4, 702), 1, numbers(4)))),
-        Some(Normalisation::Channels(Channels::new(place(0, 702, 1), 1, numbers(702)))),
+        Some(Normalize { mean: 3.3, std: 1.7 }.into()),
+        Some(Normalization::Channels(Channels::new(place(0, 4, 702), 1, numbers(4)))),
+        Some(Normalization::Channels(Channels::new(place(0, 702, 1), 1, numbers(702)))),
     ];
     let dtypes = ElementType::ALL.map(|(element, ..)| Some(element));
     let dims = vec![(3, 2, 1), (700, 1, 2)];
     for stored in stored_types() {
         for cf in cfs(stored.widened()) {
-            for normalise in &normalises {
+            for normalize in &normalizes {
                 for dtype in dtypes {
                     let conversion =
-                        Conversion::new(stored, None, cf.as_ref(), normalise.clone(), dtype).unwrap();
+                        Conversion::new(stored, None, cf.as_ref(), normalize.clone(), dtype).unwrap();
                     let result = both(&conversion, &dims, false, (1, 2), None, false, small);
                     let what = format!("{stored:?} {conversion:?}");
                     assert_same(conversion.output(), !conversion.is_copy(), &result, &what);
@@ -244,21 +244,21 @@ proptest! {
     }
 
     #[test]
-    fn the_kernel_normalises_channels_as_the_host_does(
+    fn the_kernel_normalizes_channels_as_the_host_does(
         dims in prop::collection::vec((1u64..5, 0u64..3, 0u64..3), 1..9), (along, last) in (0usize..9, 0usize..9), sample in 0u64..3,
         turns: bool, stored in prop::sample::select(stored_types()), swaps: bool, fills: bool, seed: u64,
     ) {
         let along = along.min(dims.len() - 1);
         let extent = |d: usize| dims[d].0 + dims[d].2;
-        // All dimensions up to `last` are channels, of which one says by what they are normalised.
+        // All dimensions up to `last` are channels, of which one says by what they are normalized.
         let last = last.clamp(along, dims.len() - 1);
         let product = |from: usize, to: usize| (from..to).map(extent).product::<u64>();
         let (all, elements) = (product(0, last + 1), product(last + 1, dims.len()));
-        let numbers = (0..extent(along)).map(|c| Normalise { mean: c as f64, std: 0.5 + c as f64 }).collect();
+        let numbers = (0..extent(along)).map(|c| Normalize { mean: c as f64, std: 0.5 + c as f64 }).collect();
         let place = ChannelPlace { first: 0, all, elements };
         let channels = Channels::new(place, product(along + 1, last + 1), numbers);
-        let normalise = Some(Normalisation::Channels(channels));
-        let conversion = Conversion::new(stored, None, None, normalise, None).unwrap();
+        let normalize = Some(Normalization::Channels(channels));
+        let conversion = Conversion::new(stored, None, None, normalize, None).unwrap();
         let element = &[1u8, 2, 3, 4, 5, 6, 7, 8][..stored.size_bytes()];
         let to = sample * (0..dims.len()).map(extent).product::<u64>();
         let result =

@@ -44,7 +44,7 @@ impl Trials {
     const WORTH_IT: f64 = 0.6;
     /// A trial that is this much slower than the best one is given up after half of the batches in flight, and at least this many: the
     /// first ones were begun by the side before.
-    const PATIENCE: f64 = 2.0;
+    const GIVEN_UP: f64 = 2.0;
     const SOON: u64 = 3;
     /// When the rate has changed by this factor since the others were tried, theirs are of no use any more.
     const CHANGED: f64 = 1.5;
@@ -79,7 +79,7 @@ impl Trials {
         let rate = self.all_bytes as f64 / (now - self.begun);
         if self.rates[self.side as usize].is_none()
             && self.batches >= (in_flight / 2).max(Self::SOON)
-            && rate * Self::PATIENCE < best
+            && rate * Self::GIVEN_UP < best
         {
             return self.ends(rate, cores_rate, now);
         }

@@ -51,7 +51,7 @@ impl WriteQueue {
     /// A cache that has no room is tried again after this time: other readers end, and files of others are removed.
     const LOOK_AGAIN: Duration = Duration::from_secs(30);
     /// How long a reader that ends waits for what it has not written yet.
-    const PATIENCE: Duration = Duration::from_secs(2);
+    const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
     /// Before locks that others have are tried again.
     const PAUSE: Duration = Duration::from_millis(20);
 
@@ -91,9 +91,9 @@ impl WriteQueue {
         self.bytes.load(Ordering::Relaxed) == 0
     }
 
-    /// Lets the thread write what it can within [`WriteQueue::PATIENCE`] and end.
+    /// Lets the thread write what it can within [`WriteQueue::FLUSH_TIMEOUT`] and end.
     pub fn close(&self) {
-        self.lock().ends = Some(Instant::now() + Self::PATIENCE);
+        self.lock().ends = Some(Instant::now() + Self::FLUSH_TIMEOUT);
         self.changed.notify_all();
     }
 

@@ -25,7 +25,7 @@ impl Case {
             batch_bytes: self.batch_bytes,
             least_depth: self.least_depth,
             cache_bytes: self.cache_bytes,
-            read_threads: self.threads.0,
+            io_threads: self.threads.0,
             decode_threads: self.threads.1,
             host: self.host,
             overhead: self.overhead,

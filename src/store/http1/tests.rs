@@ -112,13 +112,13 @@ fn plain(status: &str, headers: &str, body: &[u8]) -> Step {
     send([head.as_bytes(), body].concat())
 }
 
-const PATIENCE: Duration = Duration::from_millis(300);
+const READ_TIMEOUT: Duration = Duration::from_millis(300);
 
 fn options() -> ClientOptions {
     ClientOptions::new()
         .with_timeout_disabled()
         .with_allow_http(true)
-        .with_read_timeout(PATIENCE)
+        .with_read_timeout(READ_TIMEOUT)
         .with_connect_timeout(Duration::from_secs(5))
         .with_user_agent(HeaderValue::from_static("test/1"))
 }
@@ -219,7 +219,7 @@ fn a_body_that_ends_early_is_an_error_behind_what_came() {
     let head = "HTTP/1.1 200 OK\r\nContent-Length: 300000\r\n\r\n".as_bytes();
     for (sent_bytes, said) in [(0, "300000 bytes"), (100, "299900 bytes"), (299_999, "1 bytes")] {
         // At once, so that hyper sees the end, and so that it does not.
-        for pause in [Duration::ZERO, PATIENCE / 3] {
+        for pause in [Duration::ZERO, READ_TIMEOUT / 3] {
             let steps = vec![send(head), send(&sent[..sent_bytes]), Step::Wait(pause)];
             let (status, came, error) = answered(steps);
             let (kind, text) = error.expect("an error");
@@ -233,14 +233,14 @@ fn a_body_that_ends_early_is_an_error_behind_what_came() {
 #[test]
 fn a_body_that_stalls_is_an_error_behind_what_came() {
     let head = "HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n0123456789";
-    let (_, came, error) = answered(vec![send(head), Step::Wait(4 * PATIENCE)]);
+    let (_, came, error) = answered(vec![send(head), Step::Wait(4 * READ_TIMEOUT)]);
     assert_eq!((came.len(), error.unwrap().0), (10, HttpErrorKind::Timeout));
     // Slowly is not too slowly.
     let mut slowly = vec![send("HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n")];
-    (0..6).for_each(|_| slowly.extend([Step::Wait(PATIENCE / 2), send("x")]));
+    (0..6).for_each(|_| slowly.extend([Step::Wait(READ_TIMEOUT / 2), send("x")]));
     let (_, came, error) = answered(slowly);
     assert!(came == b"xxxxxx" && error.is_none());
-    let (kind, text) = refused(vec![Step::Wait(4 * PATIENCE)]);
+    let (kind, text) = refused(vec![Step::Wait(4 * READ_TIMEOUT)]);
     assert!(kind == HttpErrorKind::Timeout && text.contains("timed out"), "{text}");
 }
 
@@ -329,7 +329,7 @@ fn what_hyper_has_to_take_apart_comes_as_it_means() {
         ("HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 3145728\r\n\r\n", sent.clone()),
         ("HTTP/1.1 500 No\r\nContent-Length: 3145728\r\n\r\n", sent.clone()),
     ] {
-        let (_, came, error) = answered(vec![send(head), Step::Wait(PATIENCE / 10), send(rest)]);
+        let (_, came, error) = answered(vec![send(head), Step::Wait(READ_TIMEOUT / 10), send(rest)]);
         assert!(came == sent && error.is_none(), "{head}: {} bytes, {error:?}", came.len());
     }
     let (_, came, error) =

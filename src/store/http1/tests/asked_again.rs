@@ -11,7 +11,7 @@ const BYTES: usize = 300_000;
 /// How an answer may break, and the kind of error where it breaks before its body: what the server sends, and what it does then.
 fn breaks() -> Vec<(&'static str, Vec<Step>, Option<HttpErrorKind>)> {
     use HttpErrorKind as Kind;
-    let stall = || Step::Wait(4 * PATIENCE);
+    let stall = || Step::Wait(4 * READ_TIMEOUT);
     let (some, more) = (|| send(&body(BYTES)[..1000]), || send(&body(BYTES)[1000..2000]));
     vec![
         ("closed before the head", vec![], Some(Kind::Request)),
@@ -27,7 +27,7 @@ fn breaks() -> Vec<(&'static str, Vec<Step>, Option<HttpErrorKind>)> {
         ("reset in the body", vec![send(HEAD), some(), Step::Reset], None),
         (
             "reset in the body, later",
-            vec![send(HEAD), some(), Step::Wait(PATIENCE / 3), more(), Step::Reset],
+            vec![send(HEAD), some(), Step::Wait(READ_TIMEOUT / 3), more(), Step::Reset],
             None,
         ),
         ("half a body", vec![send(HEAD), some(), stall()], None),
@@ -39,7 +39,7 @@ fn breaks_of_chunks() -> [(&'static str, Vec<Step>); 2] {
     let chunk = || send("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\n");
     [
         ("closed in a chunk", vec![chunk()]),
-        ("reset in a chunk", vec![chunk(), Step::Wait(PATIENCE / 3), Step::Reset]),
+        ("reset in a chunk", vec![chunk(), Step::Wait(READ_TIMEOUT / 3), Step::Reset]),
     ]
 }
 
@@ -105,7 +105,7 @@ fn a_connection_that_is_reset_when_it_is_used_again_is_replaced() {
 fn a_server_that_is_not_there_yet_is_asked_again() {
     let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = std::thread::spawn(move || {
-        std::thread::sleep(PATIENCE);
+        std::thread::sleep(READ_TIMEOUT);
         let (mut socket, _) = TcpListener::bind(place).unwrap().accept().unwrap();
         follow(&mut socket, vec![vec![Step::Object(TAG, body(100))]], &Mutex::default());
     });

@@ -1,8 +1,8 @@
 //! The argument `normalize`: means and standard deviations of arrays and of their channels.
 
 use super::channels::Channels;
-use super::conversion::Normalisation;
-use super::step::Normalise;
+use super::conversion::Normalization;
+use super::step::Normalize;
 use crate::dataset::Joined;
 use crate::error::Result;
 use crate::json;
@@ -189,7 +189,7 @@ impl Given {
         }
     }
 
-    /// The normalisation of array number `number`, with the channels of a sample in their order.
+    /// The normalization of array number `number`, with the channels of a sample in their order.
     ///
     /// # Errors
     /// Dimensions that the array does not have or that samples are taken along, and lists of another length.
@@ -198,9 +198,9 @@ impl Given {
         array: &Joined,
         number: usize,
         places: &Places<'_>,
-    ) -> Result<Normalisation> {
+    ) -> Result<Normalization> {
         let count = match (&self.mean, &self.std) {
-            (&Numbers::One(mean), &Numbers::One(std)) => return Ok(Normalise { mean, std }.into()),
+            (&Numbers::One(mean), &Numbers::One(std)) => return Ok(Normalize { mean, std }.into()),
             (Numbers::Each(list), _) | (_, Numbers::Each(list)) => list.len() as u64,
         };
         let (geometry, windows) = (&places.geometry[number], places.windows);
@@ -221,7 +221,7 @@ impl Given {
         }
         let runs = geometry.runs(windows, &windows.places(0)).swap_remove(dimension);
         let indices = runs.iter().flat_map(|run| (0..run.count).map(|i| run.start + i * run.step));
-        let numbers = indices.map(|i| Normalise { mean: self.mean.at(i), std: self.std.at(i) });
+        let numbers = indices.map(|i| Normalize { mean: self.mean.at(i), std: self.std.at(i) });
         let placing = &places.placing[number];
         let below = placing.strides[dimension];
         let all = geometry.sample_extents(windows)[dimension];
@@ -232,7 +232,7 @@ impl Given {
             // In front of the channels or behind them, or there is one only.
             _ => (ChannelPlace { first: 0, all, elements: below }, 1),
         };
-        Ok(Normalisation::Channels(Channels::new(place, inner, numbers.collect())))
+        Ok(Normalization::Channels(Channels::new(place, inner, numbers.collect())))
     }
 
     /// The dimension that lists run along.
