@@ -124,11 +124,13 @@ wheels: $(WHEELS)/.built ## build the wheel of a release into dist/wheels/: a li
 	@ls -l $(WHEELS)/*.whl
 
 # Interpreters, DALI releases and releases of CUDA: make wheels-test PYTHONS="python3.10 python3.13" DALI=2.4.0 CUDA=13
-PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done)
+# "true": make drops what a command prints that ends with 127, as the last of a list of absent programs may.
+PYTHONS ?= $(shell for minor in 10 11 12 13 14 15; do python3.$$minor -c '' 2>/dev/null && command -v python3.$$minor; done; true)
 WHEELS_REPORT ?= benches/results/wheels-$(shell date +%F).md
 
 .PHONY: wheels-test
 wheels-test: wheels ## try the wheel of a release with releases of DALI and Python in fresh environments; long, needs the index
+	@test -n "$(strip $(PYTHONS))" || { echo 'no python3.10 to python3.15 is on the PATH: make wheels-test PYTHONS="/path/to/python3.12 ..."' >&2; exit 1; }
 	@$(BIN)/python tests/wheels.py dist/wheels/*.whl --python $(PYTHONS) --report $(WHEELS_REPORT) \
 		$(if $(DALI),--dali $(DALI)) $(if $(CUDA),--cuda $(CUDA))
 

@@ -238,7 +238,7 @@ class Points:
         }
 
     def sharded(self) -> dict[str, Any]:
-        """Useful bytes and requests of shuffled windows: of what batches take while the clock runs."""
+        """Useful bytes of the whole run, and requests for what is fetched while the clock runs, of shuffled windows."""
         reading = Reading(
             self.task, self.url("sharded"), host_memory_budget=self.budget, window=[2], random_shuffle=True
         )
@@ -246,7 +246,7 @@ class Points:
         joined, shard_bytes = joined_ranges(self.path("sharded"), self.budget // 4 // 16)
         # Of the whole run: batches take what came before the clock started.
         whole = common.counters(reading.pipe)
-        by_rule = ours["bytes_fetched_useful"] / shard_bytes * joined
+        by_rule = ours["bytes_fetched"] / shard_bytes * joined
         return {
             "useful_of_wire": whole["bytes_fetched_useful"] / whole["bytes_fetched"],
             "requests_of_rule": ours["requests"] / by_rule,

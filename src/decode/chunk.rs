@@ -205,13 +205,17 @@ impl Chunk {
         }
     }
 
-    /// Marks the chunk as unreadable. Fails every batch that needs it, now or later.
+    /// Marks a chunk that is not decoded yet as unreadable. Fails every batch that needs it, now or later. A decoded chunk stays as it is: units
+    /// of other batches are on their way to its elements.
     pub fn fail(&self, error: Error) {
         let error = match error {
             Error::Sticky(error) => error,
             error => Arc::new(error),
         };
-        if let State::Waiting(units) = std::mem::replace(&mut *self.lock(), State::Failed(error.clone())) {
+        let mut state = self.lock();
+        if let State::Waiting(units) = &mut *state {
+            let units = std::mem::take(units);
+            *state = State::Failed(error.clone());
             units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));
         }
     }
@@ -237,16 +241,48 @@ mod tests {
     use crate::batch::Progress;
     use crate::plan::{Boxes, CopyBox};
 
+    fn chunk(unit: PendingUnit) -> Arc<Chunk> {
+        Chunk::new(ChunkKey { array: 0, part: 0, number: 0 }, Dims::new(), None, unit)
+    }
+
+    fn batch() -> Arc<Batch> {
+        Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()))
+    }
+
+    fn broken() -> Error {
+        Error::Panic { place: "a test".into(), message: "broken".into() }
+    }
+
+    #[test]
+    fn a_failed_chunk_fails_the_batches_that_need_it_now_or_later() {
+        let (now, later) = (batch(), batch());
+        let chunk = chunk(now.unit(0, Boxes::new()));
+        chunk.fail(broken());
+        assert!(now.failed() && chunk.cached().is_none());
+        assert!(chunk.add(later.unit(0, Boxes::new())).is_none());
+        assert!(later.failed());
+    }
+
+    #[test]
+    fn a_decoded_chunk_stays_decoded_when_a_group_fails_that_gathers_it() {
+        let (first, later) = (batch(), batch());
+        let chunk = chunk(first.unit(0, Boxes::new()));
+        assert_eq!(chunk.ready(Cached::Missing).len(), 1);
+        chunk.fail(broken());
+        assert!(matches!(chunk.cached(), Some(Cached::Missing)));
+        assert!(chunk.add(later.unit(0, Boxes::new())).is_some());
+        assert!(!later.failed());
+    }
+
     #[test]
     fn look_at_sees_the_units_that_take_takes_first() {
-        let batch = Batch::new(0, vec![], vec![], None, Progress::new(Arc::default()));
+        let batch = batch();
         let unit = |output: usize, boxes: usize| {
             let (extents, strides) = (Dims::from_slice(&[1]), Dims::from_slice(&[1]));
             let one = CopyBox { from: 0, to: 0, extents, from_strides: strides.clone(), to_strides: strides };
             batch.unit(output, std::iter::repeat_n(one, boxes).collect::<Boxes>())
         };
-        let key = ChunkKey { array: 0, part: 0, number: 0 };
-        let chunk = Chunk::new(key, Dims::new(), None, unit(0, 2));
+        let chunk = chunk(unit(0, 2));
         (1..4).for_each(|output| assert!(chunk.add(unit(output, 2)).is_none()));
         let seen = chunk.look_at(5, |unit| (unit.output == 1).then_some(unit.output));
         assert_eq!(seen.as_slice(), [None, Some(1)]);

@@ -49,7 +49,7 @@ impl GpuTask {
         }
     }
 
-    /// Fails every batch that needs the chunk.
+    /// Fails the batches of the units and, unless the chunk is decoded already, every other batch that needs it.
     pub fn fail(&self, error: Error) {
         let error = Arc::new(error);
         self.units.iter().for_each(|unit| unit.batch.fail(Error::Sticky(error.clone())));

@@ -258,10 +258,15 @@ impl GpuWorker {
             let source = match &task.payload {
                 Payload::Missing => fill,
                 Payload::Cached => match (task.chunk.cached(), task.chunk.allocation()) {
+                    (Some(Cached::Missing), _) => fill,
                     (Some(Cached::Device { swaps_bytes }), Some(allocation)) => {
                         Source::Decoded { address: allocation.address(), swaps_bytes }
                     }
-                    _ => fill,
+                    _ => {
+                        let message = "a cached chunk is not in device memory".into();
+                        task.fail(Error::Panic { place: "a GPU worker".into(), message });
+                        continue;
+                    }
                 },
                 Payload::OnDevice(on_device) => {
                     let status = statuses + (number * size_of::<StreamStatus>()) as u64;

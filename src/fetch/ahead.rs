@@ -40,6 +40,19 @@ struct Entry<C> {
     state: State<C>,
 }
 
+impl<C> Entry<C> {
+    /// Identifies the answer that holds its bytes, if one does.
+    fn answer_id(&self) -> Option<usize> {
+        match &self.state {
+            State::Arrived(found) => match &**found {
+                Ok((Located::At { blob, .. }, _)) => blob.answer_id(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}
+
 enum State<C> {
     /// Its bytes have not arrived, and no batch has claimed it.
     Coming,
@@ -151,12 +164,18 @@ impl<C> Ahead<C> {
             .collect()
     }
 
-    /// Gives back the bytes that were asked for the latest batch behind this one. Returns them, to be dropped.
-    pub fn give_back(&mut self, batch: u64) -> Option<Box<Found>> {
+    /// Gives back the bytes of an answer that was asked for the latest batch behind this one: of all read chunks in it, because its memory is free
+    /// when none of them needs it, and so that they are asked for together again. Returns them, to be dropped.
+    pub fn give_back(&mut self, batch: u64) -> Vec<Found> {
         let holds = |entry: &Entry<C>| entry.bytes > 0 && matches!(entry.state, State::Arrived(_));
-        let mut cells = self.by_batch.range(batch + 1..).rev().flat_map(|(_, cells)| cells);
-        let last = cells.find(|cell| self.chunks.get(*cell).is_some_and(holds))?.clone();
-        self.remove_unclaimed(&last, holds)
+        let held = |cell: &&Cell| self.chunks.get(*cell).is_some_and(holds);
+        let answer = |cell: &Cell| self.chunks.get(cell).and_then(Entry::answer_id);
+        let mut batches = self.by_batch.range(batch + 1..).rev();
+        let found = batches.find_map(|(_, cells)| Some((cells, cells.iter().find(held)?)));
+        let Some((cells, first)) = found else { return vec![] };
+        let same = |cell: &&Cell| *cell == first || (answer(cell).is_some() && answer(cell) == answer(first));
+        let given_back: Vec<Cell> = cells.iter().filter(same).cloned().collect();
+        given_back.iter().filter_map(|cell| self.remove_unclaimed(cell, holds)).map(|found| *found).collect()
     }
 
     /// Removes a read chunk that no batch has claimed, if `condition` says so. Returns its bytes if they have arrived.
@@ -189,8 +208,8 @@ mod tests {
 
     use proptest::prelude::*;
 
-    /// Bytes in memory, of which only the owners count.
-    struct InMemory;
+    /// Bytes in memory, of which only the owners count, and the answer that they are in.
+    struct InMemory(Option<usize>);
 
     impl Blob for InMemory {
         fn len(&self) -> u64 {
@@ -205,6 +224,9 @@ mod tests {
         fn check_unchanged(&self) -> io::Result<()> {
             Ok(())
         }
+        fn answer_id(&self) -> Option<usize> {
+            self.0
+        }
     }
 
     fn cell(number: u64) -> Cell {
@@ -213,7 +235,12 @@ mod tests {
 
     /// An answer with bytes, and whether somebody has them still.
     fn answer() -> (Found, Weak<dyn Blob>) {
-        let blob: Arc<dyn Blob> = Arc::new(InMemory);
+        answer_of(None)
+    }
+
+    /// The same of an answer that other chunks may share.
+    fn answer_of(id: Option<usize>) -> (Found, Weak<dyn Blob>) {
+        let blob: Arc<dyn Blob> = Arc::new(InMemory(id));
         let owned = Arc::downgrade(&blob);
         (Ok((Located::At { blob, range: 0..1 }, Context::default())), owned)
     }
@@ -274,8 +301,31 @@ mod tests {
         drop(ahead.planned(11));
         assert_eq!((held(), ahead.size()), (vec![0, 0, 1, 0], (10, 2)));
         // Nothing that is needed as early, and nothing that holds no memory yet.
-        assert!(ahead.give_back(12).is_none());
+        assert!(ahead.give_back(12).is_empty());
         assert_eq!((held(), ahead.size()), (vec![0, 0, 1, 0], (10, 2)));
+    }
+
+    #[test]
+    fn memory_is_given_back_of_all_chunks_of_an_answer() {
+        let mut ahead = Ahead::<()>::new(false);
+        // Two answers for a batch, with two chunks each, and one for a batch before.
+        let answers = [(5, 1), (6, 2), (6, 3), (6, 2), (6, 3)];
+        let owned: Vec<_> = (0..)
+            .zip(answers)
+            .map(|(number, (batch, id))| {
+                ahead.ask(batch, cell(number), 5);
+                let (found, owned) = answer_of(Some(id));
+                assert!(ahead.arrived(&cell(number), found).is_none());
+                owned
+            })
+            .collect();
+        let held = || owned.iter().map(|owned| owned.strong_count()).collect::<Vec<_>>();
+        assert!(matches!(ahead.claim(6, &cell(4), ()), Claim::Arrived(..)));
+        for (left, size) in [([1, 0, 1, 0, 0], (10, 2)), ([1, 0, 0, 0, 0], (5, 1)), ([0; 5], (0, 0))] {
+            assert!(!ahead.give_back(4).is_empty());
+            assert_eq!((held(), ahead.size()), (left.to_vec(), size));
+        }
+        assert!(ahead.give_back(4).is_empty());
     }
 
     proptest! {

@@ -37,4 +37,8 @@ impl Blob for FetchedBytes {
     fn fetched_bytes(&self) -> u64 {
         self.own_bytes
     }
+
+    fn answer_id(&self) -> Option<usize> {
+        Some(Arc::as_ptr(&self.answer) as usize)
+    }
 }

@@ -23,6 +23,17 @@ pub(super) struct Indexes<C> {
     pub waiting: HashMap<ShardKey, Vec<(u64, C, Address)>>,
 }
 
+/// The most indexes that are kept.
+const MOST_KEPT: u64 = 1 << 16;
+/// What an index takes in memory beside its entries: the key of the sharded chunk, the version of its object, allocations.
+const OVERHEAD_BYTES: u64 = 512;
+
+/// How many indexes of at most `index_bytes` bytes are kept in `bytes` bytes.
+pub fn kept_indexes(index_bytes: u64, bytes: u64) -> NonZeroUsize {
+    let most = (bytes / index_bytes.saturating_add(OVERHEAD_BYTES)).clamp(1, MOST_KEPT) as usize;
+    NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN)
+}
+
 impl<C> Indexes<C> {
     /// None; keeps `kept` of them.
     pub fn new(kept: NonZeroUsize) -> Self {

@@ -81,7 +81,7 @@ impl Locator {
     }
 
     /// How many indexes of at most `index_bytes` bytes are kept in `bytes` bytes.
-    pub fn kept_indexes(index_bytes: u64, bytes: u64) -> NonZeroUsize {
+    fn kept_indexes(index_bytes: u64, bytes: u64) -> NonZeroUsize {
         let most = (bytes / index_bytes.max(1)).clamp(1, Self::OPEN_SHARDS as u64) as usize;
         NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN)
     }

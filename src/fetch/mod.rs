@@ -22,6 +22,7 @@ mod transfer;
 pub use disk_cache::DiskCache;
 pub use encoded::Encoded;
 pub use gds::Gds;
+pub use indexes::kept_indexes;
 pub use locate::{Located, Locator};
 pub use posix::Posix;
 pub use remote::{Arrive, Remote, Settings, Wanted};
@@ -77,17 +78,17 @@ pub trait Blob: Send + Sync {
     /// Announces that a range will be read soon.
     fn will_need(&self, _range: Range<u64>) {}
 
-    /// Whether it may stay open until then.
+    /// Whether the object may stay open between [`Blob::will_need`] and the read.
     fn may_stay_open(&self) -> bool {
         true
     }
 
-    /// What cuFile reads them with, if it does.
+    /// What cuFile reads the bytes with, if it does.
     fn cufile(&self) -> Option<&cufile::Handle> {
         None
     }
 
-    /// Whether they are in the cache on the local disk: if they cannot be read or decoded there, the store has them still.
+    /// Whether the bytes are in the cache on the local disk: if they cannot be read or decoded there, the store has them still.
     fn is_in_disk_cache(&self) -> bool {
         false
     }
@@ -97,6 +98,11 @@ pub trait Blob: Send + Sync {
         0
     }
 
-    /// Removes them from that cache.
+    /// Identifies the answer of a store at a URL that holds the bytes in memory, which chunks that were asked for together share.
+    fn answer_id(&self) -> Option<usize> {
+        None
+    }
+
+    /// Deletes the entry of the cache on the local disk that holds the bytes, if one does.
     fn discard(&self) {}
 }

@@ -40,7 +40,7 @@ impl Tail {
             let mut sorted = state.times.clone();
             sorted.sort_unstable();
             let (median, late) = (sorted[sorted.len() / 2], sorted[sorted.len() * 97 / 100]);
-            state.delay = Some(late.max(3 * median).max(Self::LEAST));
+            state.delay = Some(late.max(2 * median).max(Self::LEAST));
         }
     }
 
@@ -62,12 +62,12 @@ mod tests {
         assert_eq!(tail.delay(), None);
         tail.note(ms(10));
         assert_eq!(tail.delay(), Some(Tail::LEAST));
-        // A fifth takes 200 ms: they are no exception.
-        (0..256).for_each(|i| tail.note(ms(if i % 5 == 0 { 200 } else { 100 })));
-        assert_eq!(tail.delay(), Some(ms(300)));
+        // A fifth takes 250 ms: they are no exception.
+        (0..256).for_each(|i| tail.note(ms(if i % 5 == 0 { 250 } else { 100 })));
+        assert_eq!(tail.delay(), Some(ms(250)));
         // One in two hundred.
         (0..256).for_each(|i| tail.note(ms(if i == 100 { 2000 } else { 100 })));
-        assert_eq!(tail.delay(), Some(ms(300)));
+        assert_eq!(tail.delay(), Some(ms(200)));
         (0..256).for_each(|i| tail.note(ms(if i % 20 == 0 { 2000 } else { 100 })));
         assert_eq!(tail.delay(), Some(ms(2000)));
     }

@@ -371,7 +371,7 @@ impl Start<'_> {
         let options = &self.setup.options;
         let settings = fetch::Settings {
             limits,
-            kept_indexes: Locator::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes()),
+            kept_indexes: fetch::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes()),
             most_bytes: options.most_host_memory_bytes,
             forbidden_is_missing: options.missing_chunks == MissingChunks::FillForbidden,
         };

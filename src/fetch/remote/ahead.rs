@@ -29,7 +29,10 @@ impl<C: Send + 'static> Remote<C> {
         let mut ahead = self.lock_ahead();
         for (part, cell) in cells {
             let (bytes, count) = ahead.size();
-            if bytes >= self.most_ahead_bytes || count >= Self::MOST_AHEAD {
+            let is_full = bytes >= self.most_ahead_bytes || count >= Self::MOST_AHEAD;
+            // Inner chunks that are asked for together are not torn apart.
+            let may_join = || bytes < self.most_ahead_bytes + self.most_joined_bytes;
+            if is_full && !(may_join() && asked.last().is_some_and(|last| self.share_object(last, part, &cell))) {
                 fits = false;
                 break;
             }
@@ -40,6 +43,13 @@ impl<C: Send + 'static> Remote<C> {
         drop(ahead);
         self.fetch_or_find(batch, asked, self.disk_cache.as_ref());
         fits
+    }
+
+    /// Whether two read chunks are inner chunks of one sharded chunk.
+    fn share_object(&self, one: &Wanted<Recipient<C>>, part: (usize, usize), cell: &Dims) -> bool {
+        let sharding = self.dataset.part(part.0, part.1).sharding.as_ref();
+        one.part == part
+            && sharding.is_some_and(|sharding| sharding.chunk_of(&one.cell) == sharding.chunk_of(cell))
     }
 
     /// Hands over what was fetched ahead of what a batch wants, now or when it arrives. Returns what was not.
@@ -111,7 +121,7 @@ impl<C: Send + 'static> Remote<C> {
             return false;
         }
         let given_back = self.lock_ahead().give_back(batch);
-        given_back.is_some()
+        !given_back.is_empty()
     }
 
     /// Whether chunks of a batch are wanted now, by a batch that is planned.

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::dataset::Dataset;
+use crate::fetch::kept_indexes;
 use crate::store::{Access, Body, Head, Listing, MemoryStore, Store};
 
 use std::any::Any;
@@ -248,10 +249,29 @@ fn memory_bounds_what_is_fetched_ahead_and_is_given_back_to_earlier_batches() {
 
 #[test]
 fn no_more_is_fetched_ahead_than_half_of_the_memory_holds() {
-    // Chunks have 16 bytes.
+    // Chunks have 16 bytes. These are in four sharded chunks.
     let (remote, _store, _arrived) = sharded("half", 8, 64);
-    assert!(!remote.fetch_ahead(1, (0..4).map(cell)));
+    assert!(!remote.fetch_ahead(1, (0..4).map(|shard| cell(4 * shard))));
     assert_eq!(remote.lock_ahead().size(), (32, 2));
+}
+
+#[test]
+fn inner_chunks_that_are_asked_for_together_are_fetched_ahead_together() {
+    // The memory ends within the third sharded chunk: 80 bytes are half of it, and a sixteenth can be joined.
+    let (remote, _store, _arrived) = sharded("together", 8, 160);
+    let cells = || [0, 2, 4, 6, 8, 10, 12].map(cell);
+    for _ in 0..2 {
+        assert!(!remote.fetch_ahead(1, cells()));
+        assert_eq!(remote.lock_ahead().size(), (96, 6));
+    }
+}
+
+#[test]
+fn indexes_are_kept_as_many_as_their_memory_holds() {
+    assert_eq!(kept_indexes(u64::MAX, 1 << 20).get(), 1);
+    // 48 inner chunks and a checksum.
+    assert!((1500..2000).contains(&kept_indexes(48 * 16 + 4, 2 << 20).get()));
+    assert_eq!(kept_indexes(0, u64::MAX).get(), 1 << 16);
 }
 
 #[test]
