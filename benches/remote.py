@@ -238,7 +238,7 @@ class Points:
         }
 
     def sharded(self) -> dict[str, Any]:
-        """Useful bytes of the whole run, and requests for what is fetched while the clock runs, of shuffled windows."""
+        """Useful bytes of the run and requests for what is fetched meanwhile, of shuffled windows."""
         reading = Reading(
             self.task, self.url("sharded"), host_memory_budget=self.budget, window=[2], random_shuffle=True
         )

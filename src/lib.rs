@@ -4,19 +4,21 @@
 //!
 //! ```text
 //!   cpp_shim/           the DALI operator: arguments, output memory, checks
-//!      | bridge         the only door
+//!      | bridge         the boundary to C++; `python` is that to Python
 //!   reader              runs the decode path on its own threads, keeps the batches in order
 //!      |
 //!   1 sampler           epoch, shuffle, reader shard, padding      -> which windows, in which order
 //!   2 plan              windows -> read chunks, each once, and the boxes that are copied out of them
 //!   3 fetch             read chunks -> byte ranges -> encoded bytes
-//!   4 codec, decode     encoded bytes -> decoded chunks: kernels on the GPU, zarrs on the CPU
+//!   4 codec, decode     encoded bytes -> decoded chunks: kernels on the GPU, decoders of ours and zarrs on the CPU
 //!   5 assemble          decoded chunks -> samples: one gather, byte order, CF decoding and casts included
 //!   6 batch             complete when its last chunk is
 //! ```
 //!
-//! The way of one chunk, by file, on the GPU backend: `sampler/order` -> `plan/mod` -> `decode/planner` -> `decode/jobs` -> `decode/worker` ->
-//! `decode/chunk_source` -> `fetch/mod` -> `decode/upload/mod` -> `decode/gpu_worker` -> `decode/group/mod` -> `assemble/device` -> `batch`.
+//! The way of one chunk, by file: `reader/mod` submits a batch -> `decode/planner`, which asks `sampler/order` for its samples and `plan/mod` for their chunks
+//! -> [a store at a URL: `fetch/remote` -> `fetch/scheduler` -> `fetch/transfer` -> `store/cloud`] -> `decode/jobs` -> `decode/worker` -> `decode/chunk_source`
+//! -> `fetch/locate`, `fetch/posix`. Then, on the GPU backend: `decode/upload/chunk_upload` -> `decode/gpu_worker` -> `decode/group/plan` -> `assemble/device` ->
+//! `kernels/gather.cu`; on the CPU backend: `decode/cpu` -> `assemble/host`. At last `batch`.
 //!
 //! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
 //! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,

@@ -49,11 +49,11 @@ impl Join {
 /// Who decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decode {
-    /// The GPU where it can, the CPU elsewhere.
+    /// The CPU or the GPU, as the policy says, where both can; else the one that can.
     Auto,
     /// The GPU; an array that it cannot decode is refused.
     Gpu,
-    /// The CPU, through zarrs: the plain path that every faster one is tested against.
+    /// The CPU.
     Cpu,
 }
 

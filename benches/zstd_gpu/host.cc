@@ -1,6 +1,6 @@
 #include "host.h"
 
-#include "../../src/kernels/zstd_headers.cuh"
+#include "../../tests/kernels/zstd_headers.cuh"
 
 namespace zstd_gpu {
 

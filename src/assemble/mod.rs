@@ -1,8 +1,8 @@
 //! From decoded read chunks to outputs: on the host here, on the GPU by the gather kernel ([`device`]).
 //!
 //! ```text
-//! normalize=, mean=, std= --> normalize, values --+
-//! scale_factor, add_offset, _FillValue, dtype= ---+--> conversion: one of each array part, of one step or one for each channel
+//! normalize=, mean=, std= (bridge, options/arguments) --> normalize, values --+
+//! scale_factor, add_offset, _FillValue, dtype= ---+--> conversion: one of each array part: steps for all elements, then mean and std by channel if given
 //!                                                         |--> host, arithmetic                      CPU backend
 //!                                                         '--> device/layout --> kernels/convert.cuh, called by kernels/gather.cu
 //! ```
@@ -27,7 +27,7 @@ use crate::plan::CopyBox;
 pub struct OutputMemory {
     /// Address on the host or on the GPU.
     pub address: u64,
-    /// Size.
+    /// Size in bytes of all samples of the batch.
     pub bytes: u64,
 }
 

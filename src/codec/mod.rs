@@ -1,8 +1,10 @@
-//! Codec chains: which of them the GPU decodes, and with what. One file per codec; the CPU decode path is zarrs'.
+//! Codec chains: which of them the GPU decodes, and with what. One file per codec. The CPU decodes the same chains by decoders that are called
+//! directly (`direct`), and all others through zarrs.
 //!
-//! A codec that zarrs lacks gets a file here, a line of `byte_codec!` in `read_only`, and its names in the metadata in `dataset/codecs.rs`. One
-//! that the GPU is to decode also gets a variant of `Compression` (`compression.rs`) and of `work::Decoder`, a line in `decode/group/plan.rs`, and a kernel
-//! with a variant of `StreamKernel` (`gpu/kernels.rs`).
+//! A compression that zarrs lacks gets a file here, a line of `byte_codec!` in `read_only`, its names in the metadata in `dataset/codecs.rs`, what its
+//! configuration defaults to in `dataset/codec_defaults.rs`, and a crate in `Cargo.toml`; where zarrs has it and it must be bounded, a line in `guarded`.
+//! One that the GPU is to decode also gets a variant of `Compression` (`compression.rs`, and `direct` for the CPU) and of `work::Decoder`, a line in
+//! `GroupPlan::chunk` (`decode/group/plan.rs`), and a kernel with a variant of `StreamKernel` and texts for its statuses (`gpu/kernels.rs`).
 
 pub mod blosc;
 mod bz2;
@@ -241,7 +243,7 @@ impl GpuChain {
 
     /// What the GPU has to do where nothing in the encoded bytes has to be looked at for it: there is no compression, and
     /// no checksum that the host verifies.
-    pub fn plain(&self) -> Option<Work> {
+    pub fn uncompressed(&self) -> Option<Work> {
         if self.compression.is_some() || !self.outer.is_empty() {
             return None;
         }
@@ -389,9 +391,9 @@ mod tests {
         ] {
             assert!(!other.is_copy(), "{other:?}");
             let needs_look = !other.outer.is_empty() || other.compression.is_some();
-            assert_eq!(other.plain().is_none(), needs_look, "{other:?}");
+            assert_eq!(other.uncompressed().is_none(), needs_look, "{other:?}");
         }
-        assert_eq!(copy.plain(), Some(Work::none(4092)));
+        assert_eq!(copy.uncompressed(), Some(Work::none(4092)));
     }
 
     #[test]
@@ -419,7 +421,7 @@ mod tests {
     fn uncompressed_chunks_have_the_size_of_their_content() {
         let plain = GpuChain { outer: vec![], ..chain(None) };
         let Ok(Prepared::Gpu(range, work)) = plain.prepare(&[0; 4096]) else { panic!("not prepared") };
-        assert_eq!((range, Some(&work)), (0..4096, plain.plain().as_ref()));
+        assert_eq!((range, Some(&work)), (0..4096, plain.uncompressed().as_ref()));
         let (checksum, expected) = (Checksum::Crc32c, Expected::At(4092));
         let check = Pass::Check { checksum, start: 0, end: 4092, expected };
         assert_eq!(work.passes, [check, shuffle::pass(4, 0..4092)]);

@@ -99,7 +99,7 @@ impl ReadCodec {
     }
 
     /// Whether the encoded bytes are the elements themselves.
-    pub fn is_plain(&self) -> bool {
+    pub fn is_raw(&self) -> bool {
         self.chain.array_to_array_codecs().is_empty()
             && self.chain.bytes_to_bytes_codecs().is_empty()
             && self.chain.array_to_bytes_codec().name_v3().as_deref() == Some("bytes")
@@ -182,7 +182,7 @@ mod tests {
         ] {
             let (codec, found) = read_codec(codecs.clone(), data_type::int16(), FillValue::from(0i16));
             assert_eq!(
-                (&found[..], codec.is_plain(), codec.encoded_bound),
+                (&found[..], codec.is_raw(), codec.encoded_bound),
                 (&strides[..], true, Some(48)),
                 "{codecs}"
             );
@@ -236,9 +236,9 @@ mod tests {
         let gzip = json!({"name": "gzip", "configuration": {"level": 1}});
         for codecs in [json!([delta, bytes]), json!([bytes, gzip])] {
             let (codec, _) = read_codec(codecs.clone(), data_type::int16(), FillValue::from(0i16));
-            assert!(!codec.is_plain(), "{codecs}");
+            assert!(!codec.is_raw(), "{codecs}");
         }
         let (codec, _) = read_codec(json!(["packbits"]), data_type::bool(), FillValue::from(false));
-        assert!(!codec.is_plain());
+        assert!(!codec.is_raw());
     }
 }

@@ -184,8 +184,8 @@ impl CpuDecoder {
         let array = self.array(chunk);
         let bytes = encoded.bytes();
         let chain = self.parts[chunk.part()].direct_chain.as_ref();
-        if array.codec.is_plain() {
-            check_plain_size(bytes, array.read_chunk_bytes(), at)?;
+        if array.codec.is_raw() {
+            check_uncompressed_size(bytes, array.read_chunk_bytes(), at)?;
         }
         if chain.is_some_and(GpuChain::is_copy) {
             encoded.read(into, at)?;
@@ -224,7 +224,7 @@ impl CpuDecoder {
 ///
 /// # Errors
 /// Any size but `expected`.
-pub fn check_plain_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
+pub fn check_uncompressed_size(bytes: u64, expected: u64, at: &Context) -> Result<()> {
     if bytes == expected {
         return Ok(());
     }

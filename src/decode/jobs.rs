@@ -34,8 +34,8 @@ pub struct Jobs {
 
 #[derive(Default)]
 struct State {
-    /// For I/O threads only: chunks of [`Placement::Plain`].
-    plain: VecDeque<Job>,
+    /// For I/O threads only: chunks of [`Placement::Uncompressed`].
+    uncompressed: VecDeque<Job>,
     /// For both: chunks of [`Placement::Either`].
     either: Backlog<Job>,
     /// For decoders only: chunks of [`Placement::Cpu`], and units to assemble.
@@ -88,9 +88,9 @@ impl Jobs {
                     for_decoders += 1;
                     state.cpu.push_back(job);
                 }
-                (Placement::Plain, _) => {
+                (Placement::Uncompressed, _) => {
                     for_io += 1;
-                    state.plain.push_back(job);
+                    state.uncompressed.push_back(job);
                 }
                 (Placement::Either, _) => {
                     for_io += usize::from(self.alone || state.policy.gpu_helps());
@@ -112,8 +112,8 @@ impl Jobs {
     /// The next job of an I/O thread. If there is none, calls `holder.flush()` once and waits. `None` once the queue is closed.
     pub fn feed(&self, holder: &mut impl Flush) -> Option<Job> {
         self.next(IO, holder, |state| {
-            let State { plain, either, policy, .. } = state;
-            plain.pop_front().or_else(|| match self.alone {
+            let State { uncompressed, either, policy, .. } = state;
+            uncompressed.pop_front().or_else(|| match self.alone {
                 true => either.for_gpu(0),
                 false => policy.next_for_gpu(either, self.now()),
             })
@@ -189,7 +189,7 @@ impl Jobs {
         let mut state = self.lock();
         state.closed = true;
         let left: Vec<Job> = std::mem::take(&mut state.either).take().collect();
-        let more = (std::mem::take(&mut state.plain), std::mem::take(&mut state.cpu));
+        let more = (std::mem::take(&mut state.uncompressed), std::mem::take(&mut state.cpu));
         drop(state);
         self.io_threads.notify_all();
         self.decoders.notify_all();
@@ -296,7 +296,7 @@ mod tests {
     /// these chunks.
     fn jobs(decoders: usize, arrays: &[usize]) -> (Arc<Jobs>, Arc<Batch>) {
         let progress = Progress::new(Arc::default());
-        let parts = plans(&[Placement::Plain, Placement::Either, Placement::Cpu], 100);
+        let parts = plans(&[Placement::Uncompressed, Placement::Either, Placement::Cpu], 100);
         let jobs = Jobs::new(Arc::new(parts), decoders, progress.clone(), Arc::default());
         let batch = Batch::new(0, vec![], vec![], None, progress);
         let chunk = |(number, &array): (usize, &usize)| {

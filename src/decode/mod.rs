@@ -8,12 +8,14 @@
 //!      '------------ units of cached chunks -------------------'
 //! ```
 //!
-//! Four things decide whether the CPU or the GPU decodes a chunk: what the GPU can decode of the array's codec chain (`codec`), whether
-//! `decode=` leaves a choice ([`part::Placement`]), the policy, which says at each moment who takes the next one, and at last the bytes of
-//! the chunk itself, of which a few have to go back to the CPU ([`upload`]).
+//! Whether the CPU or the GPU decodes a chunk is decided in this order: by the backend, `decode=` and what the GPU can decode of the array's codec
+//! chain (`codec::decode_path`, `reader::setup::decode_path`), which makes an array's [`part::Placement`]; by `policy`, where both can, at each moment
+//! for the next chunk ([`jobs`]; without threads that decode the GPU takes all); and at last by the bytes of the chunk itself, of which a few
+//! have to go back to the CPU ([`upload`]: longer than their codecs make them, or a frame that the kernels do not decode).
 //!
-//! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these. The policy says which chunks the
-//! GPU takes; workers and GPU workers see it as [`pace`]. Pools call [`flush`] before they wait.
+//! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these. Worker threads and GPU workers tell the policy what they
+//! have done, and ask it, through the trait [`pace::Pace`]. A thread that waits for memory of a pool first submits the copies that it has
+//! collected ([`flush`]): it may be waiting for their memory.
 
 pub mod chunk;
 pub mod chunk_cache;

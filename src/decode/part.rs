@@ -9,8 +9,8 @@ use std::ops::Index;
 /// Which threads can take the read chunks of a part of an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// The chunks are not encoded: I/O threads only read them.
-    Plain,
+    /// The chunks are not compressed, and no checksum of them is verified by the host: I/O threads only read them.
+    Uncompressed,
     /// The GPU or the CPU decodes the chunks: the policy decides.
     Either,
     /// Only the CPU can decode the chunks.
@@ -38,7 +38,7 @@ impl PartPlan {
         let placement = match &decode_path {
             DecodePath::Cpu(_) => Placement::Cpu,
             DecodePath::Gpu(_) if !on_gpu => Placement::Cpu,
-            DecodePath::Gpu(chain) if chain.plain().is_some() => Placement::Plain,
+            DecodePath::Gpu(chain) if chain.uncompressed().is_some() => Placement::Uncompressed,
             DecodePath::Gpu(_) => Placement::Either,
         };
         let direct_chain = match codec::decode_path(array) {

@@ -45,7 +45,7 @@ extern "C" __global__ void __launch_bounds__(32) zstd_chain(zstd_gpu::Launch lau
   const uint32_t index = blockIdx.x * blockDim.x + threadIdx.x;
   if (index >= launch.chunk_count) return;
   const zstd_gpu::Chunk& chunk = launch.chunks[index];
-  if (*reinterpret_cast<const uint32_t*>(chunk.status)) return;  // its headers are bad
+  if (*reinterpret_cast<const uint32_t*>(chunk.status)) return;  // damaged, as is known
   const uint32_t error = zstd_gpu::chain_blocks(launch, chunk);
   if (error) *reinterpret_cast<uint32_t*>(chunk.status) = error;
 }

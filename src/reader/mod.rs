@@ -228,12 +228,12 @@ impl Reader {
         let _range = trace::range(Stage::WaitForBatch, batch.number);
         let hopeless = || running.as_ref().and_then(Running::stuck);
         let handed_over = batch.wait(hopeless);
-        // The indices are on the allocation stream, in front of the event.
+        // Indices were copied on the stream that recorded `writable`, before it: waiting for that event waits for them.
         let indexed = batch.writable.as_ref().filter(|_| self.setup.indexed && handed_over.is_ok());
         let copied =
             indexed.map_or(Ok(()), |event| event.synchronize().map_err(Error::cuda("copying indices")));
         running.iter().filter(|_| waits).for_each(|running| running.jobs.handed_over());
-        // Checked behind all look-ups of the batch, so that a store that went away before one of them is noticed.
+        // Checked after the batch's last look-up, so that a store that went away before one of them is noticed.
         let part = |(array, part): &(usize, usize)| self.setup.dataset.part(*array, *part).check_present();
         let present = || batch.absent().iter().try_for_each(part);
         match handed_over.and_then(|()| copied.and_then(|()| present()).map_err(Arc::new)) {

@@ -175,7 +175,7 @@ impl Setup {
             // it reads directly has not been measured.
             Io::Auto => {
                 let has = |placement| self.parts.iter().any(|plan| plan.placement == placement);
-                directly && has(Placement::Plain) && !has(Placement::Either)
+                directly && has(Placement::Uncompressed) && !has(Placement::Either)
             }
         }
     }

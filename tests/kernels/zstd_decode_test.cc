@@ -9,7 +9,7 @@
 
 #include <cstdio>
 
-#include "../../src/kernels/zstd_headers.cuh"
+#include "zstd_headers.cuh"
 #include "zstd_on_host.h"
 
 namespace {

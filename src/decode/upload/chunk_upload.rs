@@ -7,7 +7,7 @@ use crate::batch::{PendingUnits, Times};
 use crate::codec::{DecodePath, GpuChain, Prepared, Work};
 use crate::dataset::ArrayInfo;
 use crate::decode::chunk::Chunk;
-use crate::decode::cpu::{CpuDecoder, Scratch, check_plain_size};
+use crate::decode::cpu::{CpuDecoder, Scratch, check_uncompressed_size};
 use crate::decode::device_pool::Allocation;
 use crate::decode::gpu_task::{GpuTask, OnDevice, Payload, misalignment};
 use crate::decode::verified::Identity;
@@ -79,8 +79,8 @@ impl<'a> ChunkUpload<'a> {
         if let (DecodePath::Gpu(chain), false) = (decode_path, decodes)
             && encoded.bytes() <= chain.encoded_bound()
         {
-            if let Some(work) = chain.plain() {
-                self.upload_plain(&encoded, work, uploader, at)?;
+            if let Some(work) = chain.uncompressed() {
+                self.upload_uncompressed(&encoded, work, uploader, at)?;
                 return Ok(false);
             }
             if self.upload_encoded(&encoded, chain, uploader, &at)? {
@@ -117,14 +117,14 @@ impl<'a> ChunkUpload<'a> {
     }
 
     /// Uploads a chunk that is not encoded, piece by piece to where its elements belong.
-    fn upload_plain(
+    fn upload_uncompressed(
         &self,
         encoded: &Encoded,
         work: Work,
         uploader: &mut Uploader,
         at: Context,
     ) -> Result<()> {
-        check_plain_size(encoded.bytes(), work.bytes, &at)?;
+        check_uncompressed_size(encoded.bytes(), work.bytes, &at)?;
         let start = misalignment(&work);
         if work.bytes + start <= uploader.small_bytes() as u64 && uploader.cufile(encoded).is_none() {
             let fill = |into: &mut [u8]| {

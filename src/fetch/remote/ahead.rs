@@ -30,9 +30,12 @@ impl<C: Send + 'static> Remote<C> {
         for (part, cell) in cells {
             let (bytes, count) = ahead.size();
             let is_full = bytes >= self.most_ahead_bytes || count >= Self::MOST_AHEAD;
-            // Inner chunks that are asked for together are not torn apart.
-            let may_join = || bytes < self.most_ahead_bytes + self.most_joined_bytes;
-            if is_full && !(may_join() && asked.last().is_some_and(|last| self.share_object(last, part, &cell))) {
+            // Inner chunks that can be asked for together are.
+            let joins = || {
+                bytes < self.most_ahead_bytes + self.most_joined_bytes
+                    && asked.last().is_some_and(|last| self.share_object(last, part, &cell))
+            };
+            if is_full && !joins() {
                 fits = false;
                 break;
             }

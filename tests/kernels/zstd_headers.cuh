@@ -1,12 +1,13 @@
 #pragma once
-// Reads the headers of a chunk's zstd frames: one Block each, tables included. One thread reads a
-// chunk.
+// Reads the headers of a chunk's zstd frames, as src/codec/zstd/blocks.rs does for the plugin: for
+// tests and benchmarks that run the kernels without Rust. One Block each, tables included; one
+// thread reads a chunk.
 //
 // What is accepted is what src/codec/zstd/blocks.rs accepts of a frame, which lists where that is
 // less than libzstd's decoder takes; here, any number of frames, skippable ones among them. Source:
 // RFC 8878, sections 3.1.1, 3.1.2, 4.1.1 and 4.2.1.
 
-#include "zstd_block.cuh"
+#include "../../src/kernels/zstd_block.cuh"
 
 namespace zstd_gpu {
 
