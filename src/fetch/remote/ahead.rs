@@ -29,17 +29,19 @@ impl<C: Send + 'static> Remote<C> {
         let mut ahead = self.lock_ahead();
         for (part, cell) in cells {
             let (bytes, count) = ahead.size();
+            let usual_bytes = self.usual_bytes(part);
             let is_full = bytes >= self.most_ahead_bytes || count >= Self::MOST_AHEAD;
             // Inner chunks that can be asked for together are.
             let joins = || {
-                bytes < self.most_ahead_bytes + self.most_joined_bytes
+                bytes + usual_bytes <= self.most_ahead_bytes + self.most_joined_bytes
+                    && count < 2 * Self::MOST_AHEAD
                     && asked.last().is_some_and(|last| self.share_object(last, part, &cell))
             };
             if is_full && !joins() {
                 fits = false;
                 break;
             }
-            if ahead.ask(batch, (part, cell.clone()), self.usual_bytes(part)) {
+            if ahead.ask(batch, (part, cell.clone()), usual_bytes) {
                 asked.push(Wanted { chunk: Recipient::Cell((part, cell.clone())), part, cell });
             }
         }
@@ -81,6 +83,8 @@ impl<C: Send + 'static> Remote<C> {
         for (chunk, found) in arrived {
             self.deliver(chunk, *found);
         }
+        // A request of this batch that waits for memory may take that of later batches from now on.
+        self.scheduler.get().iter().for_each(|scheduler| scheduler.look_again());
         unknown
     }
 

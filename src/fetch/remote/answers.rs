@@ -69,6 +69,12 @@ impl<C: Send + 'static> Remote<C> {
     ) {
         // The object was there when its index was read.
         let answer = answer.and_then(|received| Ok(Arc::new(received.ok_or(Obstacle::Changed)?)));
+        if let (Err(error), Some((_, address, _))) = (&answer, chunks.first())
+            && let (Some(Obstacle::Changed), Some(in_shard)) = (Obstacle::of(error), &address.in_shard)
+        {
+            // Whoever needs the sharded chunk later asks for its new index.
+            self.lock().known.pop(&(part, in_shard.shard.clone()));
+        }
         if let (Some(cache), Ok(received), Some((_, address, _))) =
             (&self.disk_cache, &answer, chunks.first())
         {

@@ -257,12 +257,12 @@ fn no_more_is_fetched_ahead_than_half_of_the_memory_holds() {
 
 #[test]
 fn inner_chunks_that_are_asked_for_together_are_fetched_ahead_together() {
-    // The memory ends within the third sharded chunk: 80 bytes are half of it, and a sixteenth can be joined.
-    let (remote, _store, _arrived) = sharded("together", 8, 160);
-    let cells = || [0, 2, 4, 6, 8, 10, 12].map(cell);
+    // Half of the memory is full within the third sharded chunk, and a sixteenth of it, one chunk, may be joined.
+    let (remote, _store, _arrived) = sharded("together", 8, 256);
+    let cells = || [0, 1, 2, 4, 5, 6, 8, 9, 10, 12].map(cell);
     for _ in 0..2 {
         assert!(!remote.fetch_ahead(1, cells()));
-        assert_eq!(remote.lock_ahead().size(), (96, 6));
+        assert_eq!(remote.lock_ahead().size(), (144, 9));
     }
 }
 
