@@ -306,17 +306,17 @@ def budgets_lines(found: Found, folder: str) -> list[str]:
 
 
 def beside_lines(found: Found, folder: str) -> list[str]:
-    """What a training keeps of its speed."""
+    """What a training keeps of its speed: the U-Net, or stacks of convolutions of some layers (hungry.py)."""
     rows = found.good()
     stores = distinct(rows, "store")
-    cells = {(row["cores"], row["decode"], row["store"]): row for row in rows}
+    cells = {(*_way(row), row["store"]): row for row in rows}
     empty = False
 
     def cell(row: dict[str, Any] | None) -> str:
         nonlocal empty
         if row is None:
             return ""
-        text = percent(row["share_of_alone"])
+        text = percent(row.get("share_of_alone", row.get("share_of_synthetic")))
         if row["decode"] == "auto" and row["gpu_share"] is not None:
             text += f" (GPU {percent(row['gpu_share'], 0)})"
         if row["supplied"] < EMPTY_QUEUE:
@@ -324,16 +324,15 @@ def beside_lines(found: Found, folder: str) -> list[str]:
             text += " †"
         return text
 
-    body = [
-        [f"{cores} cores, `{decode}`", *(cell(cells.get((cores, decode, store))) for store in stores)]
-        for cores in sorted(distinct(rows, "cores"), reverse=True)
-        for decode in distinct(rows, "decode")
-    ]
+    # Those of the most cores first, else in the order of the run.
+    ways = sorted(dict.fromkeys(map(_way, rows)), key=lambda way: -way[0])
+    body = [[_way_in_words(*way), *(cell(cells.get((*way, store))) for store in stores)] for way in ways]
     work = found.run["work"]
-    alone = statistics.median(row["alone_samples_per_s"] for row in rows)
+    speeds = [row.get("alone_samples_per_s", row.get("synthetic_samples_per_s")) for row in rows]
+    model = "stacks of convolutions keep" if "layers" in rows[0] else "a U-Net (ResNet-18, scSE, bf16) keeps"
     lines = [
-        "What a U-Net (ResNet-18, scSE, bf16) keeps of its speed on synthetic data, "
-        f"{alone:.0f} samples/s, while the reader delivers a batch for each step: batch "
+        f"What {model} of the speed on synthetic data, "
+        f"{statistics.median(speeds):.0f} samples/s, while the reader delivers a batch for each step: batch "
         f"{work['batch_size']}, shuffled windows of {work['window']} steps. In brackets how many of the "
         "chunks the GPU decoded." + waiting(rows, "decode", "auto", "waited_share", "`auto`"),
         "",
@@ -341,13 +340,24 @@ def beside_lines(found: Found, folder: str) -> list[str]:
     ]
     if empty:
         lines += ["", "† less was decoded than taken: the reader's queue was running empty."]
+    drawn = "share_of_alone" in rows[0]
     return [
         *lines,
-        *picture(found, "beside_training", "Share of the training's speed alone", folder),
+        *(picture(found, "beside_training", "Share of the training's speed alone", folder) if drawn else []),
         "",
         caption(found, folder),
         *problems(found),
     ]
+
+
+def _way(row: dict[str, Any]) -> tuple[int, int | None, str, float | None]:
+    """Cores, layers, decoder and GB of `device_memory_budget` of a point beside a training."""
+    return row["cores"], row.get("layers"), row["decode"], row.get("budget_gb")
+
+
+def _way_in_words(cores: int, layers: int | None, decode: str, budget: float | None) -> str:
+    words = [f"{cores} cores", f"{layers} layers" if layers else "", f"`{decode}`"]
+    return ", ".join(filter(None, [*words, f"{budget:g} GB" if budget else ""]))
 
 
 def waiting(rows: Iterable[dict[str, Any]], key: str, value: str, share: str, what: str) -> str:
@@ -553,6 +563,7 @@ SECTIONS: dict[str, tuple[str, Callable[[Found, str], list[str]]]] = {
     "read_table": ("Beside other loaders", read_table_lines),
     "training": ("Trainings", training_lines),
     "beside_training": ("Beside a training", beside_lines),
+    "hungry": ("Beside trainings that take more data", beside_lines),
     "overlap": ("Overlap", overlap_lines),
     "scaling": ("How it scales", scaling_lines),
     "budgets": ("Device memory", budgets_lines),
