@@ -15,12 +15,12 @@
 //!   6 batch             complete when its last chunk is
 //! ```
 //!
-//! The way of one chunk, by file: `reader/mod` submits a batch -> `decode/planner`, which asks `sampler/order` for its samples and `plan/mod` for their chunks
-//! -> [a store at a URL: `fetch/remote` -> `fetch/scheduler` -> `fetch/transfer` -> `store/cloud`] -> `decode/jobs` -> `decode/worker` -> `decode/chunk_source`
-//! -> `fetch/locate`, `fetch/posix`. Then, on the GPU backend: `decode/upload/chunk_upload` -> `decode/gpu_worker` -> `decode/group/plan` -> `assemble/device` ->
-//! `kernels/gather.cu`; on the CPU backend: `decode/cpu` -> `assemble/host`. At last `batch`.
+//! The way of one chunk, by file: `reader/mod` submits a batch, whose samples are those of `sampler/order` -> `decode/planner`, which asks `plan/mod` for chunks
+//! -> [not in a local folder: `fetch/remote` -> `fetch/scheduler` -> `fetch/transfer` -> `store/cloud`] -> `decode/jobs`, `decode/policy` -> `decode/worker`.
+//! Then, on the GPU backend: `decode/upload/chunk_upload` -> `decode/gpu_worker` -> `decode/group/plan` -> the codec's kernels -> `kernels/gather.cu`; on the CPU
+//! backend: `decode/cpu` -> `assemble/host`. Both find a chunk's bytes by `decode/chunk_source` (`fetch/locate`, `fetch/posix`). At last `batch`.
 //!
-//! [`store`] opens files, [`dataset`] stores through zarrs, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
+//! [`store`] is files and objects, [`dataset`] arrays and groups, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
 //! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,
 //! [`presence`] those that touch no missing chunk, [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
 //!

@@ -2,20 +2,20 @@
 //! decode the uploaded chunks in groups.
 //!
 //! ```text
-//!   planner ----> jobs ----> worker: chunk_source -> cpu ----------------> outputs (CPU backend)
-//!      |           |                             \-> upload -> gpu_worker -> outputs (GPU backend)
-//!      |         policy                                          ^  group: sizes, work list
-//!      '------------ units of cached chunks -------------------'
+//!   planner ----> jobs ----> worker: chunk_source -> cpu ------------------> outputs (CPU backend)
+//!      |           |                       |          v
+//!      |         policy                    '-------> upload -> gpu_worker -> outputs (GPU backend)
+//!      '---- units of cached chunks (GPU backend) -----------------^  group: sizes, work list
 //! ```
 //!
 //! Whether the CPU or the GPU decodes a chunk is decided in this order: by the backend, `decode=` and what the GPU can decode of the array's codec
-//! chain (`codec::decode_path`, `reader::setup::decode_path`), which makes an array's [`part::Placement`]; by `policy`, where both can, at each moment
-//! for the next chunk ([`jobs`]; without threads that decode the GPU takes all); and at last by the bytes of the chunk itself, of which a few
-//! have to go back to the CPU ([`upload`]: longer than their codecs make them, or a frame that the kernels do not decode).
+//! chain (`reader::setup::decode_path`, which asks `codec::decode_path`), of which follows the part's [`part::Placement`]; by `policy`, where both can,
+//! at each moment for the next chunk ([`jobs`]; with `decode="gpu"` no thread decodes, and the GPU takes all); and at last by the chunk's bytes
+//! ([`upload`]): the thread that reads a chunk decodes it where the kernels do not, such as one that is longer than its codecs make it.
 //!
-//! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these. Worker threads and GPU workers tell the policy what they
-//! have done, and ask it, through the trait [`pace::Pace`]. A thread that waits for memory of a pool first submits the copies that it has
-//! collected ([`flush`]): it may be waiting for their memory.
+//! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these; chunks of stores at URLs reach [`jobs`] by `fetch::Remote`.
+//! Threads tell the policy what they have done through [`jobs`], GPU workers through the trait [`pace::Pace`]. A thread that waits for memory of
+//! a pool first submits the copies that it has collected ([`flush`]): it may be waiting for their memory.
 
 pub mod chunk;
 pub mod chunk_cache;

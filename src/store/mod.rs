@@ -15,12 +15,12 @@
 //!
 //! Timeouts of a request: defaults and options in `client/config.rs`; to connect in `socket.rs`; until the head of the answer comes in
 //! `http1.rs`; between the bytes of its body in `landing.rs`. `reqwest` has the same ones for requests that `http1.rs` leaves to it.
-//! A store that answers 429, 500, 503 and the like, or does not answer, is asked again by `object_store`: how often, how soon and for how long says
-//! `retries.rs`, with the defaults in `session.rs`. A body whose connection broke is asked for again by `fetch/transfer.rs`; a second request
-//! for an answer that is late is made there, too, and how late that is says `fetch/tail.rs`.
+//! A store that answers 429, 500, 503 and the like, or does not answer, is asked again by `object_store`: how often and how soon says `retries.rs`, for
+//! how long `session.rs`. A body that breaks off is asked for again by `object_store` where the object has an ETag, then by `fetch/transfer.rs`, of
+//! metadata by `contract.rs`. A second request for an answer that is late is made in `fetch/transfer.rs`, too; how late that is says `fetch/tail.rs`.
 //!
-//! *Missing* is only what a store says is absent. No other error is taken for it, because a missing chunk reads as the fill value; but for one that
-//! the user asks for: with `missing_chunks="fill-403"` what the store forbids to read (`fetch/remote/answers.rs`).
+//! *Missing* is only what a store says is absent. A missing chunk reads as the fill value, so no other error is taken for a missing chunk; but for one
+//! that the user asks for: with `missing_chunks="fill-403"` what the store forbids to read (`fetch/remote/answers.rs`).
 
 mod access;
 mod aws_profile;
