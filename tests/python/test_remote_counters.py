@@ -43,16 +43,19 @@ def read(path, *, batch_size=4, batches=10, **arguments):
 
 
 def settled(pipe):
-    """The statistics of a reader that has run as far ahead as it does."""
-    before, end = None, time.monotonic() + 30
+    """The statistics of a reader that has run as far ahead as it does: three times the same, as between an
+    index and the chunks that it tells of nothing is in flight for a moment.
+    """
+    before, same, end = None, 0, time.monotonic() + 30
     while time.monotonic() < end:
         stats = zarr_dali.stats(pipe)
-        names = ("requests", "bytes_fetched_useful", "chunks_read", "samples_delivered")
+        names = ("requests", "bytes_fetched", "bytes_fetched_useful", "chunks_read", "samples_delivered")
         counted = [stats[name] for name in names]
-        if counted == before and stats["requests_in_flight"] == 0:
+        same = same + 1 if counted == before and stats["requests_in_flight"] == 0 else 0
+        if same == 3:
             return stats
         before = counted
-        time.sleep(0.3)
+        time.sleep(0.2)
     raise AssertionError(f"requests go on: {stats}")
 
 
