@@ -121,8 +121,14 @@ fn wanted(i: u64) -> Wanted<u64> {
     Wanted { chunk: i, part: (0, 0), cell: Dims::from_slice(&[i / 2, i % 2]) }
 }
 
-/// An array of four sharded chunks, each with inner chunks of 16 bytes: two that touch, one far away, and one that is missing. What fetches
-/// them, what the store is asked for, and what arrives.
+/// A sharded chunk with inner chunks of 16 bytes: two that touch, one far away, and one that is missing; its index at the end.
+fn object() -> Vec<u8> {
+    let places = [[0, 16], [100_016, 16], [16, 16], [u64::MAX; 2]];
+    let index = places.as_flattened().iter().flat_map(|entry| entry.to_le_bytes());
+    std::iter::repeat_n(7, 100_032).chain(index).collect()
+}
+
+/// An array of four sharded chunks, each an [`object`]. What fetches them, what the store is asked for, and what arrives.
 #[allow(clippy::type_complexity)]
 fn sharded(
     name: &str,
@@ -131,10 +137,7 @@ fn sharded(
 ) -> (Arc<Remote<u64>>, Arc<Noted>, mpsc::Receiver<(u64, Option<String>)>) {
     let store = Arc::new(Noted::default());
     store.objects.put("zarr.json", metadata(8));
-    let places = [[0, 16], [100_016, 16], [16, 16], [u64::MAX; 2]];
-    let index: Vec<u8> = places.as_flattened().iter().flat_map(|entry| entry.to_le_bytes()).collect();
-    let object = [vec![7; 100_032], index].concat();
-    (0..4).for_each(|shard| store.objects.put(&format!("c/{shard}/0"), object.clone()));
+    (0..4).for_each(|shard| store.objects.put(&format!("c/{shard}/0"), object()));
     MemoryStore::publish(name, store.clone());
     let dataset = Dataset::open(&[format!("memory://{name}")], &[], &Access::to_folders(true)).unwrap();
     store.asked.lock().unwrap().clear();
@@ -224,6 +227,21 @@ fn who_shares_an_answer_gets_it_and_its_bytes_count_once() {
     // What was answered is asked for again.
     remote.fetch(4, [wanted(0)]);
     assert_eq!((next(&arrived, 1), store.asked.lock().unwrap().len()), (vec![0], 3));
+}
+
+#[test]
+fn a_sharded_chunk_that_is_replaced_is_an_error_once_and_then_read_by_its_new_index() {
+    let (remote, store, arrived) = sharded("replaced", 8, 16 << 20);
+    remote.fetch(0, [wanted(0)]);
+    assert_eq!(next(&arrived, 1), [0]);
+    store.objects.put("c/0/0", object());
+    remote.fetch(1, [wanted(0)]);
+    let (_, error) = arrived.recv_timeout(Duration::from_secs(30)).unwrap();
+    assert!(error.is_some_and(|error| error.contains("changed while it was read")));
+    remote.fetch(2, [wanted(0)]);
+    assert_eq!(next(&arrived, 1), [0]);
+    let asked = store.asked.lock().unwrap();
+    assert_eq!(asked.iter().filter(|(_, extent)| *extent == Extent::Suffix(64)).count(), 2);
 }
 
 #[test]
