@@ -788,13 +788,12 @@ def draw_beside(plt: Any, found: Found) -> Any:
     cores, stores = sorted(distinct(rows, "cores"), reverse=True), distinct(rows, "store")
     figure, panels = plt.subplots(1, len(cores), figsize=(5 * len(cores), 3.8), sharey=True, squeeze=False)
     for axes, count in zip(panels[0], cores):
-        cells = {
-            (row["store"], row["decode"]): row["share_of_alone"] for row in rows if row["cores"] == count
-        }
-        for decode in distinct(rows, "decode"):
-            shown = [(store, 100 * cells[store, decode]) for store in stores if (store, decode) in cells]
+        cells = {(*_way(row), row["store"]): row["share_of_alone"] for row in rows}
+        for way in dict.fromkeys(_way(row) for row in rows if row["cores"] == count):
+            shown = [(store, 100 * cells[(*way, store)]) for store in stores if (*way, store) in cells]
             places = [stores.index(store) for store, _ in shown]
-            axes.plot(places, [share for _, share in shown], "o", label=f'decode="{decode}"', alpha=0.8)
+            label = _way_in_words(*way).partition(", ")[2].replace("`", "")
+            axes.plot(places, [share for _, share in shown], "o", label=label, alpha=0.8)
         axes.set_xticks(range(len(stores)), stores, rotation=20)
         axes.axhline(100, color="black", linewidth=0.8)
         axes.set_title(f"{count} cores")

@@ -25,7 +25,7 @@ pub(super) struct Indexes<C> {
 
 /// The most indexes that are kept.
 const MOST_KEPT: u64 = 1 << 16;
-/// What an index takes in memory beside its entries: the key of the sharded chunk, the version of its object, allocations.
+/// An estimate of what an index takes in memory beside its entries: the key of the sharded chunk, the version of its object, allocations.
 const OVERHEAD_BYTES: u64 = 512;
 
 /// How many indexes of at most `index_bytes` bytes are kept in `bytes` bytes.

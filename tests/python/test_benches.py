@@ -655,6 +655,32 @@ def test_the_table_of_loaders():
     assert line["figures"] == "blosc-lz4 1.25; raw 1.25; zstd 1.25"
 
 
+@pytest.mark.parametrize("layers", [None, 12])
+def test_points_beside_a_training_are_told_apart_by_budget(layers):
+    def row(decode, budget, share, gpu_share=0.25):
+        common = {"point": "", "store": "zstd", "cores": 4, "gpu_share": gpu_share, "supplied": 1.0}
+        common |= {"decode": decode, "budget_gb": budget, "waited_share": 0.0}
+        if layers is None:
+            return common | {"share_of_alone": share, "alone_samples_per_s": 100.0}
+        return common | {"layers": layers, "share_of_synthetic": share, "synthetic_samples_per_s": 100.0}
+
+    rows = [row("auto", None, 0.922), row("gpu", None, 0.956), row("auto", 6.0, 0.971)]
+    work = {"device": "gpu", "quick": False, "page_cache": "warm", "batch_size": 16, "window": 2}
+    kind = "beside_training" if layers is None else "hungry"
+    result = a_result({}, kind=kind, work=work) | {"rows": rows}
+    (found,) = report.runs_of([("one.json", result)], kind)
+    lines = report.SECTIONS[kind][1](found, "results")
+    start = "| 4 cores, 12 layers, " if layers else "| 4 cores, "
+    assert [line for line in lines if line.startswith("| 4")] == [
+        f"{start}`auto` | 92.2 % (GPU 25 %) |",
+        f"{start}`gpu` | 95.6 % |",
+        f"{start}`auto`, 6 GB | 97.1 % (GPU 25 %) |",
+    ]
+    assert ("stacks of convolutions keep" if layers else "a U-Net") in lines[0]
+    # A chart is of the U-Net.
+    assert any("beside_training.png" in line for line in lines) == (layers is None)
+
+
 def test_trainings_are_shown_by_cores_and_loader():
     def row(cores, loader, store, samples_per_s, case="warm", share=None):
         return {
