@@ -95,6 +95,7 @@ impl Jobs {
                 (Placement::Either, _) => {
                     for_io += usize::from(self.alone || state.policy.gpu_helps());
                     for_decoders += usize::from(state.policy.cpu_helps());
+                    state.policy.submitted(plan.chunk_bytes);
                     state.either.push(job, plan.chunk_bytes);
                 }
             }

@@ -1,5 +1,6 @@
 //! Finds the bytes of read chunks in files of this machine: the whole file of a chunk, or the range that the shard index gives.
 
+use super::indexes::kept_indexes;
 use super::resolve::{Address, InShard, decode_index, resolve, too_small};
 use super::{Blob, Fetch};
 use crate::dataset::{ArrayInfo, Sharding};
@@ -76,14 +77,9 @@ impl Locator {
 
     /// A locator over a backend, which keeps as many indexes of at most `index_bytes` bytes as have room in `bytes` bytes.
     pub fn new(fetch: Arc<dyn Fetch>, index_bytes: u64, bytes: u64) -> Self {
-        let opened = LruCache::new(Self::kept_indexes(index_bytes, bytes));
+        let most = const { NonZeroUsize::new(Self::OPEN_SHARDS).unwrap() };
+        let opened = LruCache::new(kept_indexes(index_bytes, bytes).min(most));
         Self { fetch, shards: Mutex::new(OpenShards { opened, prefetched: HashSet::new() }) }
-    }
-
-    /// How many indexes of at most `index_bytes` bytes are kept in `bytes` bytes.
-    fn kept_indexes(index_bytes: u64, bytes: u64) -> NonZeroUsize {
-        let most = (bytes / index_bytes.max(1)).clamp(1, Self::OPEN_SHARDS as u64) as usize;
-        NonZeroUsize::new(most).unwrap_or(NonZeroUsize::MIN)
     }
 
     /// Finds the read chunk at `cell` of the read-chunk grid of `array`, which is that array and part of the dataset.

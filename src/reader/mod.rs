@@ -67,11 +67,12 @@ use cudarc::driver::CudaStream;
 pub struct Reader {
     setup: Setup,
     plan: MemoryPlan,
-    device: Option<Device>,
     /// Where the next batch that is submitted comes in the order of samples.
     cursor: Cursor,
     status: Arc<Status>,
+    /// Goes before the device that it runs on.
     running: Option<Running>,
+    device: Option<Device>,
     /// The batches in flight, the oldest first.
     submitted: VecDeque<Arc<Batch>>,
     /// Samples of the batch that was handed over last.

@@ -13,7 +13,8 @@
 //!   leaves more of the GPU to others. Cores that could not decode a good part of what the GPU does, by the time that they needed for a
 //!   chunk, are not tried alone.
 //!
-//! A core that takes longer for a chunk than a batch is in flight gets none: the consumer would wait for it.
+//! A core that takes longer for a chunk than a batch is in flight gets none: the consumer would wait for it. Nor do cores that could decode
+//! only a small part of what is taken: they would spare the GPU little, and a training's own threads lose more to them.
 //!
 //! What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where
 //! both take turns. Whether the partition is fast enough is tried.
@@ -63,6 +64,9 @@ pub struct Policy {
     /// When the consumer asked for its last batch, and the mean of the seconds between two such times.
     asked: f64,
     interval: f64,
+    /// Decoded bytes of the chunks that were submitted since, and the mean of those between two such times.
+    submitted_bytes: u64,
+    bytes_per_batch: f64,
 }
 
 /// What the CPU has done since.
@@ -102,7 +106,9 @@ impl Policy {
     const FIRST: f64 = 8.0;
     /// Cores are in time if they decode a chunk within this share of the time in which as many batches are taken as are in flight.
     const IN_TIME: f64 = 0.7;
-    /// After this many times the seconds that a core needs for a chunk, cores that are not in time are taken to be twice as fast, so that
+    /// Cores are of use if all of them could decode this share of what is decoded.
+    const LEAST_SHARE: f64 = 0.2;
+    /// After this many times the seconds that a core needs for a chunk, cores that get none are taken to be twice as fast, so that
     /// they are asked again.
     const FORGETS: f64 = 100.0;
 
@@ -125,6 +131,7 @@ impl Policy {
     /// whether that changes who decodes.
     pub fn wanted(&mut self, waits: bool, ready: u64, submitted: u64, now: f64) -> bool {
         let before = (self.gpu_helps(), self.cpu_helps());
+        let bytes = std::mem::take(&mut self.submitted_bytes) as f64;
         if self.asked > 0.0 {
             let known = self.interval > 0.0;
             let (weight, most) = if known {
@@ -135,11 +142,13 @@ impl Policy {
             // Of the time since, what the consumer has waited for the last batch, and what it took itself then.
             let got = self.asked.max(self.waited_until);
             self.interval += weight * (got - self.asked + (now - got).min(most) - self.interval);
+            self.bytes_per_batch += weight * (bytes - self.bytes_per_batch);
         }
         self.asked = now;
         self.in_flight = submitted;
-        if !self.cores_are_in_time() && now - self.core_ended > Self::FORGETS * self.core_seconds {
-            (self.core_seconds, self.core_ended) = (0.5 * self.core_seconds, now);
+        if !self.cores_are_of_use() && now - self.core_ended > Self::FORGETS * self.core_seconds {
+            (self.core_seconds, self.core_rate, self.core_ended) =
+                (0.5 * self.core_seconds, 2.0 * self.core_rate, now);
         }
         self.helping |= waits;
         if self.partition.wanted(waits, submitted, now) {
@@ -169,6 +178,11 @@ impl Policy {
         }
         self.waited_until = now;
         self.partition.handed_over(now);
+    }
+
+    /// A chunk of `bytes` decoded bytes that both could decode was submitted.
+    pub fn submitted(&mut self, bytes: u64) {
+        self.submitted_bytes += bytes;
     }
 
     /// A core begins to work on a chunk.
@@ -225,16 +239,16 @@ impl Policy {
     pub fn gpu_helps(&self) -> bool {
         match self.waited_for {
             true => self.trials.side() != Side::Cpu,
-            false => self.helping || !self.cores_are_in_time(),
+            false => self.helping || !self.cores_are_of_use(),
         }
     }
 
     /// Whether the CPU may take chunks that the GPU could decode.
     pub fn cpu_helps(&self) -> bool {
         match self.trials.side() {
-            _ if !self.waited_for => self.cores_are_in_time(),
+            _ if !self.waited_for => self.cores_are_of_use(),
             Side::Cpu => true,
-            Side::Both => self.cores_are_in_time(),
+            Side::Both => self.cores_are_of_use(),
             Side::Gpu => false,
         }
     }
@@ -260,17 +274,24 @@ impl Policy {
         self.interval == 0.0 || self.core_seconds <= Self::IN_TIME * self.interval * self.in_flight as f64
     }
 
+    /// Whether cores may be given chunks while the GPU can decode.
+    fn cores_are_of_use(&self) -> bool {
+        let all = self.core_rate * self.cores as f64;
+        let are_slow = all > 0.0 && all * self.interval < Self::LEAST_SHARE * self.bytes_per_batch;
+        self.cores_are_in_time() && !are_slow
+    }
+
     /// Who decodes and why, in words.
     pub fn explanation(&self) -> String {
-        let who = match (self.waited_for, self.trials.side()) {
-            (false, _) if !self.cores_are_in_time() => {
-                "the GPU decodes, because a core needs longer for a chunk than batches may wait"
-            }
-            (false, _) if !self.helping => "the CPU decodes, because most submitted batches are complete",
-            (false, _) => "CPU and GPU decode, because few submitted batches are complete",
-            (true, Side::Gpu) => "the GPU decodes, because DALI waits for batches",
-            (true, Side::Both) => "CPU and GPU decode, because DALI waits for batches",
-            (true, Side::Cpu) => "the CPU decodes, because DALI waits for batches",
+        let in_time = self.cores_are_in_time();
+        let who = match (self.gpu_helps(), self.cpu_helps()) {
+            (true, false) if !in_time => "the GPU decodes, because a core needs longer for a chunk than batches may wait",
+            (true, false) if !self.cores_are_of_use() => "the GPU decodes, because cores could do little of it",
+            (false, _) if !self.waited_for => "the CPU decodes, because most submitted batches are complete",
+            (true, true) if !self.waited_for => "CPU and GPU decode, because few submitted batches are complete",
+            (true, false) => "the GPU decodes, because DALI waits for batches",
+            (true, true) => "CPU and GPU decode, because DALI waits for batches",
+            (false, _) => "the CPU decodes, because DALI waits for batches",
         };
         format!("{who}; {}{}", self.taken_in_words(), self.trials.in_words())
     }
@@ -356,6 +377,36 @@ mod tests {
         }
         assert!(waited(&mut policy, 0.01, 200, IN_FLIGHT / 2), "half of the batches are missing");
         assert!(!waited(&mut policy, 0.01, 100, IN_FLIGHT));
+    }
+
+    #[test]
+    fn cores_that_could_do_little_of_what_is_taken_get_nothing_until_they_are_asked_again() {
+        let (chunk, step) = (10_000_000, 0.03);
+        for (core_rate, of_use) in [(50e6, false), (150e6, false), (200e6, true)] {
+            let mut policy = Policy::new(4);
+            let core_seconds = chunk as f64 / core_rate;
+            (0..20).for_each(|_| policy.cpu_ends(chunk, core_seconds, 0.0));
+            let mut now = 0.0;
+            let mut takes = |policy: &mut Policy, seconds: f64| {
+                let until = now + seconds;
+                let mut helped = 0.0;
+                while now < until {
+                    (0..10).for_each(|_| policy.submitted(chunk));
+                    policy.wanted(false, 8, 8, now);
+                    helped += if policy.cpu_helps() { step } else { 0.0 };
+                    if policy.cpu_helps() {
+                        policy.cpu_ends(chunk, core_seconds, now);
+                    }
+                    assert!(policy.cpu_helps() || policy.gpu_helps());
+                    now += step;
+                }
+                helped / seconds
+            };
+            let helped = takes(&mut policy, Policy::FORGETS * core_seconds / 2.0);
+            assert_eq!(helped > 0.9, of_use, "{core_rate}: {helped}");
+            let helped = takes(&mut policy, 10.0 * Policy::FORGETS * core_seconds);
+            assert!(helped > 0.0 && (helped < 0.1 || of_use), "{core_rate}: {helped}");
+        }
     }
 
     #[test]

@@ -75,7 +75,7 @@ impl Trials {
         if self.begun > now {
             (self.begun, self.all_bytes) = (now, 0);
         }
-        let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+        let best = self.best_rate();
         let rate = self.all_bytes as f64 / (now - self.begun);
         if self.rates[self.side as usize].is_none()
             && self.batches >= (in_flight / 2).max(Self::SOON)
@@ -115,7 +115,7 @@ impl Trials {
         let own = self.side as usize;
         let ends_round = !self.all_tried();
         self.rates[own] = Some(rate);
-        if self.side != Side::Cpu && cores_rate > 0.0 && cores_rate < rate * Self::WORTH_IT {
+        if self.side != Side::Cpu && cores_rate > 0.0 && cores_rate < self.best_rate() * Self::WORTH_IT {
             self.rates[Side::Cpu as usize].get_or_insert(cores_rate);
         }
         if ends_round {
@@ -123,7 +123,7 @@ impl Trials {
         }
         let next = self.next();
         if ends_round && self.all_tried() {
-            let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+            let best = self.best_rate();
             let same = self.best.is_some_and(|(best, _)| best == next);
             self.term = if same { (2 * self.term).min(Self::TERM.1) } else { Self::TERM.0 };
             self.best = self.rates[next as usize].map(|rate| (next, rate));
@@ -151,6 +151,10 @@ impl Trials {
         (self.since, self.batches, self.begun) = (None, 0, f64::INFINITY);
     }
 
+    fn best_rate(&self) -> f64 {
+        self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate))
+    }
+
     fn all_tried(&self) -> bool {
         self.rates.iter().all(Option::is_some)
     }
@@ -160,7 +164,7 @@ impl Trials {
         if let Some(untried) = SIDES.into_iter().find(|&side| self.rates[side as usize].is_none()) {
             return untried;
         }
-        let best = self.rates.iter().flatten().fold(0.0, |best: f64, &rate| best.max(rate));
+        let best = self.best_rate();
         let as_good =
             |side: &Side| self.rates[*side as usize].is_some_and(|rate| rate >= best * Self::AS_GOOD);
         SIDES.into_iter().rev().find(as_good).unwrap_or_default()
