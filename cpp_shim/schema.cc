@@ -434,7 +434,8 @@ use. Options for one bucket or host only are an object under its URL, such as
 
 ``"auto"`` decodes on the CPU what idle cores finish in time, because what the GPU decodes is
 taken from a model that trains on it, and on the GPU what it can of the rest (GPU backend only).
-``"gpu"`` refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole.
+Cores that could decode less than a fifth of what is taken are left to the training. ``"gpu"``
+refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole.
 ``"cpu"`` decodes everything on the CPU; the GPU backend then copies the decoded chunks.)code",
                     "auto")
     .AddOptionalArg("gpu_zstd",

@@ -333,9 +333,10 @@ def zarr(
             `PARTIAL` and `DROP` of the framework iterators, which are exact in every epoch only with padding.
         decode: Where chunks are decoded: `"auto"`, `"gpu"` or `"cpu"`.
             `"auto"` decodes on the CPU what idle cores finish in time, because what the GPU decodes is taken
-            from a model that trains on it, and on the GPU what it can of the rest (GPU backend only). `"gpu"`
-            refuses an array whose codecs the GPU cannot decode, and the CPU backend as a whole. `"cpu"`
-            decodes everything on the CPU; the GPU backend then copies the decoded chunks.
+            from a model that trains on it, and on the GPU what it can of the rest (GPU backend only). Cores
+            that could decode less than a fifth of what is taken are left to the training. `"gpu"` refuses an
+            array whose codecs the GPU cannot decode, and the CPU backend as a whole. `"cpu"` decodes
+            everything on the CPU; the GPU backend then copies the decoded chunks.
         gpu_zstd: What decodes zstd on the GPU: `"builtin"` or `"nvcomp"`.
             `"builtin"` is a decoder of this package: a chunk takes milliseconds and little memory. `"nvcomp"`
             is NVIDIA's library, for comparison. Beside trainings on an H200, models kept 1 to 10 percentage

@@ -98,6 +98,8 @@ impl Policy {
     const WINDOW: f64 = 0.05;
     /// The weight of a new figure in a mean.
     const WEIGHT: f64 = 0.3;
+    /// That of a chunk in the rate of a core. What cores do while others need them for a moment, as when a reader begins, says little.
+    const CORE_WEIGHT: f64 = 0.05;
     /// That of a new interval.
     const INTERVAL_WEIGHT: f64 = 0.1;
     /// A consumer that wants no batch for longer than this many mean intervals pauses: what is longer is left out of the mean.
@@ -198,7 +200,9 @@ impl Policy {
         self.chunks += 1;
         // Each core's first chunk takes several times as long as later ones: the core's memory is mapped then.
         let seconds = if self.chunks > self.cores { seconds } else { seconds / Self::FIRST };
-        self.core_rate = Self::mean(self.core_rate, bytes as f64 / seconds.max(1e-9));
+        let rate = bytes as f64 / seconds.max(1e-9);
+        let weight = if self.core_rate == 0.0 { 1.0 } else { Self::CORE_WEIGHT };
+        self.core_rate += weight * (rate - self.core_rate);
         self.core_ended = now;
         self.core_seconds = Self::mean(self.core_seconds, seconds);
         self.trials.done(bytes);
@@ -285,10 +289,22 @@ impl Policy {
     pub fn explanation(&self) -> String {
         let in_time = self.cores_are_in_time();
         let who = match (self.gpu_helps(), self.cpu_helps()) {
-            (true, false) if !in_time => "the GPU decodes, because a core needs longer for a chunk than batches may wait",
-            (true, false) if !self.cores_are_of_use() => "the GPU decodes, because cores could do little of it",
+            (true, false) if !in_time => {
+                "the GPU decodes, because a core needs longer for a chunk than batches may wait"
+            }
+            (true, false) if !self.cores_are_of_use() => {
+                let all = self.core_rate * self.cores as f64;
+                let taken = self.bytes_per_batch / self.interval;
+                &format!(
+                    "the GPU decodes, because cores could do {:.1} of {:.1} GB/s",
+                    all / 1e9,
+                    taken / 1e9
+                )
+            }
             (false, _) if !self.waited_for => "the CPU decodes, because most submitted batches are complete",
-            (true, true) if !self.waited_for => "CPU and GPU decode, because few submitted batches are complete",
+            (true, true) if !self.waited_for => {
+                "CPU and GPU decode, because few submitted batches are complete"
+            }
             (true, false) => "the GPU decodes, because DALI waits for batches",
             (true, true) => "CPU and GPU decode, because DALI waits for batches",
             (false, _) => "the CPU decodes, because DALI waits for batches",
@@ -382,10 +398,10 @@ mod tests {
     #[test]
     fn cores_that_could_do_little_of_what_is_taken_get_nothing_until_they_are_asked_again() {
         let (chunk, step) = (10_000_000, 0.03);
-        for (core_rate, of_use) in [(50e6, false), (150e6, false), (200e6, true)] {
+        for (core_rate, of_use) in [(50e6, false), (100e6, false), (200e6, true)] {
             let mut policy = Policy::new(4);
             let core_seconds = chunk as f64 / core_rate;
-            (0..20).for_each(|_| policy.cpu_ends(chunk, core_seconds, 0.0));
+            (0..100).for_each(|_| policy.cpu_ends(chunk, core_seconds, 0.0));
             let mut now = 0.0;
             let mut takes = |policy: &mut Policy, seconds: f64| {
                 let until = now + seconds;
