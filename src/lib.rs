@@ -20,7 +20,13 @@
 //! Then, on the GPU backend: `decode/upload/chunk_upload` -> `decode/gpu_worker` -> `decode/group/plan` -> the codec's kernels -> `kernels/gather.cu`; on the CPU
 //! backend: `decode/cpu` -> `assemble/host`. Both find a chunk's bytes by `decode/chunk_source` (`fetch/locate`, `fetch/posix`). At last `batch`.
 //!
-//! Who decodes a chunk, the CPU or the GPU: [`decode`]. Timeouts, and requests that are repeated: [`store`]. What a new codec needs: [`codec`].
+//! Where to look first:
+//!
+//! - who decodes a chunk, the CPU or the GPU: [`decode`], then `decode/policy/mod.rs`
+//! - timeouts, and requests that are repeated: [`store`]
+//! - what a new codec needs: [`codec`]
+//! - which chunks are missing and read as the fill value: `ChunkSource::find` in [`decode::chunk_source`]
+//! - threads, where they begin and end: [`reader`]
 //!
 //! [`store`] is files and objects, [`dataset`] arrays and groups, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
 //! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,

@@ -1,10 +1,10 @@
 //! Codec chains: which of them the GPU decodes, and with what. One file per codec. Most of the same chains the CPU decodes by decoders that are
-//! called directly (`direct`), and what is left through zarrs. A codec to follow from file to file: `grep -rl snappy`.
+//! called directly (`direct`), and what is left through zarrs. A codec to follow from file to file: `grep -rl snappy src tests python`.
 //!
 //! A compression that zarrs lacks gets a file and a `mod` here, a line of `byte_codec!` in `read_only`, a place in `CODECS` of `dataset/codecs.rs`, defaults in
 //! `dataset/codec_defaults.rs`, a crate in `Cargo.toml`; one that zarrs has, a line in `guarded`. For the GPU also: variants of `Compression` (matches in
-//! `compression` and `direct`; `most` and `is_sequential` here) and of `work::Decoder`, `decode_streams` in `decode/group/plan.rs`, a kernel in `kernels/`, a
-//! variant of `StreamKernel` and its statuses in `gpu/kernels.rs`. And `docs/formats.md`, `cpp_shim/schema.cc`, `_profile/findings.py`, chains of the tests.
+//! `compression` and `direct`; `most` and `is_sequential` here) and of `work::Decoder`, `decode_streams` in `decode/group/plan.rs` (tests in `decode/group/mod.rs`), a kernel in `kernels/`, a
+//! variant of `StreamKernel` and its statuses in `gpu/kernels.rs`. And `docs/formats.md`, `cpp_shim/schema.cc` (then `docs/generate.py`), `_profile/findings.py`, chains of the tests.
 
 pub mod blosc;
 mod bz2;

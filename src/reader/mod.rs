@@ -19,6 +19,9 @@
 //! next_batch <-- the oldest submitted batch, once its last unit is finished
 //! ```
 //!
+//! These threads begin when the first batch is submitted (`Running::start` in `running.rs`) and end when the reader goes, before the device that they
+//! use. So do those that fetch from URLs (`zarr net` in `fetch/scheduler.rs`) and that write the disk cache (`fetch/disk_cache/cache.rs`).
+//!
 //! A unit is what one batch needs of one read chunk. Chunks of all submitted batches are in flight at once, each chunk once for
 //! all batches that need it while it is in flight or cached; batches are handed over in order. Memory is bounded by the
 //! submitted batches (outputs), the pinned pool (bytes on their way to the GPU), the upload pool (bytes that have arrived there),

@@ -14,7 +14,8 @@
 //! [`Connections`].
 //!
 //! Timeouts of a request: defaults and options in `client/config.rs`; to connect in `socket.rs`; until the head of the answer comes in
-//! `http1.rs`; between the bytes of its body in `landing.rs`. `reqwest` has the same ones for requests that `http1.rs` leaves to it.
+//! `http1.rs`; between the bytes of its body in `landing.rs`. Requests with a proxy or an
+//! option that `http1.rs` does not know (`Http1::new`), such as a timeout for the whole of a request, go to `reqwest`, with the same timeouts.
 //! A store that answers 429, 500, 503 and the like, or does not answer, is asked again by `object_store`: how often and how soon says `retries.rs`, for
 //! how long `session.rs`. A body that breaks off is asked for again by `object_store` where the object has an ETag, then by `fetch/transfer.rs`, of
 //! metadata by `contract.rs`. A second request for an answer that is late is made in `fetch/transfer.rs`, too; how late that is says `fetch/tail.rs`.

@@ -1,23 +1,27 @@
 //! Who decodes the next chunk, where both the CPU and the GPU could.
 //!
-//! Every GB/s that the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So there are
-//! three situations, told apart by the queue of complete batches:
+//! What the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So the CPU decodes what it can in time.
+//! [`Policy::gpu_helps`] and [`Policy::cpu_helps`] say at each moment which of them may take chunks, by the submitted batches:
 //!
-//! - Most submitted batches are complete: the CPU decodes, the GPU does not.
-//! - Few are: the GPU helps until most are. A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a
-//!   core. So the CPU keeps the chunks that are needed first, as many as it decodes in the time that the GPU takes for
-//!   one, and the GPU takes the chunks behind them.
-//! - The consumer waits for every batch: what counts is the rate of decoding. Whether that is highest with the GPU, the CPU or both
-//!   depends on codec, chunks and machine, and both together can be slower than one of them, because they share the host's cores
-//!   and memory. So each is tried for a while, again from time to time, and the best is kept; of two that are as good, the one that
-//!   leaves more of the GPU to others. Cores that could not decode a good part of what the GPU does, by the time that they needed for a
-//!   chunk, are not tried alone.
+//! | submitted batches | who decodes |
+//! |---|---|
+//! | most are complete | the CPU |
+//! | few are complete, or the consumer has waited for one | both, until most are complete |
+//! | the consumer waits for every one | the GPU, both or the CPU, whichever decodes fastest |
 //!
-//! A core that takes longer for a chunk than a batch is in flight gets none: the consumer would wait for it. Nor do cores that could decode
-//! only a small part of what is taken: they would spare the GPU little, and a training's own threads lose more to them.
+//! - A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a core. So while both decode, the CPU keeps the chunks
+//!   that are needed first, as many as it decodes in the time that the GPU takes for one, and the GPU takes the chunks behind them.
+//! - Which is fastest depends on codec, chunks and machine, and both together can be slower than one of them, because they share the host's
+//!   cores and memory. So `trials` tries each for a while, again from time to time, and keeps the best; of two that are as good, the one that leaves
+//!   more of the GPU to others. Cores that could not decode a good part of what the GPU does are not tried alone.
+//! - Cores that are of no use get nothing while the GPU decodes: where one takes longer for a chunk than a batch is in flight, because the
+//!   consumer would wait for it; and where all of them could decode only a small part of what is taken, because they would spare the GPU
+//!   little, and a training's own threads lose more to them.
+//! - What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where both
+//!   take turns. Whether the partition is fast enough is tried (`sm_partition`).
 //!
-//! What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where
-//! both take turns. Whether the partition is fast enough is tried.
+//! Cores are decoder threads here. They run only on cores that no other thread wants (`lower_priority` in `reader/running.rs`), so that how fast they
+//! are changes with what else the process does.
 #![forbid(unsafe_code)]
 
 mod backlog;
@@ -39,7 +43,7 @@ pub struct Policy {
     /// Whether the batch that the consumer wanted last was there.
     served: bool,
     partition: SmPartition,
-    /// Whether it waits all the time, and what is done then.
+    /// Whether the consumer waits for every batch.
     waited_for: bool,
     /// Seconds of the consumer's longest wait, of which each later wait leaves the share `FADES`.
     longest_wait: f64,
@@ -50,26 +54,27 @@ pub struct Policy {
     cpu_rate: f64,
     /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
     gpu_latency: f64,
-    /// Chunks that cores have decoded, bytes in a second of one core and its seconds for a chunk, and when the last one was decoded.
+    /// Chunks that cores have decoded, and when the last one was decoded.
     chunks: u64,
+    core_ended: f64,
+    /// Decoded bytes in a second of one core, and its seconds for a chunk.
     core_rate: f64,
     core_seconds: f64,
-    core_ended: f64,
     /// Batches that were submitted when the consumer asked last.
     in_flight: u64,
-    /// Jobs that cores work on, and how many cores there are.
+    /// Jobs that decoder threads work on, and how many of these threads there are.
     busy: u64,
     cores: u64,
     window: Window,
     /// When the consumer asked for its last batch, and the mean of the seconds between two such times.
     asked: f64,
     interval: f64,
-    /// Decoded bytes of the chunks that were submitted since, and the mean of those between two such times.
+    /// Decoded bytes of the chunks that were submitted since the consumer asked last, and the mean of those between two such times.
     submitted_bytes: u64,
     bytes_per_batch: f64,
 }
 
-/// What the CPU has done since.
+/// What the CPU has decoded since a moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Window {
     since: f64,
@@ -100,18 +105,18 @@ impl Policy {
     const WEIGHT: f64 = 0.3;
     /// That of a chunk in the rate of a core. What cores do while others need them for a moment, as when a reader begins, says little.
     const CORE_WEIGHT: f64 = 0.05;
-    /// That of a new interval.
+    /// That of a batch in the mean interval and the mean bytes of a batch.
     const INTERVAL_WEIGHT: f64 = 0.1;
-    /// A consumer that wants no batch for longer than this many mean intervals pauses: what is longer is left out of the mean.
+    /// A consumer that wants no batch for longer than this many mean intervals pauses: what is beyond is left out of the mean.
     const PAUSE: f64 = 8.0;
-    /// How many times as long as later ones a core's first chunk may take.
+    /// How many times as long as later ones a core's first chunk is taken to be.
     const FIRST: f64 = 8.0;
     /// Cores are in time if they decode a chunk within this share of the time in which as many batches are taken as are in flight.
     const IN_TIME: f64 = 0.7;
     /// Cores are of use if all of them could decode this share of what is decoded.
     const LEAST_SHARE: f64 = 0.2;
-    /// After this many times the seconds that a core needs for a chunk, cores that get none are taken to be twice as fast, so that
-    /// they are asked again.
+    /// After this many times the seconds that a core needs for a chunk, cores that got none are taken to be twice as fast as before, so
+    /// that they are tried again at some time.
     const FORGETS: f64 = 100.0;
 
     /// `ready` of the `submitted` batches are complete.
@@ -141,7 +146,7 @@ impl Policy {
             } else {
                 (1.0, f64::INFINITY)
             };
-            // Of the time since, what the consumer has waited for the last batch, and what it took itself then.
+            // An interval is the consumer's wait for the last batch and its own time after that, of which a pause is left out.
             let got = self.asked.max(self.waited_until);
             self.interval += weight * (got - self.asked + (now - got).min(most) - self.interval);
             self.bytes_per_batch += weight * (bytes - self.bytes_per_batch);
@@ -211,7 +216,7 @@ impl Policy {
         self.measure(now);
     }
 
-    /// A core is done with a chunk of which there was nothing to decode.
+    /// A core is done with a job that has decoded no chunk.
     pub fn cpu_gives_up(&mut self) {
         self.busy = self.busy.saturating_sub(1);
     }
@@ -222,7 +227,7 @@ impl Policy {
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
     }
 
-    /// Whether there is time for copies in place of a kernel, because enough batches are complete.
+    /// Whether there is time to gather a batch with copies in place of a kernel, because enough batches are complete.
     pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
         !self.waited_for && ready >= 2 && 2 * ready >= submitted
     }
@@ -257,7 +262,7 @@ impl Policy {
         }
     }
 
-    /// Decoded bytes that the CPU has decoded before the GPU would have: their chunks are left to the CPU.
+    /// Bytes that the CPU decodes while the GPU decodes one chunk: chunks of as many bytes are left to the CPU.
     pub fn reserve_bytes(&mut self, now: f64) -> u64 {
         self.measure(now);
         if self.cpu_helps() { (self.cpu_rate * self.gpu_latency) as u64 } else { 0 }
@@ -273,12 +278,12 @@ impl Policy {
         if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(now)) } else { None }
     }
 
-    /// Whether a batch does not wait for a chunk that a core began with.
+    /// Whether a core that begins with a chunk ends before its batch is wanted.
     fn cores_are_in_time(&self) -> bool {
         self.interval == 0.0 || self.core_seconds <= Self::IN_TIME * self.interval * self.in_flight as f64
     }
 
-    /// Whether cores may be given chunks while the GPU can decode.
+    /// Whether cores get chunks that the GPU can decode: they are in time, and can decode a good part of what is taken.
     fn cores_are_of_use(&self) -> bool {
         let all = self.core_rate * self.cores as f64;
         let are_slow = all > 0.0 && all * self.interval < Self::LEAST_SHARE * self.bytes_per_batch;
@@ -290,7 +295,7 @@ impl Policy {
         let in_time = self.cores_are_in_time();
         let who = match (self.gpu_helps(), self.cpu_helps()) {
             (true, false) if !in_time => {
-                "the GPU decodes, because a core needs longer for a chunk than batches may wait"
+                "the GPU decodes, because a core takes longer for a chunk than a batch is in flight"
             }
             (true, false) if !self.cores_are_of_use() => {
                 let all = self.core_rate * self.cores as f64;
@@ -301,7 +306,9 @@ impl Policy {
                     taken / 1e9
                 )
             }
-            (false, _) if !self.waited_for => "the CPU decodes, because most submitted batches are complete",
+            (false, _) if !self.waited_for => {
+                "the CPU decodes, because enough submitted batches are complete"
+            }
             (true, true) if !self.waited_for => {
                 "CPU and GPU decode, because few submitted batches are complete"
             }
@@ -359,7 +366,7 @@ mod tests {
         assert!(policy.explanation().ends_with("no batches were taken yet"));
         policy.fill(4, 4);
         (1..9).for_each(|call| _ = policy.wanted(false, 4, 4, 0.1 * f64::from(call)));
-        let enough = "the CPU decodes, because most submitted batches are complete; 10.0 batches are taken in a second";
+        let enough = "the CPU decodes, because enough submitted batches are complete; 10.0 batches are taken in a second";
         assert_eq!(policy.explanation(), enough);
         for call in 9..60 {
             policy.trials.done(100_000_000);

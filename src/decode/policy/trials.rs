@@ -10,7 +10,7 @@ pub enum Side {
     Cpu,
 }
 
-/// How much each of them gets done, as far as it was tried.
+/// How much each side gets done, as far as it was tried or is known from the rate of cores.
 #[derive(Clone, Debug, Default)]
 pub struct Trials {
     side: Side,
@@ -18,17 +18,14 @@ pub struct Trials {
     rates: [Option<f64>; 3],
     /// The side that was best when all had been tried last, and its rate then.
     best: Option<(Side, f64)>,
-    /// Seconds that each side was tried for in this round of trials, and when the next round begins.
-    seconds: [f64; 3],
-    again: f64,
-    /// Trials of the best side since, and after how many of these the next round begins at the latest.
+    /// Trials of the best side since all had been tried last, and after how many of these the next round begins.
     kept: u64,
     term: u64,
-    /// Of the present trial: since when, and batches and bytes since. It begins when the batches of the last one are through.
+    /// When the present trial began, which is when the batches that the side before had begun with are through; batches and bytes since.
     since: Option<f64>,
     batches: u64,
     bytes: u64,
-    /// When it was begun with, and bytes since.
+    /// When the present side took over, and bytes since.
     begun: f64,
     all_bytes: u64,
 }
@@ -42,19 +39,14 @@ impl Trials {
     const AS_GOOD: f64 = 0.97;
     /// Cores that could do this much of what is done with the GPU are worth a trial.
     const WORTH_IT: f64 = 0.6;
-    /// A trial that is this much slower than the best one is given up after half of the batches in flight, and at least this many: the
-    /// first ones were begun by the side before.
+    /// A side that is slower than the best one by this factor is given up early,
     const GIVEN_UP: f64 = 2.0;
+    /// after half of the batches in flight, because the side before had begun with those, but not before this many.
     const SOON: u64 = 3;
     /// When the rate has changed by this factor since the others were tried, theirs are of no use any more.
     const CHANGED: f64 = 1.5;
-    /// Nor are they after some time, because what limited all sides alike, such as a disk, may be gone. The next round of trials begins when
-    /// the last one has cost no more than this share of the time,
-    const COST: f64 = 0.004;
-    /// and has taken no more than that share of it,
-    const LENGTH: f64 = 0.1;
-    /// and at the latest after this many trials of the best side. The number doubles each time that the same side is best, up to the
-    /// second one.
+    /// All sides are tried again after this many trials of the best one, because what limited all alike, such as a disk, may be gone. The
+    /// number begins with the first of these and doubles each time that the same side is best, up to the second.
     const TERM: (u64, u64) = (64, 512);
 
     /// Who decodes now.
@@ -68,7 +60,7 @@ impl Trials {
         self.all_bytes += bytes;
     }
 
-    /// The consumer wants a batch and has to wait for it. `cores_rate`: bytes that all cores together can decode in a second, 0 if that
+    /// The consumer wants a batch, in a time in which it waits for every batch. `cores_rate`: bytes that all cores together can decode in a second, 0 if that
     /// is not known.
     pub fn batch(&mut self, in_flight: u64, cores_rate: f64, now: f64) {
         self.batches += 1;
@@ -96,41 +88,32 @@ impl Trials {
         self.ends(self.bytes as f64 / seconds, cores_rate, now);
     }
 
-    /// The present side decodes `rate` bytes in a second.
+    /// Ends a trial, in which the present side has decoded `rate` bytes in a second, and chooses the side of the next one.
     fn ends(&mut self, rate: f64, cores_rate: f64, now: f64) {
-        let seconds = now - self.begun;
         (self.since, self.batches, self.bytes) = (Some(now), 0, 0);
         if let Some((_, before)) = self.best
             && self.all_tried()
         {
             self.kept += 1;
             let changed = rate > before * Self::CHANGED || rate * Self::CHANGED < before;
-            if changed || now >= self.again || self.kept >= self.term {
-                (self.rates, self.seconds) = ([None; 3], [0.0; 3]);
+            if changed || self.kept >= self.term {
+                self.rates = [None; 3];
             }
             if changed {
                 self.best = None;
             }
         }
         let own = self.side as usize;
-        let ends_round = !self.all_tried();
+        let in_round = !self.all_tried();
         self.rates[own] = Some(rate);
         if self.side != Side::Cpu && cores_rate > 0.0 && cores_rate < self.best_rate() * Self::WORTH_IT {
             self.rates[Side::Cpu as usize].get_or_insert(cores_rate);
         }
-        if ends_round {
-            self.seconds[own] = seconds;
-        }
         let next = self.next();
-        if ends_round && self.all_tried() {
-            let best = self.best_rate();
+        if in_round && self.all_tried() {
             let same = self.best.is_some_and(|(best, _)| best == next);
             self.term = if same { (2 * self.term).min(Self::TERM.1) } else { Self::TERM.0 };
             self.best = self.rates[next as usize].map(|rate| (next, rate));
-            let lost = |(rate, seconds): (&Option<f64>, &f64)| seconds * (1.0 - rate.unwrap_or(best) / best);
-            let lost: f64 = self.rates.iter().zip(&self.seconds).map(lost).sum();
-            let tried: f64 = self.seconds.iter().sum();
-            self.again = now + (lost / Self::COST).max(tried / Self::LENGTH);
             self.kept = 0;
         }
         if next != self.side {
@@ -146,7 +129,7 @@ impl Trials {
         if known.is_empty() { String::new() } else { format!("; GB/s: {}", known.join(", ")) }
     }
 
-    /// The consumer does not wait any more, so that nothing can be measured.
+    /// What was measured in the present trial says nothing, because the consumer does not wait any more or has paused.
     pub fn interrupt(&mut self) {
         (self.since, self.batches, self.begun) = (None, 0, f64::INFINITY);
     }
