@@ -272,6 +272,8 @@ pub(crate) mod tests {
     use crate::plan::{ChunkKey, CopyBox, Dims};
     use crate::store::Access;
 
+    use std::num::NonZeroUsize;
+
     const CHUNK: usize = 4;
 
     /// A store with one array of three chunks of four elements.
@@ -325,7 +327,7 @@ pub(crate) mod tests {
             let plan = PartPlan::new(array, codec::decode_path(array), conversion, false);
             let chunk_source = ChunkSource {
                 dataset: Arc::new(dataset),
-                locator: Locator::new(Arc::new(Posix), 0, 1 << 20),
+                locator: Locator::new(Arc::new(Posix), NonZeroUsize::MIN),
                 remote: None,
                 prefetcher: Arc::default(),
                 missing_chunks: self.missing_chunks,

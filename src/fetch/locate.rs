@@ -1,6 +1,5 @@
 //! Finds the bytes of read chunks in files of this machine: the whole file of a chunk, or the range that the shard index gives.
 
-use super::indexes::kept_indexes;
 use super::resolve::{Address, InShard, decode_index, resolve, too_small};
 use super::{Blob, Fetch};
 use crate::dataset::{ArrayInfo, Sharding};
@@ -75,10 +74,10 @@ impl Locator {
     /// prefetched ahead.
     const PREFETCHED_INDEXES: usize = 1024;
 
-    /// A locator over a backend, which keeps as many indexes of at most `index_bytes` bytes as have room in `bytes` bytes.
-    pub fn new(fetch: Arc<dyn Fetch>, index_bytes: u64, bytes: u64) -> Self {
+    /// A locator over a backend, which keeps `kept_indexes` indexes of sharded chunks, but no more than files may well be open.
+    pub fn new(fetch: Arc<dyn Fetch>, kept_indexes: NonZeroUsize) -> Self {
         let most = const { NonZeroUsize::new(Self::OPEN_SHARDS).unwrap() };
-        let opened = LruCache::new(kept_indexes(index_bytes, bytes).min(most));
+        let opened = LruCache::new(kept_indexes.min(most));
         Self { fetch, shards: Mutex::new(OpenShards { opened, prefetched: HashSet::new() }) }
     }
 
@@ -237,7 +236,7 @@ mod tests {
         let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
-        let locator = Locator::new(Arc::new(zeros.clone()), 64, 1 << 20);
+        let locator = Locator::new(Arc::new(zeros.clone()), NonZeroUsize::MAX);
         let prefetched = |cells: &[[u64; 2]]| {
             cells.iter().for_each(|cell| locator.prefetch_index((0, 0), array, cell));
             std::mem::take(&mut *zeros.0.lock().unwrap())
@@ -260,7 +259,7 @@ mod tests {
         let (dataset, _folder) = sharded();
         let array = dataset.part(0, 0);
         let zeros = Zeros::default();
-        let locator = Locator::new(Arc::new(zeros.clone()), 64, 1 << 20);
+        let locator = Locator::new(Arc::new(zeros.clone()), NonZeroUsize::MAX);
         let shards = 3..4 + Locator::OPEN_SHARDS as u64;
         for epoch in 0..3 {
             for shard in shards.clone() {

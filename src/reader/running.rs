@@ -29,6 +29,7 @@ use crate::gpu::{DeviceMemory, GreenContext, Kernels, PinnedPool};
 use crate::options::{self, Io, MissingChunks, Options, argument};
 
 use std::collections::HashSet;
+use std::num::NonZeroUsize;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -331,7 +332,7 @@ impl Start<'_> {
         };
         let chunk_source = ChunkSource {
             dataset: setup.dataset.clone(),
-            locator: Locator::new(fetch, self.largest_index_bytes(), self.plan.shard_index_bytes()),
+            locator: Locator::new(fetch, self.kept_indexes()),
             remote,
             prefetcher,
             missing_chunks: setup.options.missing_chunks,
@@ -342,10 +343,11 @@ impl Start<'_> {
         WorkerContext { decoder, target }
     }
 
-    /// Bytes of the largest shard index.
-    fn largest_index_bytes(&self) -> u64 {
+    /// How many shard indexes are kept.
+    fn kept_indexes(&self) -> NonZeroUsize {
         let parts = self.setup.planned_parts();
-        parts.filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes)).max().unwrap_or(0)
+        let largest = parts.filter_map(|(array, _)| Some(array.sharding.as_ref()?.index_bytes)).max();
+        fetch::kept_indexes(largest.unwrap_or(0), self.plan.shard_index_bytes())
     }
 
     /// Starts what fetches the chunks of stores that are not folders of this machine, if there are any.
@@ -371,7 +373,7 @@ impl Start<'_> {
         let options = &self.setup.options;
         let settings = fetch::Settings {
             limits,
-            kept_indexes: fetch::kept_indexes(self.largest_index_bytes(), self.plan.shard_index_bytes()),
+            kept_indexes: self.kept_indexes(),
             most_bytes: options.most_host_memory_bytes,
             forbidden_is_missing: options.missing_chunks == MissingChunks::FillForbidden,
         };
