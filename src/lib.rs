@@ -16,7 +16,7 @@
 //! ```
 //!
 //! The way of one chunk, by file: `reader/mod` submits a batch, whose samples are those of `sampler/order` -> `decode/planner`, which asks `plan/mod` for chunks
-//! -> [not in a local folder: `fetch/remote` -> `fetch/scheduler` -> `fetch/transfer` -> `store/cloud`] -> `decode/jobs`, `decode/policy` -> `decode/worker`.
+//! -> (not in a local folder: `fetch/remote` -> `fetch/scheduler` -> `fetch/transfer` -> `store/cloud`) -> `decode/jobs`, `decode/policy` -> `decode/worker`.
 //! Then, on the GPU backend: `decode/upload/chunk_upload` -> `decode/gpu_worker` -> `decode/group/plan` -> the codec's kernels -> `kernels/gather.cu`; on the CPU
 //! backend: `decode/cpu` -> `assemble/host`. Both find a chunk's bytes by `decode/chunk_source` (`fetch/locate`, `fetch/posix`). At last `batch`.
 //!

@@ -3,8 +3,8 @@
 //!
 //! A compression that zarrs lacks gets a file and a `mod` here, a line of `byte_codec!` in `read_only`, a place in `CODECS` of `dataset/codecs.rs`, defaults in
 //! `dataset/codec_defaults.rs`, a crate in `Cargo.toml`; one that zarrs has, a line in `guarded`. For the GPU also: variants of `Compression` (matches in
-//! `compression` and `direct`; `most` and `is_sequential` here) and of `work::Decoder`, `decode_streams` in `decode/group/plan.rs` (tests in `decode/group/mod.rs`), a kernel in `kernels/`, a
-//! variant of `StreamKernel` and its statuses in `gpu/kernels.rs`. And `docs/formats.md`, `cpp_shim/schema.cc` (then `docs/generate.py`), `_profile/findings.py`, chains of the tests.
+//! `compression` and `direct`; `most` and `is_sequential` here) and of `work::Decoder`, `decode_streams` in `decode/group/plan.rs` (tests in `decode/group/mod.rs`), a kernel in `src/kernels/`, a
+//! variant of `StreamKernel` and its statuses in `gpu/kernels.rs`. And `docs/formats.md`, `cpp_shim/schema.cc` (then `docs/generate.py`), `python/zarr_dali/_profile/findings.py`, chains of the tests.
 
 pub mod blosc;
 mod bz2;

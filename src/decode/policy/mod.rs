@@ -1,15 +1,16 @@
 //! Who decodes the next chunk, where both the CPU and the GPU could.
 //!
 //! What the GPU decodes is taken from the model that trains on it, and cores that idle cost nothing. So the CPU decodes what it can in time.
-//! [`Policy::gpu_helps`] and [`Policy::cpu_helps`] say at each moment which of them may take chunks, by the submitted batches:
+//! [`Policy::gpu_helps`] and [`Policy::cpu_helps`] say at each moment which of them may take chunks, by the submitted batches, and
+//! [`Policy::next_for_gpu`] and [`Policy::next_for_cpu`] hand the chunks out:
 //!
 //! | submitted batches | who decodes |
 //! |---|---|
 //! | most are complete | the CPU |
-//! | few are complete, or the consumer has waited for one | both, until most are complete |
-//! | the consumer waits for every one | the GPU, both or the CPU, whichever decodes fastest |
+//! | fewer than a quarter are complete | both, until three quarters are |
+//! | the consumer has waited for one, and not yet gone without a wait for long | the GPU, both or the CPU, whichever decodes fastest |
 //!
-//! - A chunk takes as long on the GPU as hundreds of them do, which is far longer than on a core. So while both decode, the CPU keeps the chunks
+//! - The GPU takes as long for one chunk as for hundreds at once, far longer than a core takes for one. So while both decode, the CPU keeps the chunks
 //!   that are needed first, as many as it decodes in the time that the GPU takes for one, and the GPU takes the chunks behind them.
 //! - Which is fastest depends on codec, chunks and machine, and both together can be slower than one of them, because they share the host's
 //!   cores and memory. So `trials` tries each for a while, again from time to time, and keeps the best; of two that are as good, the one that leaves
@@ -20,8 +21,8 @@
 //! - What the GPU decodes while the consumer does not wait costs the model less on an SM partition than on all multiprocessors, where both
 //!   take turns. Whether the partition is fast enough is tried (`sm_partition`).
 //!
-//! Cores are decoder threads here. They run only on cores that no other thread wants (`lower_priority` in `reader/running.rs`), so that how fast they
-//! are changes with what else the process does.
+//! Cores are decoder threads here. On the GPU backend, where the GPU could decode all, they run only on cores that no other thread wants
+//! (`lower_priority` in `reader/running.rs`), so that how fast they are changes with what else the process does.
 #![forbid(unsafe_code)]
 
 mod backlog;
@@ -43,7 +44,7 @@ pub struct Policy {
     /// Whether the batch that the consumer wanted last was there.
     served: bool,
     partition: SmPartition,
-    /// Whether the consumer waits for every batch.
+    /// Whether the consumer has waited for a batch, and has not gone without a wait for long since ([`Policy::SERVED_LONGER`]).
     waited_for: bool,
     /// Seconds of the consumer's longest wait, of which each later wait leaves the share `FADES`.
     longest_wait: f64,
