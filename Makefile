@@ -73,7 +73,7 @@ demo: $(STAMPS)/installed ## train a small U-Net for a few steps on a store it w
 .PHONY: test
 test: $(STAMPS)/installed ## the quick tests, Rust and Python: some minutes, every part of the code
 	@echo '==> Rust tests'
-	@PROPTEST_CASES=32 cargo test --release --workspace -- $(addprefix --skip ,$(LONG_RUST_TESTS))
+	@PROPTEST_CASES=64 cargo test --release --workspace -- $(addprefix --skip ,$(LONG_RUST_TESTS))
 	$(call python_tests,not full)
 
 .PHONY: test-all
