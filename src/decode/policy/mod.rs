@@ -58,9 +58,9 @@ pub struct Policy {
     /// Chunks that cores have decoded, and when the last one was decoded.
     chunks: u64,
     core_ended: f64,
-    /// Decoded bytes in a second of one core, and its seconds for a chunk.
+    /// Decoded bytes of one core in a second, and of a chunk.
     core_rate: f64,
-    core_seconds: f64,
+    chunk_bytes: f64,
     /// Batches that were submitted when the consumer asked last.
     in_flight: u64,
     /// Jobs that decoder threads work on, and how many of these threads there are.
@@ -104,7 +104,8 @@ impl Policy {
     const WINDOW: f64 = 0.05;
     /// The weight of a new figure in a mean.
     const WEIGHT: f64 = 0.3;
-    /// That of a chunk in the rate of a core. What cores do while others need them for a moment, as when a reader begins, says little.
+    /// That of a chunk in the rate of a core and in the bytes of a chunk. What cores do while others need them for a moment, as when a reader begins,
+    /// says little.
     const CORE_WEIGHT: f64 = 0.05;
     /// That of a batch in the mean interval and the mean bytes of a batch.
     const INTERVAL_WEIGHT: f64 = 0.1;
@@ -118,7 +119,7 @@ impl Policy {
     const LEAST_SHARE: f64 = 0.2;
     /// After this many times the seconds that a core needs for a chunk, cores that got none are taken to be twice as fast as before, so
     /// that they are tried again at some time.
-    const FORGETS: f64 = 100.0;
+    const FORGETS: f64 = 200.0;
 
     /// `ready` of the `submitted` batches are complete.
     pub fn fill(&mut self, ready: u64, submitted: u64) {
@@ -154,9 +155,8 @@ impl Policy {
         }
         self.asked = now;
         self.in_flight = submitted;
-        if !self.cores_are_of_use() && now - self.core_ended > Self::FORGETS * self.core_seconds {
-            (self.core_seconds, self.core_rate, self.core_ended) =
-                (0.5 * self.core_seconds, 2.0 * self.core_rate, now);
+        if !self.cores_are_of_use() && now - self.core_ended > Self::FORGETS * self.core_seconds() {
+            (self.core_rate, self.core_ended) = (2.0 * self.core_rate, now);
         }
         self.helping |= waits;
         if self.partition.wanted(waits, submitted, now) {
@@ -207,10 +207,10 @@ impl Policy {
         // Each core's first chunk takes several times as long as later ones: the core's memory is mapped then.
         let seconds = if self.chunks > self.cores { seconds } else { seconds / Self::FIRST };
         let rate = bytes as f64 / seconds.max(1e-9);
-        let weight = if self.core_rate == 0.0 { 1.0 } else { Self::CORE_WEIGHT };
+        let weight = Self::CORE_WEIGHT.max(1.0 / self.chunks as f64);
         self.core_rate += weight * (rate - self.core_rate);
+        self.chunk_bytes += weight * (bytes as f64 - self.chunk_bytes);
         self.core_ended = now;
-        self.core_seconds = Self::mean(self.core_seconds, seconds);
         self.trials.done(bytes);
         self.busy = self.busy.saturating_sub(1);
         self.window.bytes += bytes;
@@ -279,9 +279,15 @@ impl Policy {
         if self.gpu_helps() { backlog.for_gpu(self.reserve_bytes(now)) } else { None }
     }
 
+    /// Seconds that a core needs for a chunk, 0 if that is not known. By its mean rate and not by the mean of its seconds: a core that was taken away
+    /// for seconds while it had a chunk would be believed to be slow long after.
+    fn core_seconds(&self) -> f64 {
+        if self.core_rate == 0.0 { 0.0 } else { self.chunk_bytes / self.core_rate }
+    }
+
     /// Whether a core that begins with a chunk ends before its batch is wanted.
     fn cores_are_in_time(&self) -> bool {
-        self.interval == 0.0 || self.core_seconds <= Self::IN_TIME * self.interval * self.in_flight as f64
+        self.interval == 0.0 || self.core_seconds() <= Self::IN_TIME * self.interval * self.in_flight as f64
     }
 
     /// Whether cores get chunks that the GPU can decode: they are in time, and can decode a good part of what is taken.

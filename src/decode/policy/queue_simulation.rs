@@ -467,7 +467,7 @@ fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
     let all = behind(0..300);
     let near =
         |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
-    // Wanted is 99 % within 1 %; of 10,000 settings it was 92.4 %, 95.0 % were within 3 % and 98.7 % within 20 %.
+    // Wanted is 99 % within 1 %; of 10,000 settings it was 93.1 %, 95.4 % were within 3 % and 98.8 % within 20 %.
     assert!(near(0.01) > 0.88 && near(0.1) > 0.94 && near(0.2) > 0.97, "{} and {}", near(0.01), near(0.2));
 }
 
