@@ -20,7 +20,7 @@ use zarr_dali::fetch::scheduler::{Deliver, Limits, Scheduler};
 use zarr_dali::options::Arguments;
 use zarr_dali::reader::Reader;
 use zarr_dali::stats::Counters;
-use zarr_dali::store::{self, Access, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
+use zarr_dali::store::{self, Access, Buffers, Extent, Folder, Head, Listing, MemoryStore, Store, Version};
 
 /// Held by tests that start network threads, and alone by the one that counts them.
 static OTHERS: RwLock<()> = RwLock::new(());
@@ -242,7 +242,8 @@ fn started(limits: Limits) -> (Scheduler<usize>, Arc<Answers>, mpsc::Receiver<us
     let (sender, finished) = mpsc::channel();
     let answers = Arc::new(Answers(Mutex::default(), Mutex::new(Some(sender))));
     let counters = Arc::<Counters>::default();
-    let scheduler = Scheduler::new(limits, answers.clone(), counters.clone()).unwrap();
+    let scheduler =
+        Scheduler::new(limits, &Buffers::new(limits.bytes), answers.clone(), counters.clone()).unwrap();
     (scheduler, answers, finished, counters)
 }
 
@@ -624,7 +625,8 @@ fn dropping_the_scheduler_ends_what_is_in_flight() {
     fake.objects.put("c/0", vec![1; 10]);
     let store: Arc<dyn Store> = Arc::new(fake);
     let answers = Arc::new(Answers::default());
-    let scheduler = Scheduler::new(limits(2, 4, 4096), answers.clone(), Arc::default()).unwrap();
+    let scheduler =
+        Scheduler::new(limits(2, 4, 4096), &Buffers::none(), answers.clone(), Arc::default()).unwrap();
     // More than may be in flight.
     (0..100).for_each(|i| scheduler.request(whole(&store, "c/0", 10), i));
     let since = Instant::now();

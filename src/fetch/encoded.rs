@@ -74,6 +74,11 @@ impl Encoded {
             .map_err(|source| Error::Io { at: at.clone(), source })
     }
 
+    /// The bytes, piece by piece, if they are in memory for as long as this lives.
+    pub fn in_memory(&self) -> Option<Vec<&[u8]>> {
+        self.blob.in_memory(&self.range)
+    }
+
     /// The handle to read the file with cuFile, if that is possible.
     pub fn cufile(&self) -> Option<&Handle> {
         self.blob.cufile()

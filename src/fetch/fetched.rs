@@ -5,6 +5,7 @@ use super::request::Received;
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// Bytes that were fetched, in place of the object that they are a part of. Chunks that were asked for together share them.
@@ -36,6 +37,12 @@ impl Blob for FetchedBytes {
 
     fn fetched_bytes(&self) -> u64 {
         self.own_bytes
+    }
+
+    fn in_memory(&self, range: &Range<u64>) -> Option<Vec<&[u8]>> {
+        let pieces: Vec<_> = self.answer.pieces(range).collect();
+        let bytes: usize = pieces.iter().map(|piece| piece.len()).sum();
+        (bytes as u64 == range.end - range.start).then_some(pieces)
     }
 
     fn answer_id(&self) -> Option<usize> {

@@ -98,6 +98,11 @@ pub trait Blob: Send + Sync {
         0
     }
 
+    /// The bytes of a range, piece by piece, if they are in memory for as long as this blob lives.
+    fn in_memory(&self, _range: &Range<u64>) -> Option<Vec<&[u8]>> {
+        None
+    }
+
     /// Identifies the answer of a store at a URL that holds the bytes in memory, which chunks that were asked for together share.
     fn answer_id(&self) -> Option<usize> {
         None

@@ -27,7 +27,7 @@ use crate::dataset::{ArrayInfo, Dataset};
 use crate::error::{Context, Error, Result};
 use crate::plan::Dims;
 use crate::stats::Counters;
-use crate::store::{Extent, Version};
+use crate::store::{Buffers, Extent, Version};
 
 use std::collections::HashMap;
 use std::io;
@@ -69,6 +69,8 @@ pub struct Remote<C> {
 pub struct Settings {
     /// Of the requests.
     pub limits: Limits,
+    /// Memory for the answers.
+    pub buffers: Arc<Buffers>,
     /// Indexes of sharded chunks that are kept.
     pub kept_indexes: NonZeroUsize,
     /// The longest read chunk that is fetched where its codecs do not say.
@@ -155,7 +157,7 @@ impl<C: Send + 'static> Remote<C> {
         arrive: Arc<dyn Arrive<C>>,
         counters: Arc<Counters>,
     ) -> io::Result<Arc<Self>> {
-        let Settings { limits, kept_indexes, most_bytes, forbidden_is_missing } = settings;
+        let Settings { limits, buffers, kept_indexes, most_bytes, forbidden_is_missing } = settings;
         let indexes = Indexes::new(kept_indexes);
         let remote = Arc::new(Self {
             scheduler: OnceLock::new(),
@@ -174,7 +176,7 @@ impl<C: Send + 'static> Remote<C> {
             counters: counters.clone(),
         });
         let answers = Arc::new(Answers(Arc::downgrade(&remote)));
-        let _ = remote.scheduler.set(Scheduler::new(limits, answers, counters)?);
+        let _ = remote.scheduler.set(Scheduler::new(limits, &buffers, answers, counters)?);
         Ok(remote)
     }
 

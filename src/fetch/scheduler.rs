@@ -191,13 +191,17 @@ impl<T> Drop for Closing<T> {
 }
 
 impl<T: Send + 'static> Scheduler<T> {
-    /// Starts the network threads.
+    /// Starts the network threads. Bodies are in memory of `buffers`.
     ///
     /// # Errors
     /// Threads that cannot be had.
-    pub fn new(limits: Limits, deliver: Arc<dyn Deliver<T>>, counters: Arc<Counters>) -> io::Result<Self> {
+    pub fn new(
+        limits: Limits,
+        buffers: &Arc<Buffers>,
+        deliver: Arc<dyn Deliver<T>>,
+        counters: Arc<Counters>,
+    ) -> io::Result<Self> {
         let (queue, slots) = (Queue::new(), Slots::new(limits.requests));
-        let buffers = Buffers::new(limits.bytes);
         let common = Arc::new(Common {
             slots: slots.clone(),
             traffic: Arc::default(),

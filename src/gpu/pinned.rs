@@ -10,6 +10,7 @@ use range_alloc::RangeAllocator;
 
 /// Hands out pieces of a few large pinned blocks. Allocating pinned memory takes milliseconds, so blocks are kept;
 /// they are added one at a time until the budget is reached. A caller that finds no room waits until a piece is given back.
+#[derive(Debug)]
 pub struct PinnedPool {
     gpu: Arc<Gpu>,
     block_bytes: u64,
@@ -18,18 +19,20 @@ pub struct PinnedPool {
     changed: Condvar,
 }
 
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct State {
     blocks: Vec<Block>,
     closed: bool,
 }
 
+#[derive(Debug)]
 struct Block {
     memory: PinnedMemory,
     pieces: RangeAllocator<u64>,
 }
 
 /// A piece of pinned memory, given back when dropped.
+#[derive(Debug)]
 pub struct PinnedBuffer {
     pool: Arc<PinnedPool>,
     block: usize,
@@ -52,7 +55,11 @@ impl PinnedPool {
     /// A pool of at most `budget_bytes`, with room for at least one piece of `largest_bytes`.
     pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64, largest_bytes: u64) -> Arc<Self> {
         let least = Self::padded(largest_bytes);
-        let block_bytes = Self::BLOCK_BYTES.min(budget_bytes).max(least);
+        Self::of_blocks(gpu, budget_bytes, Self::BLOCK_BYTES.min(budget_bytes).max(least))
+    }
+
+    /// A pool of at most `budget_bytes` in blocks of `block_bytes`, at least one.
+    pub fn of_blocks(gpu: &Arc<Gpu>, budget_bytes: u64, block_bytes: u64) -> Arc<Self> {
         let max_blocks = (budget_bytes / block_bytes).max(1) as usize;
         Arc::new(Self {
             gpu: gpu.clone(),
@@ -110,6 +117,15 @@ impl PinnedPool {
             let pieces = RangeAllocator::new(0..self.block_bytes);
             state.blocks.push(Block { memory, pieces });
         }
+    }
+
+    /// Whether all of these bytes are in the pool's memory.
+    pub fn holds(&self, bytes: &[u8]) -> bool {
+        let bytes = bytes.as_ptr_range();
+        self.lock().blocks.iter().any(|Block { memory, .. }| {
+            let start = memory.address().cast_const();
+            start <= bytes.start && bytes.end <= start.wrapping_add(memory.bytes())
+        })
     }
 
     /// Bytes of all allocated blocks.

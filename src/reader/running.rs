@@ -18,7 +18,7 @@ use crate::decode::jobs::Jobs;
 use crate::decode::part::Placement;
 use crate::decode::planner::{self, Planner};
 use crate::decode::prefetch::Prefetcher;
-use crate::decode::upload::{GdsStaging, UploadContext, Uploader, UploaderParts};
+use crate::decode::upload::{GdsStaging, PinnedBodies, UploadContext, Uploader, UploaderParts};
 use crate::decode::watchdog::{self, Watchdog};
 use crate::decode::worker::{Target, WorkerContext, WorkerState};
 use crate::error::{Error, GpuWork, Result, log_once};
@@ -27,6 +27,7 @@ use crate::fetch::scheduler::Limits;
 use crate::fetch::{self, DiskCache, Fetch, Gds, Locator, Posix};
 use crate::gpu::{DeviceMemory, GreenContext, Kernels, PinnedPool};
 use crate::options::{self, Io, MissingChunks, Options, argument};
+use crate::store::{BodyMemory, Buffers};
 
 use std::collections::HashSet;
 use std::num::NonZeroUsize;
@@ -84,14 +85,15 @@ impl Running {
         let mut running = Self::without_threads(jobs, progress);
         let mut base = 0;
         let mut uploaders = vec![];
+        let bodies = start.device.and_then(|device| start.pinned_bodies(device));
         let target = match start.device {
             None => Target::Host,
             Some(device) => {
                 base = running.allocate(device, start.plan.chunk_cache_bytes)?;
-                running.start_gpu(start, device, &mut uploaders)?
+                running.start_gpu(start, device, bodies.as_deref(), &mut uploaders)?
             }
         };
-        let remote = start.remote(&running.jobs)?;
+        let remote = start.remote(&running.jobs, bodies)?;
         let fetcher = remote.as_ref().map(|remote| remote.fetcher.clone());
         let workers = Arc::new(start.worker_context(target, prefetcher, fetcher));
         for number in 0..io_threads + decoders {
@@ -125,6 +127,7 @@ impl Running {
         &mut self,
         start: &Start,
         device: &Device,
+        bodies: Option<&PinnedBodies>,
         uploaders: &mut Vec<UploaderSetup>,
     ) -> Result<Target> {
         let (io_threads, decoders) = (start.setup.io_threads(), start.plan.decode_threads);
@@ -145,6 +148,7 @@ impl Running {
         let uploader = UploaderParts {
             gpu: device.gpu.clone(),
             pinned,
+            received: bodies.map(|bodies| bodies.pool().clone()),
             queue: self.gpu_tasks.clone(),
             upload_pool: upload_pool.clone(),
             packed_bytes: device.memory.packed_bytes,
@@ -350,14 +354,32 @@ impl Start<'_> {
         fetch::kept_indexes(largest.unwrap_or(0), self.plan.shard_index_bytes())
     }
 
-    /// Starts what fetches the chunks of stores that are not folders of this machine, if there are any.
-    fn remote(&self, jobs: &Arc<Jobs>) -> Result<Option<planner::Remote>> {
+    /// Array and part of all stores that are not folders of this machine.
+    fn remote_parts(&self) -> HashSet<(usize, usize)> {
         let dataset = &self.setup.dataset;
         let arrays = dataset.arrays.iter().enumerate();
         let parts = arrays.flat_map(|(number, array)| (0..array.parts.len()).map(move |part| (number, part)));
-        let is_remote =
-            |&(array, part): &(usize, usize)| dataset.part(array, part).objects.folder().is_none();
-        let parts: HashSet<_> = parts.filter(is_remote).collect();
+        parts.filter(|&(array, part)| dataset.part(array, part).objects.folder().is_none()).collect()
+    }
+
+    /// Pinned memory for answers of stores, where the GPU copies and decodes what was received.
+    fn pinned_bodies(&self, device: &Device) -> Option<Arc<PinnedBodies>> {
+        let by_gpu = self.setup.parts.iter().any(|plan| plan.placement != Placement::Cpu);
+        if !by_gpu || self.remote_parts().is_empty() {
+            return None;
+        }
+        PinnedBodies::new(&device.gpu, self.pinned_body_bytes()).map(Arc::new)
+    }
+
+    /// Half of the memory for answers. What finds no room there takes other memory, so that the pinned one may not have all of it.
+    fn pinned_body_bytes(&self) -> u64 {
+        self.plan.fetched_bytes() / 2
+    }
+
+    /// Starts what fetches the chunks of stores that are not folders of this machine, if there are any.
+    fn remote(&self, jobs: &Arc<Jobs>, bodies: Option<Arc<PinnedBodies>>) -> Result<Option<planner::Remote>> {
+        let dataset = &self.setup.dataset;
+        let parts = self.remote_parts();
         if parts.is_empty() {
             return Ok(None);
         }
@@ -370,9 +392,12 @@ impl Start<'_> {
             bytes: self.plan.fetched_bytes() - queued_bytes,
             split_above_bytes: Options::SPLIT_ABOVE_BYTES,
         };
+        let pinned_bytes = if bodies.is_some() { self.pinned_body_bytes() } else { 0 };
+        let bodies = bodies.map(|bodies| -> Arc<dyn BodyMemory> { bodies });
         let options = &self.setup.options;
         let settings = fetch::Settings {
             limits,
+            buffers: Buffers::beside(bodies, limits.bytes.saturating_sub(pinned_bytes)),
             kept_indexes: self.kept_indexes(),
             most_bytes: options.most_host_memory_bytes,
             forbidden_is_missing: options.missing_chunks == MissingChunks::FillForbidden,

@@ -12,17 +12,16 @@ use super::pool::Home;
 use super::socket::Socket;
 
 use std::io;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf, BufMut, Bytes};
+use bytes::{Buf, Bytes};
 use hyper::body::{Body, Frame, Incoming, SizeHint};
 use hyper::client::conn::http1::{Connection, SendRequest};
 use hyper_util::rt::TokioIo;
 use object_store::client::{HttpError, HttpErrorKind, HttpRequestBody, HttpResponseBody};
-use tokio::io::AsyncReadExt;
 use tokio::time::{Instant, Sleep};
 
 /// What could not be read.
@@ -120,7 +119,7 @@ impl Landing {
             let Some((buffer, bytes)) = &mut self.piece else { return Poll::Ready(Ok(Filled::Ended)) };
             let room = *bytes - buffer.len();
             let now = room.min(self.came.len());
-            buffer.bytes_mut().extend_from_slice(&self.came[..now]);
+            buffer.append(&self.came[..now]);
             self.came.advance(now);
             if let Source::Socket { left, .. } = &mut self.source {
                 *left -= now as u64;
@@ -135,9 +134,7 @@ impl Landing {
                     return Poll::Ready(error.take().map_or(Ok(Filled::Ended), Err));
                 }
                 Source::Socket { socket, left, .. } => {
-                    let mut into = buffer.bytes_mut().limit(room);
-                    let read = pin!(socket.read_buf(&mut into)).poll(cx);
-                    read.map(|read| match read {
+                    buffer.poll_read(socket, room, cx).map(|read| match read {
                         Ok(0) => {
                             let problem = format!("the connection ended {left} bytes before the body");
                             let error = io::Error::new(io::ErrorKind::UnexpectedEof, problem);

@@ -52,7 +52,7 @@ mod zip;
 
 pub use access::{Access, StorageOptions, without_secrets};
 pub use bare::{Bare, How, read_bare};
-pub use buffers::Buffers;
+pub use buffers::{BodyMemory, BodyPiece, Buffers};
 pub use cloud::CloudStore;
 pub use connections::Connections;
 pub use contract::{Body, Extent, Head, Listing, Store, Version, read_part, read_whole};

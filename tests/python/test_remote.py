@@ -13,7 +13,7 @@ from nvidia.dali import Pipeline, fn
 import zarr_dali
 from fault_server import Fault, Schedule, running
 from range_server import serving, urls
-from reading import build
+from reading import build, to_samples
 from tiers import quick
 
 SHAPE = (40, 24, 36)
@@ -600,6 +600,48 @@ def test_the_gpu_reads_from_a_url(bucket, rng, backend):
         found = np.stack([np.array(sample) for sample in batch])
         del outputs, batch, pipe
         np.testing.assert_array_equal(found, data[:10].reshape(5, 2, 24, 36))
+
+
+LARGE_SHAPE = (40, 256, 512)
+LARGE = {
+    "raw": ((2, 256, 512), {"compressors": None}),
+    "zstd": ((1, 256, 512), {"compressors": zarr.codecs.ZstdCodec()}),
+    "crc32c": (
+        (2, 256, 512),
+        {"compressors": [zarr.codecs.ZstdCodec(checksum=True), zarr.codecs.Crc32cCodec()]},
+    ),
+    "blosc": ((2, 256, 512), {"compressors": zarr.codecs.BloscCodec(cname="zstd", shuffle="shuffle")}),
+    "gzip": ((1, 256, 512), {"compressors": zarr.codecs.GzipCodec(level=1)}),
+    "sharded": ((1, 256, 512), {"shards": (8, 256, 512), "compressors": zarr.codecs.ZstdCodec()}),
+    "raw of several pieces": (LARGE_SHAPE, {"compressors": None}),
+    "zstd of several pieces": (LARGE_SHAPE, {"compressors": zarr.codecs.ZstdCodec()}),
+}
+"""Chunks that are received in memory that the GPU's copies are made from (`src/decode/upload/received.rs`).
+The last two are longer than a piece of it."""
+
+
+@pytest.mark.parametrize("decode", ["auto", "gpu"])
+@pytest.mark.parametrize("kind", quick(LARGE, "zstd", "raw of several pieces"))
+def test_large_chunks_of_a_url_are_copied_and_decoded_where_they_were_received(
+    bucket, rng, backend, kind, decode
+):
+    if decode == "gpu" and backend.device == "cpu":
+        pytest.skip("the CPU backend has no GPU to decode on")
+    data = rng.normal(size=LARGE_SHAPE).astype("f4")
+    chunks, codecs = LARGE[kind]
+    zarr.create_array(store=bucket / "bucket" / "data.zarr", data=data, chunks=chunks, **codecs)
+    with serving(bucket) as server:
+        url = f"{server.url}/bucket/data.zarr"
+        pipe = build(backend, url, window=[2], stride=[2], random_shuffle=True, seed=7, decode=decode)
+        # Memory is used again in later epochs.
+        seen = Counter()
+        for _ in range(12):
+            for found in to_samples(pipe.run()[0]):
+                (number,) = np.flatnonzero(data[::2, 0, 0] == found[0, 0, 0])
+                np.testing.assert_array_equal(found, data[2 * number : 2 * number + 2])
+                seen[int(number)] += 1
+        del pipe
+    assert set(seen.values()) == {3} and len(seen) == 20
 
 
 def test_a_redirect_to_another_server_has_no_authorization(bucket, rng):

@@ -1,7 +1,7 @@
 //! What a worker does with a chunk on the GPU backend.
 
 use super::destination::{Copies, Destination, Destinations, UploadContext, copy_to_all};
-use super::submission::OnComplete;
+use super::submission::{OnComplete, Source};
 use super::uploader::Uploader;
 use crate::batch::{PendingUnits, Times};
 use crate::codec::{DecodePath, GpuChain, Prepared, Work};
@@ -113,7 +113,7 @@ impl<'a> ChunkUpload<'a> {
         let times = fill(buffer.bytes_mut())?;
         // SAFETY: the destination has the size of the chunk's elements and belongs to the chunk alone; so do the units' places.
         unsafe { copy_to_all(uploader, buffer.bytes(), destination.address(), 0, &copies)? };
-        self.submit(uploader, Some(buffer), destination, &copies, Filled::new(work, times), at)
+        self.submit(uploader, Some(buffer.into()), destination, &copies, Filled::new(work, times), at)
     }
 
     /// Uploads a chunk that is not encoded, piece by piece to where its elements belong.
@@ -139,7 +139,9 @@ impl<'a> ChunkUpload<'a> {
         let mut copies = Copies::new();
         let uploaded = match uploader.cufile(encoded) {
             // SAFETY: the destination has the size of the chunk and belongs to the chunk alone.
-            Some(handle) => unsafe { self.read_with_cufile(uploader, encoded, handle, address, None, &at) },
+            Some(handle) => unsafe {
+                self.read_with_cufile(uploader, encoded, handle, address, None, &at).map(|()| None)
+            },
             None => {
                 copies = self.destinations.copies(&work);
                 // SAFETY: as above; so do the units' places.
@@ -150,13 +152,14 @@ impl<'a> ChunkUpload<'a> {
             // The destination is given back, and a late copy could overwrite another chunk there.
             uploader.abort();
         }
-        uploaded?;
+        let source = uploaded?;
         let times = Times { fetched: Some(Instant::now()), ..Times::default() };
         let filled = Filled { by_gpu: true, ..Filled::new(work, times) };
-        self.submit(uploader, None, destination, &copies, filled, at)
+        self.submit(uploader, source, destination, &copies, filled, at)
     }
 
-    /// Reads a chunk and copies it piece by piece to `address` and to the places of `copies`. Stops early once the reader stops.
+    /// Reads a chunk and copies it piece by piece to `address` and to the places of `copies`. Stops early once the reader stops. Returns the source
+    /// of copies that was not added to the uploader yet: a chunk that was received in pinned memory is copied from there.
     ///
     /// # Safety
     /// The destination has the size of the chunk and belongs to the chunk alone until the copies are complete; so do the places of
@@ -168,19 +171,27 @@ impl<'a> ChunkUpload<'a> {
         copies: &Copies,
         uploader: &mut Uploader,
         at: &Context,
-    ) -> Result<()> {
+    ) -> Result<Option<Source>> {
         let bytes = encoded.bytes();
         let mut start = 0;
+        if let Some(pieces) = uploader.pinned(encoded) {
+            for piece in pieces {
+                // SAFETY: the duty of the caller.
+                unsafe { copy_to_all(uploader, piece, address, start, copies)? };
+                start += piece.len() as u64;
+            }
+            return Ok(Some(Source::Fetched(encoded.clone())));
+        }
         while start < bytes {
             let end = bytes.min(start + Uploader::PIECE_BYTES as u64);
-            let Some(mut buffer) = uploader.buffer((end - start) as usize)? else { return Ok(()) };
+            let Some(mut buffer) = uploader.buffer((end - start) as usize)? else { return Ok(None) };
             encoded.read_from(start, buffer.bytes_mut(), at)?;
             // SAFETY: the duty of the caller.
             unsafe { copy_to_all(uploader, buffer.bytes(), address, start, copies)? };
-            uploader.add(Some(buffer), OnComplete::Piece)?;
+            uploader.add(Some(buffer.into()), OnComplete::Piece)?;
             start = end;
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Uploads a chunk that the GPU decodes. The host reads its headers on the way to plan the work of the GPU. Returns false if
@@ -209,12 +220,24 @@ impl<'a> ChunkUpload<'a> {
             });
         }
         let Some(allocation) = self.destinations.allocate(bytes, uploader)? else { return Ok(true) };
-        let Some(mut buffer) = uploader.buffer(bytes as usize)? else { return Ok(true) };
-        let copied = catch_unwind(AssertUnwindSafe(|| {
-            self.copy_encoded(encoded, chain, uploader, &allocation, &mut buffer, at)
-        }));
+        let (source, copied) = match uploader.pinned(encoded).as_deref() {
+            // The host reads the headers of all of it.
+            Some(&[received]) => {
+                let copied = catch_unwind(AssertUnwindSafe(|| {
+                    self.copy_received(received, chain, uploader, &allocation, at)
+                }));
+                (Source::Fetched(encoded.clone()), copied)
+            }
+            _ => {
+                let Some(mut buffer) = uploader.buffer(bytes as usize)? else { return Ok(true) };
+                let copied = catch_unwind(AssertUnwindSafe(|| {
+                    self.copy_encoded(encoded, chain, uploader, &allocation, &mut buffer, at)
+                }));
+                (buffer.into(), copied)
+            }
+        };
         if !matches!(copied, Ok(Ok(Some(_)))) {
-            // Allocation and buffer are about to be given back.
+            // Allocation and source are about to be given back.
             uploader.abort();
         }
         let copied = copied.unwrap_or_else(|payload| resume_unwind(payload));
@@ -224,8 +247,25 @@ impl<'a> ChunkUpload<'a> {
             Payload::OnDevice(OnDevice { address, allocation: Some(allocation), work, arrived: None });
         let task =
             GpuTask { identity, by_gpu: true, ..GpuTask::new(self.chunk.clone(), on_device, at.clone()) };
-        uploader.add(Some(buffer), self.with_units(task, times).into())?;
+        uploader.add(Some(source), self.with_units(task, times).into())?;
         Ok(true)
+    }
+
+    /// Copies an encoded chunk that was received in pinned memory to `allocation`. `None` if the GPU cannot decode the chunk.
+    fn copy_received(
+        &self,
+        received: &[u8],
+        chain: &GpuChain,
+        uploader: &Uploader,
+        allocation: &Allocation,
+        at: &Context,
+    ) -> Result<Option<(Work, Times)>> {
+        let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
+        let Some((part, work)) = self.prepare(chain, received, at)? else { return Ok(None) };
+        let copied = if chain.is_verified_by_host() { &received[part] } else { received };
+        // SAFETY: the allocation has the size of the chunk and belongs to the chunk alone.
+        unsafe { uploader.copy(copied, allocation.address())? };
+        Ok(Some((work, times)))
     }
 
     /// Reads an encoded chunk to `buffer` and copies it to `allocation`. `None` if the GPU cannot decode the chunk.
@@ -313,7 +353,7 @@ impl<'a> ChunkUpload<'a> {
     fn submit(
         &self,
         uploader: &mut Uploader,
-        buffer: Option<PinnedBuffer>,
+        source: Option<Source>,
         destination: Destination,
         copies: &Copies,
         filled: Filled,
@@ -328,7 +368,7 @@ impl<'a> ChunkUpload<'a> {
                 if by_gpu {
                     self.decoder.chunk_source.counters.decoded(work.bytes, true);
                 }
-                return uploader.add(buffer, OnComplete::PendingUnits(units));
+                return uploader.add(source, OnComplete::PendingUnits(units));
             }
             Destination::Cache(_) => None,
             Destination::UploadPool(allocation, _) => Some(Arc::new(allocation)),
@@ -340,7 +380,7 @@ impl<'a> ChunkUpload<'a> {
         for (number, _) in copies.iter().enumerate().rev().filter(|(_, copy)| copy.is_some()) {
             copied.push(task.units.remove(number));
         }
-        uploader.add(buffer, OnComplete::GpuTask(Box::new(task), copied))
+        uploader.add(source, OnComplete::GpuTask(Box::new(task), copied))
     }
 
     /// Gives a task the units that wait for the chunk now. Units that are added later are assembled from the chunk cache.

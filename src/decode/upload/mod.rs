@@ -5,10 +5,12 @@ mod cufile;
 mod destination;
 mod event;
 mod packed;
+mod received;
 mod submission;
 mod uploader;
 
 pub use chunk_upload::ChunkUpload;
 pub use cufile::GdsStaging;
 pub use destination::{UploadContext, largest_pinned_bytes, largest_upload_bytes};
+pub use received::PinnedBodies;
 pub use uploader::{Uploader, UploaderParts};

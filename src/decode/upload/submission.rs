@@ -3,6 +3,7 @@
 use crate::batch::{PendingUnit, PendingUnits};
 use crate::decode::gpu_task::GpuTask;
 use crate::error::Error;
+use crate::fetch::Encoded;
 use crate::gpu::PinnedBuffer;
 
 use std::sync::Arc;
@@ -11,13 +12,36 @@ use std::sync::Arc;
 #[derive(Default)]
 pub struct Submission {
     /// The sources of the copies.
-    pub buffers: Vec<PinnedBuffer>,
+    pub sources: Vec<Source>,
     /// Units that are finished when the copies are complete.
     pub units: Vec<PendingUnit>,
     /// Tasks whose bytes the copies bring to the GPU.
     pub tasks: Vec<GpuTask>,
     /// Bytes that cuFile read in place of copies.
     pub by_cufile: usize,
+}
+
+/// Pinned memory that copies are made from.
+pub enum Source {
+    /// What a thread has read or decoded.
+    Buffer(PinnedBuffer),
+    /// An answer of a store that is in pinned memory.
+    Fetched(Encoded),
+}
+
+impl Source {
+    fn bytes(&self) -> usize {
+        match self {
+            Self::Buffer(buffer) => buffer.bytes().len(),
+            Self::Fetched(encoded) => encoded.bytes() as usize,
+        }
+    }
+}
+
+impl From<PinnedBuffer> for Source {
+    fn from(buffer: PinnedBuffer) -> Self {
+        Self::Buffer(buffer)
+    }
 }
 
 /// What happens when a copy is complete.
@@ -40,9 +64,9 @@ impl Submission {
     /// A submission of this many bytes or chunks is full. Small chunks are submitted together until then.
     const FULL: (usize, usize) = (1 << 20, 256);
 
-    /// Adds the copies out of `buffer`.
-    pub fn add(&mut self, buffer: Option<PinnedBuffer>, on_complete: OnComplete) {
-        self.buffers.extend(buffer);
+    /// Adds the copies out of `source`.
+    pub fn add(&mut self, source: Option<Source>, on_complete: OnComplete) {
+        self.sources.extend(source);
         match on_complete {
             OnComplete::Piece => {}
             OnComplete::PendingUnits(units) => self.units.extend(units),
@@ -55,7 +79,7 @@ impl Submission {
 
     /// Number of bytes that are copied or read.
     pub fn bytes(&self) -> usize {
-        self.by_cufile + self.buffers.iter().map(|buffer| buffer.bytes().len()).sum::<usize>()
+        self.by_cufile + self.sources.iter().map(Source::bytes).sum::<usize>()
     }
 
     /// Number of units and tasks.
@@ -70,7 +94,7 @@ impl Submission {
 
     /// Whether there is nothing to submit.
     pub fn is_empty(&self) -> bool {
-        self.chunks() == 0 && self.buffers.is_empty()
+        self.chunks() == 0 && self.sources.is_empty()
     }
 
     /// Fails all batches that need one of the chunks.

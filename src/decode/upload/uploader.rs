@@ -6,7 +6,7 @@
 use super::cufile::{GdsStaging, verify};
 use super::event;
 use super::packed::{PackedBuffer, Slot};
-use super::submission::{OnComplete, Submission};
+use super::submission::{OnComplete, Source, Submission};
 use crate::decode::Queue;
 use crate::decode::device_pool::{Allocation, DevicePool};
 use crate::decode::flush::Flush;
@@ -30,6 +30,8 @@ pub struct UploaderParts {
     pub gpu: Arc<Gpu>,
     /// The sources of copies.
     pub pinned: Arc<PinnedPool>,
+    /// Pinned memory that answers of stores are received in.
+    pub received: Option<Arc<PinnedPool>>,
     /// The queue of the GPU workers.
     pub queue: Arc<Queue<GpuTask>>,
     /// Device memory for chunks until a GPU worker has taken them.
@@ -178,6 +180,12 @@ impl Uploader {
         self.parts.pinned.take(bytes)
     }
 
+    /// The bytes of a chunk piece by piece, if all of them were received in pinned memory. They can be copied from there.
+    pub fn pinned<'a>(&self, encoded: &'a Encoded) -> Option<Vec<&'a [u8]>> {
+        let received = self.parts.received.as_ref()?;
+        encoded.in_memory().filter(|pieces| pieces.iter().all(|piece| received.holds(piece)))
+    }
+
     /// Chunks of at most this many bytes are packed.
     pub fn small_bytes(&self) -> usize {
         self.parts.packed_bytes as usize / Self::PACKED_SHARE
@@ -223,8 +231,8 @@ impl Uploader {
         self.stream.wait(event).map_err(Error::cuda("waiting for output memory"))
     }
 
-    /// Enqueues a copy to device memory at `to`. `bytes` are in memory of [`Uploader::buffer`], which is then either given to
-    /// [`Uploader::add`] or kept until [`Uploader::flush`].
+    /// Enqueues a copy to device memory at `to`. `bytes` are in memory of [`Uploader::buffer`] or [`Uploader::pinned`], which is then
+    /// either given to [`Uploader::add`] or kept until [`Uploader::flush`].
     ///
     /// # Errors
     /// What the driver says.
@@ -242,8 +250,8 @@ impl Uploader {
     ///
     /// # Errors
     /// What the driver says.
-    pub fn add(&mut self, buffer: Option<PinnedBuffer>, on_complete: OnComplete) -> Result<()> {
-        self.pending.add(buffer, on_complete);
+    pub fn add(&mut self, source: Option<Source>, on_complete: OnComplete) -> Result<()> {
+        self.pending.add(source, on_complete);
         if self.pending.is_full() {
             self.submit()?;
         }
@@ -261,7 +269,7 @@ impl Uploader {
         if let Some(PackedBuffer { buffer, allocation, packing }) = filled {
             // SAFETY: allocation and buffer are equally large, and nothing else uses the allocation.
             copied = unsafe { self.copy(&buffer.bytes()[..packing.used_bytes()], allocation.address()) };
-            submission.buffers.push(buffer);
+            submission.sources.push(buffer.into());
         }
         if submission.is_empty() {
             return Ok(());

@@ -3,7 +3,7 @@
 use super::*;
 use crate::dataset::Dataset;
 use crate::fetch::kept_indexes;
-use crate::store::{Access, Body, Head, Listing, MemoryStore, Store};
+use crate::store::{Access, Body, Buffers, Head, Listing, MemoryStore, Store};
 
 use std::any::Any;
 use std::borrow::Cow;
@@ -145,7 +145,13 @@ fn sharded(
     let (sender, arrived) = mpsc::channel();
     let kept = NonZeroUsize::new(4).unwrap();
     let arrive = Arc::new(Arrived(sender));
-    let settings = Settings { limits, kept_indexes: kept, most_bytes: 1 << 20, forbidden_is_missing: false };
+    let settings = Settings {
+        buffers: Buffers::new(limits.bytes),
+        limits,
+        kept_indexes: kept,
+        most_bytes: 1 << 20,
+        forbidden_is_missing: false,
+    };
     let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
     (remote, store, arrived)
 }
@@ -325,7 +331,13 @@ fn an_index_whose_decoding_panics_is_an_error_for_all_that_wait_for_it() {
     let limits = Limits { threads: 1, requests: 4, bytes: 1 << 20, split_above_bytes: 1 << 20 };
     let (sender, arrived) = mpsc::channel();
     let kept = NonZeroUsize::MIN;
-    let settings = Settings { limits, kept_indexes: kept, most_bytes: 1 << 20, forbidden_is_missing: false };
+    let settings = Settings {
+        buffers: Buffers::new(limits.bytes),
+        limits,
+        kept_indexes: kept,
+        most_bytes: 1 << 20,
+        forbidden_is_missing: false,
+    };
     let arrive = Arc::new(Arrived(sender));
     let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
     remote.fetch(0, (0..4).map(wanted));

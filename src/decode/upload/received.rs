@@ -1,0 +1,47 @@
+//! Pinned memory that the answers of stores are received in, so that the GPU's copies are made from there.
+
+use crate::gpu::{Gpu, PinnedBuffer, PinnedPool};
+use crate::store::{BodyMemory, BodyPiece};
+
+use std::sync::Arc;
+
+/// Memory for answers out of a pool of pinned memory.
+#[derive(Debug)]
+pub struct PinnedBodies(Arc<PinnedPool>);
+
+#[derive(Debug)]
+struct Piece(PinnedBuffer);
+
+impl PinnedBodies {
+    /// A block takes milliseconds to allocate, and as long to clear as other memory takes at its first use.
+    const BLOCK_BYTES: u64 = 32 << 20;
+
+    /// At most `budget_bytes`. `None` if that is less than a block.
+    pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64) -> Option<Self> {
+        (budget_bytes >= Self::BLOCK_BYTES)
+            .then(|| Self(PinnedPool::of_blocks(gpu, budget_bytes, Self::BLOCK_BYTES)))
+    }
+
+    /// The pool.
+    pub fn pool(&self) -> &Arc<PinnedPool> {
+        &self.0
+    }
+}
+
+impl BodyMemory for PinnedBodies {
+    fn take(&self, bytes: usize) -> Option<Box<dyn BodyPiece>> {
+        // Where the driver gives no more, other memory does as well.
+        let buffer = self.0.try_take(bytes).ok()??;
+        Some(Box::new(Piece(buffer)))
+    }
+}
+
+impl BodyPiece for Piece {
+    fn bytes(&self) -> &[u8] {
+        self.0.bytes()
+    }
+
+    fn bytes_mut(&mut self) -> &mut [u8] {
+        self.0.bytes_mut()
+    }
+}
