@@ -23,6 +23,8 @@ pub struct PinnedPool {
 struct State {
     blocks: Vec<Block>,
     closed: bool,
+    /// [`PinnedPool::grow`] allocates a block, or has failed to.
+    grows: bool,
 }
 
 #[derive(Debug)]
@@ -100,23 +102,49 @@ impl PinnedPool {
         self.find(&mut self.lock(), len)
     }
 
-    fn find(self: &Arc<Self>, state: &mut State, len: usize) -> Result<Option<PinnedBuffer>> {
-        let wanted = Self::padded(len as u64);
-        loop {
-            for (block, Block { memory, pieces }) in state.blocks.iter_mut().enumerate() {
-                if let Ok(piece) = pieces.allocate_range(wanted) {
-                    // SAFETY: the piece lies within the block.
-                    let address = unsafe { memory.address().add(piece.start as usize) };
-                    return Ok(Some(PinnedBuffer { pool: self.clone(), block, piece, address, len }));
-                }
-            }
-            if state.blocks.len() == self.max_blocks {
-                return Ok(None);
-            }
-            let memory = PinnedMemory::new(&self.gpu, self.block_bytes as usize)?;
-            let pieces = RangeAllocator::new(0..self.block_bytes);
-            state.blocks.push(Block { memory, pieces });
+    /// Takes a piece, if there is room in the blocks that are allocated.
+    pub fn take_allocated(self: &Arc<Self>, len: usize) -> Option<PinnedBuffer> {
+        self.find_allocated(&mut self.lock(), len)
+    }
+
+    /// Allocates another block, unless the budget is reached or another thread does so. Meanwhile others take pieces.
+    pub fn grow(&self) {
+        let mut state = self.lock();
+        if state.grows || state.closed || state.blocks.len() == self.max_blocks {
+            return;
         }
+        state.grows = true;
+        drop(state);
+        // Where the driver gives no more, what there is has to do.
+        let Ok(block) = self.new_block() else { return };
+        let mut state = self.lock();
+        state.blocks.push(block);
+        state.grows = false;
+    }
+
+    fn find(self: &Arc<Self>, state: &mut State, len: usize) -> Result<Option<PinnedBuffer>> {
+        loop {
+            let found = self.find_allocated(state, len);
+            if found.is_some() || state.blocks.len() == self.max_blocks {
+                return Ok(found);
+            }
+            state.blocks.push(self.new_block()?);
+        }
+    }
+
+    fn find_allocated(self: &Arc<Self>, state: &mut State, len: usize) -> Option<PinnedBuffer> {
+        let wanted = Self::padded(len as u64);
+        state.blocks.iter_mut().enumerate().find_map(|(block, Block { memory, pieces })| {
+            let piece = pieces.allocate_range(wanted).ok()?;
+            // SAFETY: the piece lies within the block.
+            let address = unsafe { memory.address().add(piece.start as usize) };
+            Some(PinnedBuffer { pool: self.clone(), block, piece, address, len })
+        })
+    }
+
+    fn new_block(&self) -> Result<Block> {
+        let memory = PinnedMemory::new(&self.gpu, self.block_bytes as usize)?;
+        Ok(Block { memory, pieces: RangeAllocator::new(0..self.block_bytes) })
     }
 
     /// Whether all of these bytes are in the pool's memory.

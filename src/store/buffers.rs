@@ -59,8 +59,8 @@ enum Memory {
 }
 
 impl Buffers {
-    /// Smaller ones are not worth keeping: the allocator uses them again.
-    const LEAST_BYTES: u64 = 64 << 10;
+    /// Smaller ones are not worth keeping, nor are they in preferred memory: the allocator uses them again.
+    pub const LEAST_BYTES: u64 = 64 << 10;
 
     /// Keeps buffers as long as all of them have at most so many bytes.
     pub fn new(most_bytes: u64) -> Arc<Self> {

@@ -13,10 +13,11 @@ pub struct PinnedBodies(Arc<PinnedPool>);
 struct Piece(PinnedBuffer);
 
 impl PinnedBodies {
-    /// A block takes milliseconds to allocate, and as long to clear as other memory takes at its first use.
+    /// A block takes some ten milliseconds to allocate.
     const BLOCK_BYTES: u64 = 32 << 20;
 
-    /// At most `budget_bytes`. `None` if that is less than a block.
+    /// At most `budget_bytes`. `None` if that is less than a block. There is none at first: threads that copy allocate a block whenever an answer
+    /// has come in other memory ([`super::Uploader::pinned`]), because network threads must not wait for the driver.
     pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64) -> Option<Self> {
         (budget_bytes >= Self::BLOCK_BYTES)
             .then(|| Self(PinnedPool::of_blocks(gpu, budget_bytes, Self::BLOCK_BYTES)))
@@ -30,9 +31,7 @@ impl PinnedBodies {
 
 impl BodyMemory for PinnedBodies {
     fn take(&self, bytes: usize) -> Option<Box<dyn BodyPiece>> {
-        // Where the driver gives no more, other memory does as well.
-        let buffer = self.0.try_take(bytes).ok()??;
-        Some(Box::new(Piece(buffer)))
+        Some(Box::new(Piece(self.0.take_allocated(bytes)?)))
     }
 }
 

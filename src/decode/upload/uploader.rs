@@ -16,6 +16,7 @@ use crate::error::{Error, GpuWork, Result};
 use crate::fetch::Encoded;
 use crate::fetch::cufile::Handle;
 use crate::gpu::{Gpu, PinnedBuffer, PinnedPool};
+use crate::store::Buffers;
 
 use std::collections::VecDeque;
 use std::io;
@@ -180,10 +181,17 @@ impl Uploader {
         self.parts.pinned.take(bytes)
     }
 
-    /// The bytes of a chunk piece by piece, if all of them were received in pinned memory. They can be copied from there.
+    /// The bytes of a chunk piece by piece, if all of them were received in pinned memory. They can be copied from there. Otherwise makes room for
+    /// later answers.
     pub fn pinned<'a>(&self, encoded: &'a Encoded) -> Option<Vec<&'a [u8]>> {
-        let received = self.parts.received.as_ref()?;
-        encoded.in_memory().filter(|pieces| pieces.iter().all(|piece| received.holds(piece)))
+        let (received, pieces) = (self.parts.received.as_ref()?, encoded.in_memory()?);
+        if pieces.iter().all(|piece| received.holds(piece)) {
+            return Some(pieces);
+        }
+        if encoded.bytes() >= Buffers::LEAST_BYTES {
+            received.grow();
+        }
+        None
     }
 
     /// Chunks of at most this many bytes are packed.
