@@ -1,13 +1,14 @@
 //! Bare readers of parts of objects, for `benches/remote.py`: what a server gives to clients that do nothing with the bytes.
 //!
 //! ```text
-//! cargo run --release --example range_readers -- URL LIST CONNECTIONS SECONDS [--hyper THREADS] [--ca PEM]
+//! cargo run --release --example range_readers -- URL LIST CONNECTIONS SECONDS [--hyper THREADS [--keep MIB]] [--ca PEM]
 //! ```
 //!
 //! LIST is a file with a line for each request: a key below URL, and where not the whole object is asked for the first byte and the one behind
 //! the last. Each connection asks for the next of them, over and over. It has a thread of its own that reads into a buffer of 256 KiB, or with
 //! `--hyper N` is one of those that hyper polls on N single-threaded runtimes. The first second is not counted, or half of the time if that is
-//! less. The last line of the output is JSON: `gb_per_s`, bytes of bodies; `cpu_s_per_gb`, of this process; `requests_per_s`; `ms_to_first_byte`,
+//! less. With `--keep M`, connections of hyper copy what comes into M MiB of memory, one place behind the other, as a client has to that is given
+//! memory for the bytes. The last line of the output is JSON: `gb_per_s`, bytes of bodies; `cpu_s_per_gb`, of this process; `requests_per_s`; `ms_to_first_byte`,
 //! the median.
 
 use std::error::Error;
@@ -36,6 +37,8 @@ struct Work {
     /// Target and range of each request.
     requests: Vec<(String, Option<String>)>,
     tls: Option<Arc<ClientConfig>>,
+    /// Bytes of memory for each of hyper's connections.
+    kept_bytes: usize,
     next: AtomicUsize,
     done: AtomicBool,
     bytes: AtomicU64,
@@ -67,12 +70,14 @@ fn main() -> Result<(), Failure> {
         let at = arguments.iter().position(|argument| argument == name)?;
         arguments.drain(at..(at + 2).min(arguments.len())).nth(1)
     };
-    let (hyper_threads, ca) = (option("--hyper"), option("--ca"));
+    let (hyper_threads, kept, ca) = (option("--hyper"), option("--keep"), option("--ca"));
     let [url, list, connections, seconds] = &arguments[..] else {
-        return Err("give URL LIST CONNECTIONS SECONDS [--hyper THREADS] [--ca PEM]".into());
+        return Err("give URL LIST CONNECTIONS SECONDS [--hyper THREADS [--keep MIB]] [--ca PEM]".into());
     };
     let (connections, seconds): (usize, f64) = (connections.parse()?, seconds.parse()?);
-    let work = Arc::new(work(url, &std::fs::read_to_string(list)?, ca.as_deref())?);
+    let mut work = work(url, &std::fs::read_to_string(list)?, ca.as_deref())?;
+    work.kept_bytes = kept.map_or(Ok(0), |mib| mib.parse::<usize>())? * (1 << 20) / connections.max(1);
+    let work = Arc::new(work);
     let threads: usize = hyper_threads.as_ref().map_or(Ok(connections), |threads| threads.parse())?;
     for thread in 0..threads {
         let (work, hyper) = (work.clone(), hyper_threads.is_some());
@@ -139,6 +144,7 @@ fn work(url: &str, list: &str, ca: Option<&str>) -> Result<Work, Failure> {
         host: host.into(),
         requests,
         tls,
+        kept_bytes: 0,
         next: AtomicUsize::new(0),
         done: AtomicBool::new(false),
         bytes: AtomicU64::new(0),
@@ -240,6 +246,7 @@ where
 {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(connection).await?;
     tokio::spawn(connection);
+    let (mut kept, mut filled) = (vec![1; work.kept_bytes], 0);
     while let Some((target, range)) = work.next() {
         let mut request = Request::get(target).header("host", &work.host);
         if let Some(range) = range {
@@ -253,7 +260,14 @@ where
         }
         let mut body = answer.into_body();
         while let Some(frame) = body.frame().await {
-            work.came(frame?.data_ref().map_or(0, Bytes::len));
+            let frame = frame?;
+            let bytes = frame.data_ref().map_or(&[][..], |bytes| bytes);
+            work.came(bytes.len());
+            if !kept.is_empty() {
+                filled = if filled + bytes.len() > kept.len() { 0 } else { filled };
+                kept[filled..filled + bytes.len()].copy_from_slice(bytes);
+                filled += bytes.len();
+            }
         }
     }
     Ok(())

@@ -19,6 +19,9 @@ for the same objects and drop the bytes.
 | `unet` | the U-Net of pipelines/train_unet.py at 50 ms beside the same from the local folder |
 | `disk-cache` | an epoch from `cache_dir` beside one from the local folder, both not in the page cache |
 
+The raw store has its steps several times over, by hard links: an epoch has to be much larger than what is in
+flight or waits for its batch, because a chunk is not asked for a second time before its batch has it.
+
 Rates are those of the steady state: what was read ahead is used up before the clock starts. "The wire" is the
 loopback interface.
 
@@ -42,10 +45,14 @@ from typing import Any
 import common
 import remote_table
 import serving
-from remote_reading import BATCH, Reading, joined_ranges
+from remote_reading import BATCH, Reading, joined_ranges, repeated
 
 CONNECTIONS = (8, 32)
 """Of bare readers, tried in turn; the best counts."""
+REPEATS = 4
+"""How often the raw store has its steps."""
+KEPT_MIB = 640
+"""Memory that bare readers of hyper copy to: about what our requests have in flight."""
 COMPRESSED = tuple(name for name in common.STORES if name != "raw")
 POINTS = (
     "raw/http",
@@ -101,7 +108,7 @@ class Points:
 
     def url(self, store: str, scheme: str = "http") -> str:
         """Where a store is."""
-        return f"{self.task[scheme]}/{store}.zarr"
+        return f"{self.task[scheme]}/{self.path(store).name}"
 
     def path(self, store: str) -> Path:
         """Its folder."""
@@ -143,14 +150,17 @@ class Points:
             )
             del reading
             hyper = self.bare("raw", scheme, hyper=threads)
+            kept = self.bare("raw", scheme, hyper=threads, kept_mib=KEPT_MIB)
         return {
             "share_of_bare": ours["wire_gb_per_s"] / bare["gb_per_s"],
             "share_of_hyper": ours["wire_gb_per_s"] / hyper["gb_per_s"],
             "cpu_of_hyper": ours["net_cpu_s_per_gb"] / hyper["cpu_s_per_gb"],
+            "cpu_of_hyper_kept": ours["net_cpu_s_per_gb"] / kept["cpu_s_per_gb"],
             **ours,
             "network_threads": threads,
             "bare": bare,
             "hyper": hyper,
+            "hyper_kept": kept,
         }
 
     def latency(self, ms: int) -> dict[str, Any]:
@@ -378,6 +388,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = common.parse(line, argv)
     points = common.chosen(line, args, [{"point": name} for name in POINTS])
     stores = common.ensure_stores(args, common.STORES)
+    stores["raw"] = repeated(stores["raw"], REPEATS)
     scratch = store_scratch(args)
     results = common.Results(
         "remote",

@@ -21,7 +21,9 @@ def _raw(row: Mapping[str, Any]) -> str:
         f"{percent(row['share_of_hyper'])} of hyper on {row['network_threads']} threads "
         f"({row['hyper']['gb_per_s']:.2f}); CPU s/GB: "
         f"network {row['net_cpu_s_per_gb']:.2f}, all {row['cpu_s_per_gb']:.2f}, hyper "
-        f"{row['hyper']['cpu_s_per_gb']:.2f}, bare {row['bare']['cpu_s_per_gb']:.2f}"
+        f"{row['hyper']['cpu_s_per_gb']:.2f}, bare {row['bare']['cpu_s_per_gb']:.2f}; hyper that copies "
+        f"what comes to memory {row['hyper_kept']['gb_per_s']:.2f} GB/s, "
+        f"{row['hyper_kept']['cpu_s_per_gb']:.2f} CPU s/GB"
     )
 
 

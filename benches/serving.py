@@ -123,6 +123,7 @@ def read_bare(
     seconds: float,
     *,
     hyper: int | None = None,
+    kept_mib: int = 0,
     authority: str | None = None,
 ) -> dict[str, Any]:
     """What bare readers get, on the cores of this process: see `range_readers.rs`.
@@ -134,13 +135,15 @@ def read_bare(
         connections: how many there are.
         seconds: that are timed.
         hyper: so many threads with a runtime each; None: a blocking thread for each connection.
+        kept_mib: memory that hyper's readers copy what comes to, in MiB.
         authority: file with the certificate to trust.
 
     Raises:
         RuntimeError: What the readers say.
     """
     command = [program(programs, "range_readers"), url, str(requests), str(connections), str(seconds)]
-    command += [*(("--hyper", str(hyper)) if hyper else ()), *(("--ca", authority) if authority else ())]
+    command += ["--hyper", str(hyper), "--keep", str(kept_mib)] if hyper else []
+    command += ["--ca", authority] if authority else []
     done = subprocess.run(command, capture_output=True, text=True, timeout=60 + 4 * seconds)
     if done.returncode:
         raise RuntimeError(f"range_readers: {done.stderr.strip()[:500]}")

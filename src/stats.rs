@@ -162,6 +162,8 @@ counters! {
     bytes_fetched,
     /// Those of the bytes that came which are encoded bytes of chunks that were wanted.
     bytes_fetched_useful,
+    /// Encoded bytes of chunks that were received in pinned memory, and copied to the GPU from there.
+    bytes_received_pinned,
     /// Connections that were opened to stores at URLs and that an answer came over.
     connections_opened,
     /// Chunks and shard indexes of stores that are not folders that were found in the cache on the local disk.

@@ -48,6 +48,7 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           shard indexes, gaps between inner chunks that were requested together, answers that broke off, and
           chunks that were requested ahead and wait for their batch or were dropped. Of a late answer whose
           second request was faster, no body is read.
+          `bytes_received_pinned`: those that were received in pinned memory and copied to the GPU from there.
         - `bytes_fetched_per_sample`: `bytes_fetched` by `samples_delivered`, with what was requested ahead
           for later batches; None before the first.
         - `ms_time_to_first_byte_p50`, `ms_time_to_first_byte_p99`: milliseconds from a request to the first

@@ -23,8 +23,10 @@ pub struct PinnedPool {
 struct State {
     blocks: Vec<Block>,
     closed: bool,
-    /// [`PinnedPool::grow`] allocates a block, or has failed to.
-    grows: bool,
+    /// A thread allocates a block in [`PinnedPool::grow`].
+    is_growing: bool,
+    /// The driver gave no block to [`PinnedPool::grow`]. It is not asked again.
+    is_refused: bool,
 }
 
 #[derive(Debug)]
@@ -107,19 +109,23 @@ impl PinnedPool {
         self.find_allocated(&mut self.lock(), len)
     }
 
-    /// Allocates another block, unless the budget is reached or another thread does so. Meanwhile others take pieces.
+    /// Allocates another block, unless the budget is reached, another thread does so, or the driver has refused one. Meanwhile others take
+    /// pieces.
     pub fn grow(&self) {
         let mut state = self.lock();
-        if state.grows || state.closed || state.blocks.len() == self.max_blocks {
+        let is_full = state.blocks.len() == self.max_blocks;
+        if is_full || state.is_growing || state.is_refused || state.closed {
             return;
         }
-        state.grows = true;
+        state.is_growing = true;
         drop(state);
-        // Where the driver gives no more, what there is has to do.
-        let Ok(block) = self.new_block() else { return };
+        let block = self.new_block();
         let mut state = self.lock();
-        state.blocks.push(block);
-        state.grows = false;
+        state.is_growing = false;
+        match block {
+            Ok(block) => state.blocks.push(block),
+            Err(_) => state.is_refused = true,
+        }
     }
 
     fn find(self: &Arc<Self>, state: &mut State, len: usize) -> Result<Option<PinnedBuffer>> {
@@ -154,6 +160,11 @@ impl PinnedPool {
             let start = memory.address().cast_const();
             start <= bytes.start && bytes.end <= start.wrapping_add(memory.bytes())
         })
+    }
+
+    /// The most bytes of all blocks.
+    pub fn budget_bytes(&self) -> u64 {
+        self.max_blocks as u64 * self.block_bytes
     }
 
     /// Bytes of all allocated blocks.

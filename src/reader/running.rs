@@ -85,7 +85,9 @@ impl Running {
         let mut running = Self::without_threads(jobs, progress);
         let mut base = 0;
         let mut uploaders = vec![];
-        let bodies = start.device.and_then(|device| start.pinned_bodies(device));
+        let remote_parts = start.remote_parts();
+        let device = start.device.filter(|_| !remote_parts.is_empty());
+        let bodies = device.and_then(|device| start.pinned_bodies(device));
         let target = match start.device {
             None => Target::Host,
             Some(device) => {
@@ -93,7 +95,7 @@ impl Running {
                 running.start_gpu(start, device, bodies.as_deref(), &mut uploaders)?
             }
         };
-        let remote = start.remote(&running.jobs, bodies)?;
+        let remote = start.remote(&running.jobs, remote_parts, bodies)?;
         let fetcher = remote.as_ref().map(|remote| remote.fetcher.clone());
         let workers = Arc::new(start.worker_context(target, prefetcher, fetcher));
         for number in 0..io_threads + decoders {
@@ -365,21 +367,19 @@ impl Start<'_> {
     /// Pinned memory for answers of stores, where the GPU copies and decodes what was received.
     fn pinned_bodies(&self, device: &Device) -> Option<Arc<PinnedBodies>> {
         let by_gpu = self.setup.parts.iter().any(|plan| plan.placement != Placement::Cpu);
-        if !by_gpu || self.remote_parts().is_empty() {
-            return None;
-        }
-        PinnedBodies::new(&device.gpu, self.pinned_body_bytes()).map(Arc::new)
+        // Half of the memory for answers: an answer that finds no room there takes other memory, for which the rest is.
+        let budget = self.plan.fetched_bytes() / 2;
+        by_gpu.then(|| PinnedBodies::new(&device.gpu, budget)).flatten().map(Arc::new)
     }
 
-    /// Half of the memory for answers. What finds no room there takes other memory, so that the pinned one may not have all of it.
-    fn pinned_body_bytes(&self) -> u64 {
-        self.plan.fetched_bytes() / 2
-    }
-
-    /// Starts what fetches the chunks of stores that are not folders of this machine, if there are any.
-    fn remote(&self, jobs: &Arc<Jobs>, bodies: Option<Arc<PinnedBodies>>) -> Result<Option<planner::Remote>> {
+    /// Starts what fetches the chunks of `parts`, those of stores that are not folders of this machine, if there are any.
+    fn remote(
+        &self,
+        jobs: &Arc<Jobs>,
+        parts: HashSet<(usize, usize)>,
+        bodies: Option<Arc<PinnedBodies>>,
+    ) -> Result<Option<planner::Remote>> {
         let dataset = &self.setup.dataset;
-        let parts = self.remote_parts();
         if parts.is_empty() {
             return Ok(None);
         }
@@ -392,7 +392,7 @@ impl Start<'_> {
             bytes: self.plan.fetched_bytes() - queued_bytes,
             split_above_bytes: Options::SPLIT_ABOVE_BYTES,
         };
-        let pinned_bytes = if bodies.is_some() { self.pinned_body_bytes() } else { 0 };
+        let pinned_bytes = bodies.as_ref().map_or(0, |bodies| bodies.pool().budget_bytes());
         let bodies = bodies.map(|bodies| -> Arc<dyn BodyMemory> { bodies });
         let options = &self.setup.options;
         let settings = fetch::Settings {

@@ -67,7 +67,8 @@ impl Buffers {
         Self::beside(None, most_bytes)
     }
 
-    /// Takes buffers of `preferred` memory as long as there is room. Keeps others as long as all of these have at most so many bytes.
+    /// Takes buffers of `preferred` memory as long as there is room in it. Buffers of the allocator's memory are kept when they are free, as long as
+    /// those that are free or in use have at most `most_bytes` bytes.
     pub fn beside(preferred: Option<Arc<dyn BodyMemory>>, most_bytes: u64) -> Arc<Self> {
         Arc::new(Self { preferred, most_bytes, state: Mutex::default() })
     }

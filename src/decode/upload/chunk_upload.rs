@@ -180,6 +180,7 @@ impl<'a> ChunkUpload<'a> {
                 unsafe { copy_to_all(uploader, piece, address, start, copies)? };
                 start += piece.len() as u64;
             }
+            self.decoder.chunk_source.counters.bytes_received_pinned.add(bytes);
             return Ok(Some(Source::Fetched(encoded.clone())));
         }
         while start < bytes {
@@ -265,6 +266,7 @@ impl<'a> ChunkUpload<'a> {
         let copied = if chain.is_verified_by_host() { &received[part] } else { received };
         // SAFETY: the allocation has the size of the chunk and belongs to the chunk alone.
         unsafe { uploader.copy(copied, allocation.address())? };
+        self.decoder.chunk_source.counters.bytes_received_pinned.add(received.len() as u64);
         Ok(Some((work, times)))
     }
 

@@ -143,17 +143,21 @@ fn sharded(
     store.asked.lock().unwrap().clear();
     let limits = Limits { threads: 1, requests, bytes, split_above_bytes: 1 << 20 };
     let (sender, arrived) = mpsc::channel();
-    let kept = NonZeroUsize::new(4).unwrap();
     let arrive = Arc::new(Arrived(sender));
-    let settings = Settings {
-        buffers: Buffers::new(limits.bytes),
-        limits,
-        kept_indexes: kept,
-        most_bytes: 1 << 20,
-        forbidden_is_missing: false,
-    };
+    let settings = settings(limits, 4);
     let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
     (remote, store, arrived)
+}
+
+/// How chunks are fetched with these limits, where so many indexes are kept.
+fn settings(limits: Limits, kept_indexes: usize) -> Settings {
+    Settings {
+        buffers: Buffers::new(limits.bytes),
+        limits,
+        kept_indexes: NonZeroUsize::new(kept_indexes).unwrap(),
+        most_bytes: 1 << 20,
+        forbidden_is_missing: false,
+    }
 }
 
 fn cell(i: u64) -> ((usize, usize), Dims) {
@@ -330,14 +334,7 @@ fn an_index_whose_decoding_panics_is_an_error_for_all_that_wait_for_it() {
     sharding.index_codecs = CodecChain::new(vec![], Arc::new(BytesCodec::little()), vec![Arc::new(Panics)]);
     let limits = Limits { threads: 1, requests: 4, bytes: 1 << 20, split_above_bytes: 1 << 20 };
     let (sender, arrived) = mpsc::channel();
-    let kept = NonZeroUsize::MIN;
-    let settings = Settings {
-        buffers: Buffers::new(limits.bytes),
-        limits,
-        kept_indexes: kept,
-        most_bytes: 1 << 20,
-        forbidden_is_missing: false,
-    };
+    let settings = settings(limits, 1);
     let arrive = Arc::new(Arrived(sender));
     let remote = Remote::new(Arc::new(dataset), settings, None, arrive, Arc::default()).unwrap();
     remote.fetch(0, (0..4).map(wanted));
