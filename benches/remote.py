@@ -19,9 +19,6 @@ for the same objects and drop the bytes.
 | `unet` | the U-Net of pipelines/train_unet.py at 50 ms beside the same from the local folder |
 | `disk-cache` | an epoch from `cache_dir` beside one from the local folder, both not in the page cache |
 
-The raw store has its steps several times over, by hard links: an epoch has to be much larger than what is in
-flight or waits for its batch, because a chunk is not asked for a second time before its batch has it.
-
 Rates are those of the steady state: what was read ahead is used up before the clock starts. "The wire" is the
 loopback interface.
 
@@ -45,12 +42,10 @@ from typing import Any
 import common
 import remote_table
 import serving
-from remote_reading import BATCH, Reading, joined_ranges, repeated
+from remote_reading import BATCH, Reading, joined_ranges
 
 CONNECTIONS = (8, 32)
 """Of bare readers, tried in turn; the best counts."""
-REPEATS = 4
-"""How often the raw store has its steps."""
 KEPT_MIB = 640
 """Memory that bare readers of hyper copy to: about what our requests have in flight."""
 COMPRESSED = tuple(name for name in common.STORES if name != "raw")
@@ -108,7 +103,7 @@ class Points:
 
     def url(self, store: str, scheme: str = "http") -> str:
         """Where a store is."""
-        return f"{self.task[scheme]}/{self.path(store).name}"
+        return f"{self.task[scheme]}/{store}.zarr"
 
     def path(self, store: str) -> Path:
         """Its folder."""
@@ -388,7 +383,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = common.parse(line, argv)
     points = common.chosen(line, args, [{"point": name} for name in POINTS])
     stores = common.ensure_stores(args, common.STORES)
-    stores["raw"] = repeated(stores["raw"], REPEATS)
     scratch = store_scratch(args)
     results = common.Results(
         "remote",

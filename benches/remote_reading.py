@@ -88,22 +88,6 @@ class Reading:
         }
 
 
-def repeated(store: Path, times: int) -> Path:
-    """A store beside this one that has its steps several times over; its chunks are hard links."""
-    result = store.with_name(f"{store.stem}-{times}-times.zarr")
-    text = json.loads((store / "zarr.json").read_text())
-    count = text["shape"][0] // text["chunk_grid"]["configuration"]["chunk_shape"][0]
-    for file in common.chunk_files(store) if not result.exists() else []:
-        _, step, *rest = file.relative_to(store).parts
-        for turn in range(times):
-            link = result.joinpath("c", str(int(step) + turn * count), *rest)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            os.link(file, link)
-    text["shape"][0] *= times
-    (result / "zarr.json").write_text(json.dumps(text))
-    return result
-
-
 def rss_bytes() -> int:
     """Resident memory of this process."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

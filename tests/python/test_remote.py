@@ -605,19 +605,19 @@ def test_the_gpu_reads_from_a_url(bucket, rng, backend):
 LARGE_SHAPE = (40, 256, 512)
 LARGE = {
     "raw": ((2, 256, 512), {"compressors": None}),
-    "zstd": ((1, 256, 512), {"compressors": zarr.codecs.ZstdCodec()}),
+    "zstd": ((2, 256, 512), {"compressors": zarr.codecs.ZstdCodec()}),
     "crc32c": (
         (2, 256, 512),
         {"compressors": [zarr.codecs.ZstdCodec(checksum=True), zarr.codecs.Crc32cCodec()]},
     ),
     "blosc": ((2, 256, 512), {"compressors": zarr.codecs.BloscCodec(cname="zstd", shuffle="shuffle")}),
-    "gzip": ((1, 256, 512), {"compressors": zarr.codecs.GzipCodec(level=1)}),
-    "sharded": ((1, 256, 512), {"shards": (8, 256, 512), "compressors": zarr.codecs.ZstdCodec()}),
+    "gzip": ((2, 256, 512), {"compressors": zarr.codecs.GzipCodec(level=1)}),
+    "sharded": ((2, 256, 512), {"shards": (8, 256, 512), "compressors": zarr.codecs.ZstdCodec()}),
     "raw of several pieces": (LARGE_SHAPE, {"compressors": None}),
     "zstd of several pieces": (LARGE_SHAPE, {"compressors": zarr.codecs.ZstdCodec()}),
 }
 """Chunks that are received in memory that the GPU's copies are made from (`src/decode/upload/received.rs`).
-The last two are longer than a piece of it."""
+Smaller ones that the GPU decodes would be packed. The last two are longer than a piece of that memory."""
 
 
 @pytest.mark.parametrize("decode", ["auto", "gpu"])
