@@ -200,7 +200,7 @@ impl OpenStore {
         }
         let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
             // It may be absent in a store that may not be listed. Other refusals, such as of a signature, are of all there is.
-            Err(error) if matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. })) => {
+            Err(error) if Obstacle::is_forbidden(&error) => {
                 self.denied.borrow_mut().get_or_insert_with(|| self.unreadable(&key)(error));
                 None
             }

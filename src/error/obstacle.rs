@@ -184,6 +184,11 @@ impl Obstacle {
         error.get_ref()?.downcast_ref()
     }
 
+    /// Whether an error says that a store forbids to read an object, which may be absent.
+    pub fn is_forbidden(error: &io::Error) -> bool {
+        matches!(Self::of(error), Some(Self::Forbidden { .. }))
+    }
+
     /// An error about an object that is known to be there: that it may not be read is no sign that it is absent.
     pub fn of_present(error: io::Error) -> io::Error {
         let Some(Self::Forbidden { problem }) = Self::of(&error) else { return error };

@@ -129,12 +129,18 @@ impl CloudStore {
             Extent::Range(range) => Some(GetRange::Bounded(range)),
             // Azure has no ranges from the end.
             Extent::Suffix(bytes) if self.builder.service() == Service::Azure => {
-                let Some(head) = self.ask_head(&path).await? else {
-                    // The answer to a HEAD has no body, which says whether the container is gone.
-                    return match Box::pin(self.answer(key, Extent::Prefix(1), None)).await? {
-                        None => Ok(None),
-                        Some(_) => Err(Obstacle::Changed.into()),
-                    };
+                let head = match self.ask_head(&path).await {
+                    Ok(Some(head)) => head,
+                    Err(error) if !Obstacle::is_forbidden(&error) => return Err(error),
+                    // The answer to a HEAD has no body, which says whether the container is gone, and why the object may not be read: an archived
+                    // one is not absent.
+                    denied => {
+                        return match (Box::pin(self.answer(key, Extent::Prefix(1), None)).await?, denied) {
+                            (None, _) => Ok(None),
+                            (Some(_), Ok(_)) => Err(Obstacle::Changed.into()),
+                            (Some(_), Err(error)) => Err(Obstacle::of_present(error)),
+                        };
+                    }
                 };
                 if expected.is_none() {
                     // What is at the end is only there as long as the object has this length.

@@ -702,6 +702,24 @@ def test_a_bucket_that_is_gone_is_no_missing_chunk(bucket, rng):
                     assert path in str(error.value) and "NoSuchBucket" in str(error.value)
 
 
+def test_what_is_denied_for_another_reason_than_absence_is_no_missing_chunk(bucket, rng):
+    """With "fill-403" too. Stores say the reason in the answer, apart from that to a HEAD, by which Azure
+    tells the length of sharded chunks."""
+    for kind in ("raw", "sharded"):
+        write(bucket / "bucket" / f"{kind}.zarr", values(rng), kind)
+    with running() as server:
+        for kind in ("raw", "sharded"):
+            for name in ("s3", "gs", "az"):
+                # All requests, and the first one for each range only.
+                for times in (0, 1):
+                    schedule = Schedule(str(bucket), faults=[Fault("403-archived", times=times)])
+                    with server.schedule(f"{kind}-{name}-{times}", schedule) as (url, _):
+                        path, options = urls(url, f"{kind}.zarr")[name]
+                        with pytest.raises(RuntimeError, match="archived") as error:
+                            read(path, storage_options=json.dumps(options), missing_chunks="fill-403")
+                        assert path in str(error.value)
+
+
 @pytest.mark.parametrize("kind", ["gzip", "transcoded"])
 def test_objects_with_a_content_encoding_are_refused(bucket, rng, kind):
     write(bucket / "bucket" / "data.zarr", values(rng), "raw")

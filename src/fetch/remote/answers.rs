@@ -21,12 +21,7 @@ impl<C: Send + 'static> Remote<C> {
     /// when its first byte came, no [`Obstacle::Forbidden`] comes here.
     pub(super) fn first_answer(&self, answer: io::Result<Option<Received>>) -> io::Result<Option<Received>> {
         match answer {
-            Err(error)
-                if self.forbidden_is_missing
-                    && matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. })) =>
-            {
-                Ok(None)
-            }
+            Err(error) if self.forbidden_is_missing && Obstacle::is_forbidden(&error) => Ok(None),
             answer => answer,
         }
     }

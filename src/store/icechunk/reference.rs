@@ -103,7 +103,7 @@ pub async fn resolve(store: &dyn Store, reference: &Reference) -> io::Result<Sna
     };
     let (info, denied) = match files::repo_info(store).await {
         // A repository of format 1 in a bucket that may not be listed.
-        Err(error) if is_forbidden(&error) => (None, Some(error)),
+        Err(error) if Obstacle::is_forbidden(&error) => (None, Some(error)),
         info => (info?, None),
     };
     if let Some(info) = info {
@@ -123,7 +123,10 @@ pub async fn resolve(store: &dyn Store, reference: &Reference) -> io::Result<Sna
         if kind == "tag" {
             // Without the permission to list, this is the answer for what is absent.
             let deleted = read_whole(store, &format!("{key}.deleted"), MOST_FILE_BYTES).await;
-            if deleted.or_else(|error| if is_forbidden(&error) { Ok(None) } else { Err(error) })?.is_some() {
+            if deleted
+                .or_else(|error| if Obstacle::is_forbidden(&error) { Ok(None) } else { Err(error) })?
+                .is_some()
+            {
                 continue;
             }
         }
@@ -152,10 +155,6 @@ pub async fn resolve(store: &dyn Store, reference: &Reference) -> io::Result<Sna
         ));
     }
     Err(unknown(kind, name, &names))
-}
-
-fn is_forbidden(error: &io::Error) -> bool {
-    matches!(Obstacle::of(error), Some(Obstacle::Forbidden { .. }))
 }
 
 /// The name of the branch or tag that a folder is for.
