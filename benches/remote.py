@@ -7,7 +7,7 @@ for the same objects and drop the bytes.
 
 | point | what is measured |
 |---|---|
-| `raw/http`, `raw/https` | bytes a second beside bare readers, blocking and of hyper; CPU time of a GB |
+| `raw/http`, `raw/https` | bytes a second and CPU time beside bare readers, which drop or keep what comes |
 | `raw/http/12.5GB` | the same where all connections together give 12.5 GB/s, as 100 Gbit/s do |
 | `latency/30`, `latency/100` | the rate with 30 and 100 ms to the first byte, beside that without |
 | `memory-bound` | the rate at 100 ms with a small budget, beside what that allows; memory that was taken |

@@ -149,7 +149,7 @@ fn sharded(
     (remote, store, arrived)
 }
 
-/// How chunks are fetched with these limits, where so many indexes are kept.
+/// Settings of [`Remote`] with these limits for requests, under which the indexes of `kept_indexes` sharded chunks are kept.
 fn settings(limits: Limits, kept_indexes: usize) -> Settings {
     Settings {
         buffers: Buffers::new(limits.bytes),
