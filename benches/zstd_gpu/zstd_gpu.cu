@@ -4,8 +4,8 @@
 //   nvcc -O3 -std=c++17 -arch=sm_90 -o /tmp/zstd_gpu zstd_gpu.cu host.cc -ldl && /tmp/zstd_gpu
 //   /tmp/frames.bin
 //
-// More arguments: `check` does not time; `sweep` also times other shapes of the launches; `profile`
-// decodes 48 frames once, for ncu.
+// More arguments: `check` does not time; `sweep` also times other shapes of the launches; `streams`
+// decodes groups on several streams; `profile` decodes 48 frames once, for ncu.
 
 #include <cuda_runtime.h>
 #include <dlfcn.h>
@@ -50,6 +50,11 @@ struct Set {
   bool timed;
   std::vector<Frame> frames;
 };
+
+/// Whether it is of ERA5-like fields at the usual level, in one of the sizes.
+bool is_main(const Set& set) {
+  return set.timed && set.name.find(' ', set.name.find(' ') + 1) == std::string::npos;
+}
 
 std::vector<Set> read_sets(const char* path) {
   std::ifstream file(path, std::ios::binary);
@@ -104,14 +109,15 @@ uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-/// The shape of the launches: blocks of a warp of entropy, and warps of a tile.
+/// The shape of the launches: blocks of a warp of entropy, warps of a tile, and how many tiles of a
+/// chunk are worked on at once, in the mean.
 struct Shape {
-  uint32_t slots, tile_warps = 16;
+  uint32_t slots, tile_warps = 16, chunk_tiles = 6;
 
+  /// That of src/gpu/zstd.rs.
   static Shape usual(uint32_t blocks) {
-    // Enough warps for 8 blocks each and a multiprocessor of 4 such warps, or fewer blocks a warp.
     uint32_t slots = 1;
-    while (slots < 8 && blocks > multiprocessors() * 4 * slots) slots *= 2;
+    while (slots < 8 && blocks > multiprocessors() * slots) slots *= 2;
     return {slots};
   }
 };
@@ -230,7 +236,8 @@ class Batch {
       int at_once;
       CHECK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&at_once, zstd_execute_tiles,
                                                           static_cast<int>(threads), shared));
-      const uint64_t most = uint64_t{multiprocessors()} * at_once;
+      const uint64_t most = std::min(uint64_t{multiprocessors()} * at_once,
+                                     uint64_t{shape.chunk_tiles} * launch_.chunk_count);
       const uint64_t tiles = bytes / (shape.tile_warps * kPieceBytes) + 2 * launch_.chunk_count;
       zstd_execute_tiles<<<std::min(most, tiles), threads, shared, stream>>>(launch_,
                                                                              progress_->get());
@@ -443,6 +450,53 @@ void sweep(Batch& batch, const char* name) {
   std::fflush(stdout);
 }
 
+/// GB/s of groups of frames on several streams, one after the other in each, as in the reader.
+double time_streams(const Set& set, uint32_t frames, uint32_t streams) {
+  struct Worker {
+    std::unique_ptr<Batch> batch;
+    cudaStream_t stream;
+  };
+  std::vector<Worker> workers(streams);
+  for (Worker& worker : workers) {
+    worker.batch = std::make_unique<Batch>(set, frames);
+    CHECK(cudaStreamCreateWithFlags(&worker.stream, cudaStreamNonBlocking));
+  }
+  const Shape shape = workers[0].batch->shape();
+  constexpr int kGroups = 12;
+  std::chrono::duration<double> took{};
+  for (int round = 0; round < 2; ++round) {  // the first one warms up
+    CHECK(cudaDeviceSynchronize());
+    const auto start = std::chrono::steady_clock::now();
+    for (int group = 0; group < kGroups; ++group) {
+      for (Worker& worker : workers) {
+        worker.batch->reset(worker.stream);
+        for (int stage = 0; stage < kStages; ++stage)
+          worker.batch->run(stage, shape, worker.stream);
+      }
+    }
+    CHECK(cudaDeviceSynchronize());
+    took = std::chrono::steady_clock::now() - start;
+  }
+  for (Worker& worker : workers) CHECK(cudaStreamDestroy(worker.stream));
+  return workers[0].batch->bytes * streams * kGroups / took.count() / 1e9;
+}
+
+/// Times groups of three sizes on one, two and four streams.
+void measure_streams(const std::vector<Set>& sets) {
+  for (const Set& set : sets) {
+    if (!is_main(set)) continue;
+    for (const uint32_t megabytes : {50u, 100u, 200u}) {
+      const uint32_t frames = std::max<uint32_t>(1, megabytes * 1'000'000 / set.frames[0].bytes);
+      std::printf("%s, groups of %u frames on 1, 2, 4 streams:", set.name.c_str(), frames);
+      for (const uint32_t streams : {1u, 2u, 4u}) {
+        std::printf(" %.1f", time_streams(set, frames, streams));
+      }
+      std::printf(" GB/s\n");
+      std::fflush(stdout);
+    }
+  }
+}
+
 struct Row {
   std::string name;
   uint32_t frames;
@@ -509,7 +563,7 @@ void print_table(const std::vector<Row>& rows) {
 
 int main(int count, char** arguments) {
   if (count < 2) {
-    std::fprintf(stderr, "usage: %s FRAMES [check | sweep | profile]\n", arguments[0]);
+    std::fprintf(stderr, "usage: %s FRAMES [check | sweep | streams | profile]\n", arguments[0]);
     return 1;
   }
   const std::string mode = count > 2 ? arguments[2] : "";
@@ -526,16 +580,19 @@ int main(int count, char** arguments) {
     }
     return 0;
   }
+  if (mode == "streams") {
+    measure_streams(sets);
+    return 0;
+  }
   const bool right = check_small(sets);
   if (mode == "check") return right ? 0 : 1;
   const Nvcomp nvcomp;
   std::vector<Row> rows;
   for (const Set& set : sets) {
     if (!set.timed) continue;
-    const bool main_set = set.name.find(' ', set.name.find(' ') + 1) == std::string::npos;
     for (const uint32_t frames : {1u, 6u, 48u, 96u, 384u, 768u}) {
       const uint64_t bytes = uint64_t{frames} * set.frames[0].bytes;
-      if (bytes > 4'000'000'000 || (!main_set && frames != 48 && frames != 384)) continue;
+      if (bytes > 4'000'000'000 || (!is_main(set) && frames != 48 && frames != 384)) continue;
       rows.push_back(
           measure(set, frames, nvcomp,
                   mode == "sweep" && set.name == "3.28 MB" && (frames == 48 || frames == 768)));

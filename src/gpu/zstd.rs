@@ -94,8 +94,9 @@ impl ZstdKernels {
     const TILE_WARPS: [u32; 2] = [16, 8];
     /// Blocks that one warp decodes at most.
     const MOST_SLOTS: u32 = 8;
-    /// Warps of [`Self::MOST_SLOTS`] blocks that a multiprocessor has before warps take more blocks.
-    const ENTROPY_WARPS: u32 = 4;
+    /// Tiles of a chunk that are worked on at once, in the mean. They are finished one after the other, so that more would wait, and
+    /// take multiprocessors from other groups and from the model.
+    const TILES_OF_CHUNK: u32 = 6;
 
     /// Finds the kernels with `function`.
     pub fn load(gpu: &Gpu, function: impl Fn(&CStr) -> Result<sys::CUfunction>) -> Result<Self> {
@@ -135,10 +136,10 @@ impl ZstdKernels {
         })
     }
 
-    /// Blocks that one warp decodes: one while there are few, so that every multiprocessor has some.
+    /// Blocks that one warp decodes: one while there are few, so that every multiprocessor has some. A warp takes about as long for
+    /// several.
     fn slots(&self, blocks: u32) -> u32 {
-        let warps = self.multiprocessors * Self::ENTROPY_WARPS;
-        blocks.div_ceil(warps).next_power_of_two().min(Self::MOST_SLOTS)
+        blocks.div_ceil(self.multiprocessors).next_power_of_two().min(Self::MOST_SLOTS)
     }
 
     /// Enqueues the decoding of chunks, with scratch memory from `scratch` on, aligned to 16 bytes.
@@ -170,11 +171,12 @@ impl ZstdKernels {
         let slots = self.slots(blocks);
         let warps = blocks.div_ceil(slots);
         let (execute_warps, numbers) = (self.execute_warps, &mut [warps, slots]);
+        let execute_blocks = self.execute_blocks.min(chunks.saturating_mul(Self::TILES_OF_CHUNK));
         for (kernel, grid, threads, shared) in [
             (self.entropy, 2 * warps, 32, slots * Self::SLOT_BYTES),
             (self.resolve, blocks, 32, 0),
             (self.chain, chunks.div_ceil(32), 32, 0),
-            (self.execute, self.execute_blocks, 32 * execute_warps, execute_warps * Self::TILE_BYTES),
+            (self.execute, execute_blocks, 32 * execute_warps, execute_warps * Self::TILE_BYTES),
         ] {
             let mut arguments: Vec<*mut c_void> = vec![(&raw const launch).cast_mut().cast()];
             if kernel == self.entropy {

@@ -14,9 +14,10 @@ constexpr uint32_t kPieceBytes = 1024, kRowBytes = warp::kLanes;
 static_assert(kPieceBytes / kRowBytes == warp::kLanes, "a lane clears a row's marks");
 
 /// A sequence of a group: its bytes below `match` are literals, byte p number p + literal; others
-/// are copies from `offset` before. Positions count from the group's first byte.
+/// are copies from `offset` before, byte p of byte p + source of the tile. Positions count from the
+/// group's first byte.
 struct alignas(16) Run {
-  uint32_t match, literal, offset, padding;
+  uint32_t match, literal, offset, source;
 };
 
 /// Where literals come from: byte `number & mask`.
@@ -62,7 +63,7 @@ struct Sequences {
 
 /// A group as all lanes see it.
 struct GroupPlace {
-  uint32_t position;  // of its first byte in the chunk
+  uint32_t position;  // of its first byte in the tile, modulo 2^32
   uint32_t count;     // sequences
   bool overlaps;      // a match copies bytes of its own
 };
@@ -103,7 +104,7 @@ WARP_FN Extents<W> lay_out(Shared& shared, const Sequences<W>& sequences, const 
     const uint32_t match = extents.starts[lane] + literals_after[lane] - literals[lane];
     overlaps[lane] = lane < sequences.count && extents.ends[lane] - match > offset;
     shared.runs[lane] = {match, sequences.first.literals + literals[lane] - extents.starts[lane],
-                         offset, 0};
+                         offset, place.position - offset};
   });
   place.overlaps = W::any(overlaps);
   return extents;
@@ -127,12 +128,14 @@ WARP_FN uint32_t mark_starts(Shared& shared, const GroupPlace& group, uint32_t b
   return warp::count_bits(W::ballot(before));
 }
 
-/// How far back byte `at` of the group is copied from. An overlapping match repeats what is before
-/// it.
+/// The byte of the tile, modulo 2^32, that byte `at` of the group's matches is copied from. An
+/// overlapping match repeats what is before it.
 template <bool OVERLAPS>
-WARP_FN uint32_t distance(const Run& run, uint32_t at) {
-  if (!OVERLAPS || at < run.match || at - run.match < run.offset) return run.offset;
-  return run.offset + (at - run.match) / run.offset * run.offset;
+WARP_FN uint32_t source_of(const Run& run, uint32_t at) {
+  uint32_t source = at + run.source;
+  if (OVERLAPS && at >= run.match && at - run.match >= run.offset)
+    source -= (at - run.match) / run.offset * run.offset;
+  return source;
 }
 
 }  // namespace zstd_gpu

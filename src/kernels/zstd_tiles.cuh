@@ -24,17 +24,18 @@
 namespace zstd_gpu {
 
 constexpr uint32_t kTileRows = kPieceBytes / kRowBytes;  // of a piece
-constexpr uint32_t kExpandRows = 4, kFollowRows = 8, kLinks = 8;
+constexpr uint32_t kExpandRows = 2, kFollowRows = 8, kLinks = 8;
 /// Tiles begin at multiples of it in memory, but for a chunk's first.
 constexpr uint32_t kTileAlignment = 32;
 
-/// What becomes of a byte: kValue | byte, kInside | byte of the tile, kWritten, or the position in
-/// the chunk of a byte before the tile.
-constexpr uint32_t kValue = 1u << 31, kInside = 1u << 30, kWritten = kValue | kInside;
-static_assert(kMaxChunkBytes <= kInside, "positions have the two highest bits clear");
+/// What becomes of a byte of the tile: kValue | byte, kWritten, or the byte that it is copied from,
+/// a number from the tile's first byte on: below 0, as int32_t, for one before the tile.
+constexpr uint32_t kKindShift = 29, kValue = 2u << kKindShift, kWritten = 3u << kKindShift;
+static_assert(kMaxChunkBytes <= kValue, "entries that name a byte have other highest bits");
 
-WARP_FN bool is_inside(uint32_t entry) { return entry >> 30 == 1; }
-WARP_FN bool is_before(uint32_t entry) { return entry < kInside; }
+WARP_FN bool is_inside(uint32_t entry) { return entry < kValue; }
+WARP_FN bool is_before(uint32_t entry) { return static_cast<int32_t>(entry) < 0; }
+WARP_FN bool is_value(uint32_t entry) { return entry >> kKindShift == kValue >> kKindShift; }
 
 /// Shared memory of a warp. The entries of all warps come before it.
 struct alignas(16) TileShared {
@@ -98,7 +99,7 @@ WARP_FN uint32_t last_at_most(uint32_t count, uint32_t limit, Key key) {
 template <class W, bool OVERLAPS>
 WARP_FN void expand_rows(const Tile& tile, const TileShared& shared, const GroupPlace& group,
                          const Literals& literals, uint32_t begin, uint32_t size, uint32_t before) {
-  uint32_t* entries = tile.entries + (group.position + begin - tile.begin);
+  uint32_t* entries = tile.entries + (group.position + begin);
   WARP_NO_UNROLL
   for (uint32_t first = 0; first * kRowBytes < size; first += kExpandRows) {
     typename W::template Var<uint32_t> found[kExpandRows];
@@ -110,10 +111,8 @@ WARP_FN void expand_rows(const Tile& tile, const TileShared& shared, const Group
       W::each([&](uint32_t lane) {
         const uint32_t at = begin + row + lane;
         const Run run = shared.runs[before + warp::count_bits(marks & ((2u << lane) - 1)) - 1];
-        const bool is_literal = at < run.match;
-        const uint32_t source = group.position + at - distance<OVERLAPS>(run, at);
-        uint32_t entry = source < tile.begin ? source : kInside | (source - tile.begin);
-        if (row + lane < size && is_literal)
+        uint32_t entry = source_of<OVERLAPS>(run, at);
+        if (row + lane < size && at < run.match)
           entry = kValue | literals.from[(at + run.literal) & literals.mask];
         found[i][lane] = entry;
       });
@@ -169,7 +168,8 @@ WARP_FN void expand_block(const Launch& launch, const Chunk& chunk, const Tile& 
     while (begin < sequences_end) {
       const Sequences<W> sequences = next;
       if (sequences.after.bytes < sequences_end) next.read(launch, block, summary, ++index);
-      GroupPlace group = {summary.base + sequences.first.bytes, sequences.count, false};
+      GroupPlace group = {summary.base + sequences.first.bytes - tile.begin, sequences.count,
+                          false};
       W::sync();  // all have read the runs of the group before
       const Extents<W> extents = lay_out<W>(shared, sequences, summary, group);
       const uint32_t stop =
@@ -242,7 +242,7 @@ struct Piece {
         for (uint32_t i = 0; i < kFollowRows; ++i) {
           W::each([&](uint32_t lane) {
             uint32_t& entry = of[rows + i][lane];
-            if (is_inside(entry)) entry = tile.entries[entry & (kInside - 1)];
+            if (is_inside(entry)) entry = tile.entries[entry];
             inside[lane] = inside[lane] || is_inside(entry);
           });
         }
@@ -268,15 +268,17 @@ struct Piece {
   /// Stores the bytes that are known or are copied from positions below `final`; returns whether
   /// some are left.
   WARP_FN bool write(const Chunk& chunk, const Tile& tile, uint32_t final) {
-    uint8_t* chunk_to = reinterpret_cast<uint8_t*>(chunk.to);
-    uint8_t* to = chunk_to + tile.begin + first;
+    uint8_t* tile_to = reinterpret_cast<uint8_t*>(chunk.to) + tile.begin;
+    uint8_t* to = tile_to + first;
+    const int32_t final_to = static_cast<int32_t>(final - tile.begin);
     typename W::template Var<bool> left;
     W::each([&](uint32_t lane) { left[lane] = false; });
     WARP_UNROLL
     for (uint32_t i = 0; i < kTileRows; ++i) {
       W::each([&](uint32_t lane) {
         uint32_t& entry = of[i][lane];
-        if (entry < final) entry = kValue | chunk_to[entry];
+        const int32_t from = static_cast<int32_t>(entry);
+        if (from < final_to) entry = kValue | tile_to[from];
         left[lane] = left[lane] || is_before(entry);
       });
     }
@@ -284,7 +286,7 @@ struct Piece {
     for (uint32_t i = 0; i < kTileRows; ++i) {
       W::each([&](uint32_t lane) {
         uint32_t& entry = of[i][lane];
-        if (entry >> 30 != kValue >> 30) return;
+        if (!is_value(entry)) return;
         to[i * kRowBytes + lane] = static_cast<uint8_t>(entry);
         entry = kWritten;
       });
