@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+import time
 import traceback
 import types
 from functools import lru_cache
@@ -156,7 +157,10 @@ def _import(modules):
         return
     for module in modules:
         importlib.import_module(module)
-    threads = len(os.listdir("/proc/self/task"))
+    # A thread that an import has started may end a moment later.
+    ends = time.monotonic() + 5
+    while (threads := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < ends:
+        time.sleep(0.01)
     assert threads == 1, f"an import has started threads: there are {threads}"
     gc.collect()
     gc.freeze()  # what a collection would write to need not be copied
