@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-import time
 import traceback
 import types
 from functools import lru_cache
@@ -157,11 +156,8 @@ def _import(modules):
         return
     for module in modules:
         importlib.import_module(module)
-    # A thread that an import has started may end a moment later.
-    ends = time.monotonic() + 5
-    while (threads := len(os.listdir("/proc/self/task"))) > 1 and time.monotonic() < ends:
-        time.sleep(0.01)
-    assert threads == 1, f"an import has started threads: there are {threads}"
+        threads = [task.joinpath("comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
+        assert len(threads) == 1, f"importing {module} has started threads: there are {', '.join(threads)}"
     gc.collect()
     gc.freeze()  # what a collection would write to need not be copied
 
