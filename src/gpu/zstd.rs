@@ -94,8 +94,9 @@ impl ZstdKernels {
     const TILE_WARPS: [u32; 2] = [16, 8];
     /// Blocks that one warp decodes at most.
     const MOST_SLOTS: u32 = 8;
-    /// Tiles of a chunk that are worked on at once, in the mean. They are finished one after the other, so that more would wait, and
-    /// take multiprocessors from other groups and from the model.
+    /// Thread blocks of `execute` for each chunk of a launch. Each works on a tile, and tiles of a chunk end one after the other, because
+    /// matches reach into the tiles before: more thread blocks would only wait, and take multiprocessors from other groups and from the
+    /// model. (Tiles without matches need not wait; where one chunk of them is alone in a launch, it takes longer than it could.)
     const TILES_OF_CHUNK: u32 = 6;
 
     /// Finds the kernels with `function`.
@@ -136,8 +137,8 @@ impl ZstdKernels {
         })
     }
 
-    /// Blocks that one warp decodes: one while there are few, so that every multiprocessor has some. A warp takes about as long for
-    /// several.
+    /// Blocks that one warp decodes. It takes about as long for several as for one, so that it gets as many as leave every multiprocessor
+    /// a warp of sequences or of literals.
     fn slots(&self, blocks: u32) -> u32 {
         blocks.div_ceil(self.multiprocessors).next_power_of_two().min(Self::MOST_SLOTS)
     }

@@ -14,8 +14,8 @@ constexpr uint32_t kPieceBytes = 1024, kRowBytes = warp::kLanes;
 static_assert(kPieceBytes / kRowBytes == warp::kLanes, "a lane clears a row's marks");
 
 /// A sequence of a group: its bytes below `match` are literals, byte p number p + literal; others
-/// are copies from `offset` before, byte p of byte p + source of the tile. Positions count from the
-/// group's first byte.
+/// are copies from `offset` before: byte p is that of byte p + source of the tile, modulo 2^32, in
+/// the match's first period. Positions count from the group's first byte.
 struct alignas(16) Run {
   uint32_t match, literal, offset, source;
 };

@@ -29,9 +29,10 @@ constexpr uint32_t kExpandRows = 2, kFollowRows = 8, kLinks = 8;
 constexpr uint32_t kTileAlignment = 32;
 
 /// What becomes of a byte of the tile: kValue | byte, kWritten, or the byte that it is copied from,
-/// a number from the tile's first byte on: below 0, as int32_t, for one before the tile.
+/// a number from the tile's first byte on: below 0, as int32_t, for one before the tile. The first
+/// two are above 0 as int32_t.
 constexpr uint32_t kKindShift = 29, kValue = 2u << kKindShift, kWritten = 3u << kKindShift;
-static_assert(kMaxChunkBytes <= kValue, "entries that name a byte have other highest bits");
+static_assert(kMaxChunkBytes <= kValue, "entries that name a byte are below kValue as int32_t");
 
 WARP_FN bool is_inside(uint32_t entry) { return entry < kValue; }
 WARP_FN bool is_before(uint32_t entry) { return static_cast<int32_t>(entry) < 0; }
@@ -265,8 +266,8 @@ struct Piece {
     }
   }
 
-  /// Stores the bytes that are known or are copied from positions below `final`; returns whether
-  /// some are left.
+  /// Stores the bytes that are known or are copied from positions below `final`, which is at most
+  /// where the tile begins; returns whether some are left.
   WARP_FN bool write(const Chunk& chunk, const Tile& tile, uint32_t final) {
     uint8_t* tile_to = reinterpret_cast<uint8_t*>(chunk.to) + tile.begin;
     uint8_t* to = tile_to + first;

@@ -518,8 +518,9 @@ FAULTS = {
 def test_a_fault_ends_in_the_right_bits_or_in_an_error(bucket, rng, fault):
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "sharded")
-    # A request that is repeated gets through.
-    with serving(bucket, kinds=[fault], every=4) as server:
+    # A request that is repeated gets through. Where an object has another entity tag, its index is read
+    # again and then its chunks, which ends well unless each answer has another one.
+    with serving(bucket, kinds=[fault], every=1 if fault == "etag" else 4) as server:
         url, options = urls(server.url)["http" if fault == "405" else "s3"]
         if FAULTS[fault] is None:
             found, _ = read(url, storage_options=json.dumps(options))
