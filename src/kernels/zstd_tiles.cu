@@ -121,8 +121,8 @@ __device__ __forceinline__ void write_tile(const Chunk& chunk, const Tiling& til
 }  // namespace zstd_gpu
 
 /// Executes all chunks. Any number of thread blocks of any number of warps up to 32; each takes
-/// tiles until none is left. Dynamic shared memory: tile_shared_bytes. `progress`: 1 + 2 * chunk_count words,
-/// zeros.
+/// tiles until none is left. Dynamic shared memory: tile_shared_bytes. `progress`: 1 + 2 *
+/// chunk_count words, zeros.
 extern "C" __global__ void __launch_bounds__(1024, 1)
     zstd_execute_tiles(zstd_gpu::Launch launch, uint32_t* words) {
   using namespace zstd_gpu;
