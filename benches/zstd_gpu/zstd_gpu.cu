@@ -109,8 +109,8 @@ uint32_t multiprocessors() {
   return static_cast<uint32_t>(count);
 }
 
-/// The shape of the launches: blocks of a warp of entropy, warps of a tile, and how many tiles of a
-/// chunk are worked on at once, in the mean.
+/// The shape of the launches: blocks of a warp of entropy, warps of a tile, and how many thread
+/// blocks the last stage has for each chunk.
 struct Shape {
   uint32_t slots, tile_warps = 16, chunk_tiles = 6;
 
