@@ -66,6 +66,8 @@ def timed(quick: bool) -> Iterator[tuple[str, int, list[bytes]]]:
     yield "3.28 MB int16", 3, walk
     yield "3.28 MB random", 3, [rng.bytes(len(six[0])) for _ in range(2)]
     yield "3.28 MB constant", 3, [bytes(len(six[0]))]
+    yield "19.7 MB random", 3, [rng.bytes(len(step))]
+    yield "19.7 MB constant", 3, [bytes(len(step))]
 
 
 def valid(rng: np.random.Generator) -> list[tuple[bytes, bytes]]:

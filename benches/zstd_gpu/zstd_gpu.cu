@@ -592,7 +592,8 @@ int main(int count, char** arguments) {
     if (!set.timed) continue;
     for (const uint32_t frames : {1u, 6u, 48u, 96u, 384u, 768u}) {
       const uint64_t bytes = uint64_t{frames} * set.frames[0].bytes;
-      if (bytes > 4'000'000'000 || (!is_main(set) && frames != 48 && frames != 384)) continue;
+      if (bytes > 4'000'000'000 || (!is_main(set) && frames != 1 && frames != 48 && frames != 384))
+        continue;
       rows.push_back(
           measure(set, frames, nvcomp,
                   mode == "sweep" && set.name == "3.28 MB" && (frames == 48 || frames == 768)));

@@ -283,6 +283,7 @@ async fn admit<T>(
         let Some(Ok(memory)) = queue.reserved(urgency, memory, give_back).await else { continue };
         let slot = async { slots.take_ahead(|| deliver.is_planned(urgency.0)).await };
         let Some(Some(slot)) = queue.reserved(urgency, slot, || false).await else { continue };
+        slots.paced((*all_units / wanted) as usize).await;
         let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };
         if threads.next().is_none_or(|thread| thread.send(Message::Send(Box::new(admitted))).is_err()) {

@@ -1,10 +1,12 @@
 //! How many requests may be in flight: fewer when a store says that it has no time, more again when it answers.
 //!
 //! Requests for batches that are not planned yet have a lower limit, which is found by measuring: more in flight are worth it as long as
-//! requests take hardly longer than they did with fewer.
+//! requests take hardly longer than they did with fewer. And requests are paced, so that they do not wait for each other in crowds.
 
+mod pacing;
 mod plateau;
 
+use pacing::Pacing;
 use plateau::Plateau;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -33,6 +35,7 @@ struct State {
     reduced: Option<Instant>,
     /// The limit for requests for batches that are not planned yet.
     ahead: Plateau,
+    pacing: Pacing,
     in_flight: usize,
     most_in_flight: usize,
 }
@@ -69,6 +72,7 @@ impl Slots {
             answers: 0,
             reduced: None,
             ahead: Plateau::new(most),
+            pacing: Pacing::default(),
             in_flight: 0,
             most_in_flight: 0,
         };
@@ -93,6 +97,16 @@ impl Slots {
             self.changed.notified().await;
         }
         self.take().await
+    }
+
+    /// Waits until the next request may be sent: not at once behind those before, but spread over the time that one takes. Memory allows
+    /// `most` of them in flight.
+    pub async fn paced(&self, most: usize) {
+        let due = self.lock().pacing.due(Instant::now());
+        if let Some(due) = due {
+            tokio::time::sleep_until(due.into()).await;
+        }
+        self.lock().pacing.sent(Instant::now(), most.min(self.most));
     }
 
     fn is_full_ahead(&self) -> bool {
@@ -150,7 +164,9 @@ impl Drop for Slot {
         let mut state = self.slots.lock();
         state.in_flight -= 1;
         if self.received {
-            state.ahead.ended(self.taken.elapsed());
+            let time = self.taken.elapsed();
+            state.ahead.ended(time);
+            state.pacing.ended(time);
         }
         self.slots.changed.notify_one();
         if state.owed > 0

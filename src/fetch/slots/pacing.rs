@@ -1,0 +1,137 @@
+//! When the next request may be sent.
+
+use std::time::{Duration, Instant};
+
+/// Spreads requests over the time that one takes, as packets are paced.
+///
+/// Requests that are sent together are answered together where the latency is the same each time: their answers share the network, end
+/// together, and make room for the next crowd. Meanwhile nothing is on the wire for as long as the latency lasts.
+#[derive(Debug, Default)]
+pub(super) struct Pacing {
+    /// The mean of the last requests' times, from their slot to the last byte.
+    mean: Option<Duration>,
+    /// When the next request may be sent.
+    next: Option<Instant>,
+}
+
+impl Pacing {
+    /// By how much requests may be sent faster than they end with as many in flight as is possible, so that pacing does not limit the rate.
+    const FASTER: f64 = 1.25;
+    /// Requests that were due within this time, or within this part of a request's, are sent together: timers wake a millisecond late, and
+    /// more where the network's threads have much to do.
+    const TOGETHER: Duration = Duration::from_millis(2);
+    const PART: u32 = 8;
+    /// How many times there are in the mean, about.
+    const TIMES: u32 = 64;
+    /// A request that takes longer than this many mean ones counts as that: a late one says nothing of the others.
+    const LATE: u32 = 4;
+
+    /// A request has ended, `time` after it got its slot.
+    pub fn ended(&mut self, time: Duration) {
+        self.mean = Some(match self.mean {
+            None => time,
+            Some(mean) => (mean * (Self::TIMES - 1) + time.min(mean * Self::LATE)) / Self::TIMES,
+        });
+    }
+
+    /// A request is sent, where `most` in flight are possible.
+    pub fn sent(&mut self, now: Instant, most: usize) {
+        let mean = self.mean.unwrap_or_default();
+        let interval = mean.div_f64(Self::FASTER * most.max(1) as f64);
+        // What was not used of the time longer ago is lost, or it would be a crowd later.
+        let earliest = now.checked_sub(Self::TOGETHER.max(mean / Self::PART)).unwrap_or(now);
+        self.next = Some(self.next.map_or(now, |next| next.max(earliest)) + interval);
+    }
+
+    /// When the next request may be sent, if not now.
+    pub fn due(&self, now: Instant) -> Option<Instant> {
+        self.next.filter(|&next| next > now)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::cmp::Reverse;
+    use std::collections::BinaryHeap;
+
+    const LATENCY: f64 = 0.1;
+
+    /// Share of a network's rate that requests have, of which `in_flight` are at most: each has one byte, which comes [`LATENCY`] after the
+    /// request, beside those of all others that come then. The network has `rate` bytes a second.
+    fn share_of_network(in_flight: usize, rate: f64, is_paced: bool) -> f64 {
+        let start = Instant::now();
+        let at = |now: f64| start + Duration::from_secs_f64(now);
+        let mut pacing = Pacing::default();
+        // Microseconds when answers begin, and how much each connection has got when they end; each with the start of the request.
+        let (mut begin, mut end) = (BinaryHeap::new(), BinaryHeap::new());
+        let (mut now, mut got, mut ended) = (0.0, 0.0, 0);
+        let nanos = |number: f64| (number * 1e9) as u64;
+        while now < 5.0 {
+            let mut due = f64::INFINITY;
+            while begin.len() + end.len() < in_flight {
+                if let Some(next) = pacing.due(at(now)).filter(|_| is_paced) {
+                    due = (next - start).as_secs_f64();
+                    break;
+                }
+                pacing.sent(at(now), in_flight);
+                begin.push(Reverse((nanos(now + LATENCY), nanos(now))));
+            }
+            let each = rate / end.len().max(1) as f64;
+            let next_begin = begin.peek().map_or(f64::INFINITY, |Reverse((time, _))| *time as f64 / 1e9);
+            let next_end =
+                end.peek().map_or(f64::INFINITY, |Reverse((at, _))| now + (*at as f64 / 1e9 - got) / each);
+            let next = next_begin.min(next_end).min(due).max(now);
+            got += (next - now) * each;
+            now = next;
+            if next_begin <= next_end.min(due) {
+                let Some(Reverse((_, sent))) = begin.pop() else { break };
+                end.push(Reverse((nanos(got + 1.0), sent)));
+            } else if next_end <= due {
+                let Some(Reverse((_, sent))) = end.pop() else { break };
+                pacing.ended(at(now) - at(sent as f64 / 1e9));
+                ended += 1;
+            }
+        }
+        f64::from(ended) / (5.0 * rate)
+    }
+
+    #[test]
+    fn the_line_is_not_idle_while_a_crowd_waits() {
+        for (in_flight, rate) in [(200, 1000.0), (64, 320.0), (32, 1000.0), (256, 5000.0)] {
+            let possible = (in_flight as f64 / LATENCY / rate).min(1.0);
+            let [crowds, paced] =
+                [false, true].map(|is_paced| share_of_network(in_flight, rate, is_paced) / possible);
+            assert!(crowds < 0.8 && paced > 0.93, "{in_flight} {rate}: {crowds} {paced}");
+        }
+    }
+
+    #[test]
+    fn nothing_waits_before_the_first_answer_or_behind_a_pause() {
+        let (mut pacing, start) = (Pacing::default(), Instant::now());
+        (0..300).for_each(|_| pacing.sent(start, 32));
+        assert_eq!(pacing.due(start), None);
+        pacing.ended(Duration::from_millis(96));
+        pacing.sent(start, 32);
+        assert_eq!(pacing.due(start), Some(start + Duration::from_micros(2400)));
+        // An eighth of 96 ms may be made up for, no more.
+        let later = start + Duration::from_secs(10);
+        pacing.sent(later, 32);
+        assert_eq!(pacing.due(later), None);
+        (0..4).for_each(|_| pacing.sent(later, 32));
+        assert_eq!(pacing.due(later), None);
+        pacing.sent(later, 32);
+        assert_eq!(pacing.due(later), Some(later + Duration::from_micros(6 * 2400 - 12_000)));
+    }
+
+    #[test]
+    fn a_late_request_changes_little() {
+        let mut pacing = Pacing::default();
+        pacing.ended(Duration::from_millis(100));
+        pacing.ended(Duration::from_secs(60));
+        assert!(pacing.mean.is_some_and(|mean| mean < Duration::from_millis(105)));
+        // If all take that long, it is followed.
+        (0..1000).for_each(|_| pacing.ended(Duration::from_secs(1)));
+        assert!(pacing.mean.is_some_and(|mean| mean > Duration::from_millis(990)));
+    }
+}
