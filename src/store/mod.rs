@@ -45,6 +45,7 @@ mod service;
 mod session;
 mod socket;
 mod stamp;
+mod stream;
 mod targets;
 mod traffic;
 mod uri;

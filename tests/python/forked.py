@@ -123,8 +123,12 @@ def _server():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # OpenBLAS would start threads as soon as NumPy is imported.
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        # OpenBLAS would start threads as soon as NumPy is imported, and the allocator of pyarrow one with pandas.
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "JE_ARROW_MALLOC_CONF": "background_thread:false",
+        },
     )
     atexit.register(server.communicate)
     return server
