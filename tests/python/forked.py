@@ -123,7 +123,7 @@ def _server():
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        # OpenBLAS would start threads as soon as NumPy is imported, and the allocator of pyarrow one with pandas.
+        # OpenBLAS would start threads as soon as NumPy is imported, and pyarrow's allocator one with pandas.
         env={
             **os.environ,
             "OMP_NUM_THREADS": "1",
