@@ -1,4 +1,4 @@
-//! One request from its first byte to its last: in parts if it is large, again if the connection breaks, twice if no answer comes.
+//! One request from its first byte to its last: in parts if it is large, again if the connection breaks, once more if no answer comes.
 
 use super::coalesce::split;
 use super::request::{Parts, Received, Request};
@@ -16,7 +16,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use futures::StreamExt;
 use futures::future::{Either, select, try_join, try_join_all};
+use futures::stream::FuturesUnordered;
 use tokio::sync::OwnedSemaphorePermit;
 
 /// Memory is counted in units of this many bytes, because a semaphore counts in 32 bits.
@@ -267,18 +269,23 @@ impl Transfer<'_> {
         self.ask(extent, version).await
     }
 
-    /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks a second time and takes the first answer.
+    /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks once more, and again if that is as late,
+    /// and takes the first answer.
     async fn ask(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
         let Common { counters, tail, slots, .. } = self.common;
         let ask = || self.client.store.get(&self.request.key, extent.clone(), version);
         let asked = Instant::now();
-        let answer = match select(ask(), pin!(self.late(asked))).await {
-            Either::Left((answer, _)) => answer,
-            Either::Right((_, first)) => {
-                counters.requests_doubled.add(1);
-                match select(first, ask()).await {
-                    Either::Left((Err(_), other)) | Either::Right((Err(_), other)) => other.await,
-                    Either::Left((answer, _)) | Either::Right((answer, _)) => answer,
+        let (mut last_asked, mut answers) = (asked, FuturesUnordered::from_iter([ask()]));
+        let answer = loop {
+            let others = answers.len() - 1;
+            match select(answers.select_next_some(), pin!(self.late(last_asked))).await {
+                // Another may be right.
+                Either::Left((Err(_), _)) if others > 0 => {}
+                Either::Left((answer, _)) => break answer,
+                Either::Right(_) => {
+                    counters.requests_doubled.add(1);
+                    last_asked = Instant::now();
+                    answers.push(ask());
                 }
             }
         };
@@ -291,7 +298,7 @@ impl Transfer<'_> {
         answer
     }
 
-    /// Waits until the answer to a request of that time takes longer than nearly all others, as far as is known by then, and a second request
+    /// Waits until the answer to a request of that time takes longer than nearly all others, as far as is known by then, and another request
     /// may be made: a few only, since a store that is slow as a whole is not helped by more.
     async fn late(&self, asked: Instant) {
         let Common { counters, tail, .. } = self.common;

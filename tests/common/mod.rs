@@ -42,6 +42,8 @@ pub struct FakeStore {
     pub fault: Option<(u64, Fault)>,
     /// `(n, time)`: each n-th request for a chunk takes `time`.
     pub late: Option<(u64, Duration)>,
+    /// `(key, n, time)`: the first `n` requests for that chunk take `time`.
+    pub late_at_first: Option<(&'static str, usize, Duration)>,
     /// Whether it has no entity tags, but times, which do not change here.
     pub untagged: bool,
     /// Objects of which every request fails, and folders that cannot be listed.
@@ -61,9 +63,11 @@ impl FakeStore {
         self.requests_made.load(Ordering::Relaxed)
     }
 
-    async fn wait(&self, number: u64) {
+    async fn wait(&self, key: &str, number: u64) {
         let late = self.late.filter(|(every, _)| number > 0 && number.is_multiple_of(*every));
-        let time = late.map_or(self.latency, |(_, time)| time);
+        let asked = || self.asked.lock().unwrap().iter().filter(|(asked, _)| asked == key).count();
+        let at_first = self.late_at_first.filter(|(late, first, _)| *late == key && asked() <= *first);
+        let time = late.map(|(_, time)| time).or(at_first.map(|(.., time)| time)).unwrap_or(self.latency);
         // Metadata are read by threads that wait.
         match tokio::runtime::Handle::try_current() {
             Ok(_) => tokio::time::sleep(time).await,
@@ -103,7 +107,7 @@ impl Store for FakeStore {
     ) -> BoxFuture<'a, io::Result<Option<Body>>> {
         async move {
             let (number, fault) = self.next(key, &extent);
-            self.wait(number).await;
+            self.wait(key, number).await;
             match fault {
                 Some(Fault::Denied) => return Err(io::ErrorKind::PermissionDenied.into()),
                 Some(Fault::Forbidden) => return Err(Obstacle::Forbidden { problem: "403".into() }.into()),
