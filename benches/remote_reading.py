@@ -29,6 +29,7 @@ class Reading:
     def __init__(self, task: Mapping[str, Any], url: str, **arguments: Any) -> None:
         if url.startswith("https"):
             arguments["storage_options"] = json.dumps({"ca_bundle": task["authority"]})
+        self.quick: bool = task["quick"]
         self.rss = rss_bytes()
         self.pipe = common.reader(url, task["device"], BATCH, **arguments)
         self.batch_bytes = 0
@@ -50,7 +51,10 @@ class Reading:
             `net_cpu_s_per_gb`, CPU seconds for a GB that came, of the process and of the network's threads;
             what the reader counted. GB are 10^9 bytes.
         """
-        self.run(1.0 if warm_up is None else warm_up)
+        if warm_up is None:
+            # Pinned memory for answers grows for some seconds.
+            warm_up = 0.5 if self.quick else 3.0
+        self.run(warm_up)
         before, cpu, threads = common.counters(self.pipe), time.process_time(), common.thread_seconds()
         with highest_rss() as highest:
             began = time.perf_counter()
