@@ -243,7 +243,7 @@ class Points:
         }
 
     def sharded(self) -> dict[str, Any]:
-        """Useful bytes of the run and requests for what is fetched meanwhile, of shuffled windows."""
+        """Useful bytes and requests in the steady state, of shuffled windows."""
         reading = Reading(
             self.task, self.url("sharded"), host_memory_budget=self.budget, window=[2], random_shuffle=True
         )
@@ -252,7 +252,7 @@ class Points:
         joined, shard_bytes = joined_ranges(self.path("sharded"), self.budget // 4 // 16)
         by_rule = ours["bytes_fetched"] / shard_bytes * joined
         return {
-            "useful_of_wire": ours["bytes_fetched_useful"] / ours["bytes_fetched"],
+            "useful_of_wire": ours["bytes_fetched_useful"] / max(ours["bytes_fetched"], 1),
             "requests_of_rule": ours["requests"] / by_rule,
             "joined_ranges_a_shard": joined,
             **ours,

@@ -156,7 +156,7 @@ counters! {
     requests,
     /// Requests that failed for a reason that may pass, and that were made again.
     requests_repeated,
-    /// Requests that were made once more, because those before were late.
+    /// Requests that were made beside others for the same bytes, because those were late; there may be two for one.
     requests_doubled,
     /// Encoded bytes that came in answer to requests, with those between chunks that were asked for together.
     bytes_fetched,

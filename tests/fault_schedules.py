@@ -52,7 +52,7 @@ CONSTANT_BYTES = 64 * MIB
 """What a process may take beside a reader's budget."""
 MOST_REQUESTS = 256
 MOST_DOUBLED = 1.1
-"""A server sees some more, for requests that are late are made a second time."""
+"""A server sees some more, for requests that are late are made again."""
 PATIENCE_S, START_S = 60, 120
 GOOD = ("bits", "error")
 NO_PART = r"for a part of an object"

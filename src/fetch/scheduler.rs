@@ -1,7 +1,7 @@
 //! Requests to stores that are not files of this machine: hundreds in flight on a few threads.
 //!
 //! ```text
-//! request() --> queue --> admission: memory, then a request slot, for the most urgent --> one of the network threads --> delivered()
+//! request() --> queue --> admission: memory, a request slot and its time, for the most urgent --> one of the network threads --> delivered()
 //! ```
 //!
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. The most urgent request is that of
@@ -282,8 +282,9 @@ async fn admit<T>(
             (memory.clone().acquire_many_owned(wanted), || deliver.give_back(urgency.0));
         let Some(Ok(memory)) = queue.reserved(urgency, memory, give_back).await else { continue };
         let slot = async { slots.take_ahead(|| deliver.is_planned(urgency.0)).await };
-        let Some(Some(slot)) = queue.reserved(urgency, slot, || false).await else { continue };
-        slots.paced((*all_units / wanted) as usize).await;
+        let Some(Some(mut slot)) = queue.reserved(urgency, slot, || false).await else { continue };
+        let paced = slot.paced((*all_units / wanted) as usize);
+        let Some(()) = queue.reserved(urgency, paced, || false).await else { continue };
         let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };
         if threads.next().is_none_or(|thread| thread.send(Message::Send(Box::new(admitted))).is_err()) {

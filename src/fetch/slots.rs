@@ -1,7 +1,8 @@
 //! How many requests may be in flight: fewer when a store says that it has no time, more again when it answers.
 //!
 //! Requests for batches that are not planned yet have a lower limit, which is found by measuring: more in flight are worth it as long as
-//! requests take hardly longer than they did with fewer. And requests are paced, so that they do not wait for each other in crowds.
+//! requests take hardly longer than they did with fewer. And requests are paced, so that they do not wait for each other in crowds; but for
+//! the parts of one object, which are asked for together.
 
 mod pacing;
 mod plateau;
@@ -45,11 +46,23 @@ struct State {
 pub struct Slot {
     slots: Arc<Slots>,
     permit: Option<OwnedSemaphorePermit>,
+    /// When it was taken, or its request was sent.
     taken: Instant,
     received: bool,
 }
 
 impl Slot {
+    /// Waits until the request may be sent: not at once behind those before, but spread over the time that one takes. Memory allows `most`
+    /// requests of its size in flight. (The limit for requests ahead does not count here, since batches that are planned do not heed it.)
+    pub async fn paced(&mut self, most: usize) {
+        let due = self.slots.lock().pacing.due(Instant::now());
+        if let Some(due) = due {
+            tokio::time::sleep_until(due.into()).await;
+        }
+        self.taken = Instant::now();
+        self.slots.lock().pacing.sent(self.taken, most.min(self.slots.most));
+    }
+
     /// Gives the slot back of a request whose answer has arrived to its last byte. Others, such as one that was not sent, or whose object is
     /// absent, do not tell how long a request takes.
     pub fn received(mut self) {
@@ -97,16 +110,6 @@ impl Slots {
             self.changed.notified().await;
         }
         self.take().await
-    }
-
-    /// Waits until the next request may be sent: not at once behind those before, but spread over the time that one takes. Memory allows
-    /// `most` of them in flight.
-    pub async fn paced(&self, most: usize) {
-        let due = self.lock().pacing.due(Instant::now());
-        if let Some(due) = due {
-            tokio::time::sleep_until(due.into()).await;
-        }
-        self.lock().pacing.sent(Instant::now(), most.min(self.most));
     }
 
     fn is_full_ahead(&self) -> bool {
@@ -245,6 +248,24 @@ mod tests {
             drop(slots.take().now_or_never());
         }
         assert_eq!(taken.len(), 256);
+    }
+
+    #[test]
+    fn requests_are_spread_over_the_time_of_one() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let slots = Slots::new(256);
+            let mut slot = slots.take().await.unwrap();
+            assert!(slot.paced(8).now_or_never().is_some());
+            slot.taken = Instant::now() - Duration::from_millis(100);
+            slot.received();
+            // One in 10 ms, but for what may be made up for.
+            let began = Instant::now();
+            for _ in 0..10 {
+                slots.take().await.unwrap().paced(8).await;
+            }
+            assert!(began.elapsed() > Duration::from_millis(70));
+        });
     }
 
     proptest! {

@@ -1,4 +1,4 @@
-//! One request from its first byte to its last: in parts if it is large, again if the connection breaks, once more if no answer comes.
+//! One request from its first byte to its last: in parts if it is large, again if the connection breaks, up to three times if no answer comes.
 
 use super::coalesce::split;
 use super::request::{Parts, Received, Request};
@@ -93,6 +93,8 @@ enum Unlike {
 const MOST_REPEATS: u32 = 5;
 /// Before the first of them; doubles with each.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
+/// How many requests for one answer that is late are in flight together, at most. That it is late three times is rare, unless the store is held up as a whole.
+const MOST_ASKED: u32 = 3;
 
 /// A request that may be sent.
 pub(super) struct Transfer<'a> {
@@ -269,22 +271,28 @@ impl Transfer<'_> {
         self.ask(extent, version).await
     }
 
-    /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks once more, and again if that is as late,
-    /// and takes the first answer.
+    /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks a second time, and a third if that is as
+    /// late, and takes the first answer.
     async fn ask(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
         let Common { counters, tail, slots, .. } = self.common;
         let ask = || self.client.store.get(&self.request.key, extent.clone(), version);
         let asked = Instant::now();
-        let (mut last_asked, mut answers) = (asked, FuturesUnordered::from_iter([ask()]));
+        let (mut times, mut last_asked, mut answers) = (1, asked, FuturesUnordered::from_iter([ask()]));
         let answer = loop {
             let others = answers.len() - 1;
-            match select(answers.select_next_some(), pin!(self.late(last_asked))).await {
+            let late = async move {
+                match times < MOST_ASKED {
+                    true => self.late(last_asked).await,
+                    false => std::future::pending().await,
+                }
+            };
+            match select(answers.select_next_some(), pin!(late)).await {
                 // Another may be right.
                 Either::Left((Err(_), _)) if others > 0 => {}
                 Either::Left((answer, _)) => break answer,
                 Either::Right(_) => {
                     counters.requests_doubled.add(1);
-                    last_asked = Instant::now();
+                    (times, last_asked) = (times + 1, Instant::now());
                     answers.push(ask());
                 }
             }

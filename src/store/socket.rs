@@ -92,7 +92,8 @@ impl Dialer {
 
     fn tls_connector(&self) -> Result<TlsConnector, rustls::Error> {
         let mut provider = rustls::crypto::ring::default_provider();
-        // Servers that follow their clients take the first one. This one is as safe for a session, in fewer rounds than AES-256.
+        // Servers that follow their clients take the first one. Both AES-128 and AES-256, which rustls prefers, are unbroken; AES-128 takes 10 rounds
+        // in place of 14. Those of TLS 1.2 stay as they are: it is for old servers.
         provider.cipher_suites.sort_by_key(|suite| suite.suite() != CipherSuite::TLS13_AES_128_GCM_SHA256);
         let provider = Arc::new(provider);
         let verifier = Verifier::new_with_extra_roots(self.certificates.iter().cloned(), provider.clone())?;
@@ -126,14 +127,13 @@ impl AsyncRead for Socket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(socket) => Pin::new(socket).poll_read(cx, into),
-            // A large body: its bytes are copied once, and not left in the caches.
-            Self::Tls(session) if into.remaining() >= stream::WORTH_BYTES => {
+            // One record. Who reads goes on until nothing more has come.
+            Self::Tls(session) => {
                 let came = ready!(Pin::new(&mut *session).poll_fill_buf(cx))?;
                 let bytes = stream::append(into, came);
                 Pin::new(session).consume(bytes);
                 Poll::Ready(Ok(()))
             }
-            Self::Tls(session) => Pin::new(session).poll_read(cx, into),
         }
     }
 }

@@ -2,15 +2,20 @@
 
 use tokio::io::ReadBuf;
 
-/// From this many bytes on streaming pays: fewer may still be in a cache when they are read.
-pub(super) const WORTH_BYTES: usize = 256 << 10;
+/// As long as there is this much room, the bytes of a large body are streamed. What is smaller may still be in a cache when it is read.
+const WORTH_BYTES: usize = 256 << 10;
 
-/// Appends as much of `from` as there is room for, and returns how many bytes. They go to memory at once, so that what was there before is
-/// not read into the caches, nor anything else displaced from them.
+/// Appends as much of `from` as there is room for, and returns how many bytes. Those of a large body go to memory at once, so that what was
+/// there before is not read into the caches, nor anything else displaced from them.
 pub(super) fn append(into: &mut ReadBuf<'_>, from: &[u8]) -> usize {
+    append_from(into, from, WORTH_BYTES)
+}
+
+#[cfg_attr(not(target_arch = "x86_64"), expect(unused_variables))]
+fn append_from(into: &mut ReadBuf<'_>, from: &[u8], worth_bytes: usize) -> usize {
     let bytes = from.len().min(into.remaining());
     #[cfg(target_arch = "x86_64")]
-    {
+    if into.remaining() >= worth_bytes {
         // SAFETY: nothing is read from this memory, and only initialized bytes are written.
         let room = unsafe { into.unfilled_mut() };
         let to = room.as_mut_ptr().cast::<u8>();
@@ -19,8 +24,8 @@ pub(super) fn append(into: &mut ReadBuf<'_>, from: &[u8]) -> usize {
         // SAFETY: these have just been written.
         unsafe { into.assume_init(bytes) };
         into.advance(bytes);
+        return bytes;
     }
-    #[cfg(not(target_arch = "x86_64"))]
     into.put_slice(&from[..bytes]);
     bytes
 }
@@ -61,14 +66,14 @@ mod tests {
     proptest! {
         #[test]
         fn bytes_are_appended_as_they_are(
-            before in 0usize..200, room in 0usize..1000, bytes in 0usize..1000, start in 0usize..70,
+            before in 0usize..200, room in 0usize..1000, bytes in 0usize..1000, start in 0usize..70, worth in 0usize..1000,
         ) {
             let all: Vec<u8> = (0..2000u32).map(|i| (i * 7 + i / 256) as u8).collect();
             let from = &all[start..start + bytes];
             let mut memory = vec![std::mem::MaybeUninit::new(99); before + room + 100];
             let mut into = ReadBuf::uninit(&mut memory[..before + room]);
             into.put_slice(&all[..before]);
-            let appended = append(&mut into, from);
+            let appended = append_from(&mut into, from, worth);
             prop_assert_eq!(appended, bytes.min(room));
             prop_assert_eq!(into.filled(), [&all[..before], &from[..appended]].concat());
             prop_assert_eq!(into.remaining(), room - appended);

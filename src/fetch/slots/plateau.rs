@@ -10,7 +10,7 @@ pub(super) struct Plateau {
     most: usize,
     /// A request had to wait since the limit changed.
     was_full: bool,
-    /// Times of requests, from their slot to the last byte, since the limit changed.
+    /// Times of requests, from when they were sent to the last byte, since the limit changed.
     times: Vec<Duration>,
     /// The time of requests that do not wait for each other: that with the least limit, or less. A store that becomes slower brings the limit down to
     /// the least, where it is measured anew.
@@ -45,7 +45,7 @@ impl Plateau {
         self.was_full = true;
     }
 
-    /// A request has ended, `time` after it got its slot.
+    /// A request has ended, `time` after it was sent.
     pub fn ended(&mut self, time: Duration) {
         self.times.push(time);
         if self.times.len() < self.limit.max(Self::REQUESTS) {
