@@ -40,8 +40,8 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
           `bytes_decoded_cpu`.
         - `requests`: to stores at URLs, for chunks, parts of large chunks and shard indexes.
           `requests_repeated`: how often one failed for a reason that may pass (503, 429, a connection that
-          broke) and was sent again. `requests_doubled`: how often one was late and another was sent beside it.
-          `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
+          broke) and was sent again. `requests_doubled`: how often one was late and another was sent beside
+          it. `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
         - `connections_opened`: to stores at URLs, each counted with the first answer that came over it.
         - `bytes_fetched`: bytes on the wire: of the bodies of answers, without headers and TLS.
           `bytes_fetched_useful`: those of them that are encoded chunks that batches have taken; the rest is
