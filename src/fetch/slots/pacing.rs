@@ -4,9 +4,9 @@ use std::time::{Duration, Instant};
 
 /// Spreads requests over the time that one takes, as packets are paced.
 ///
-/// Requests that are sent together are answered together where the latency is the same each time: their answers share the network, end
-/// together, and make room for the next crowd. Meanwhile nothing is on the wire for as long as the latency lasts. (What it gains, and where it
-/// gains nothing, is in `benches/NOTES.md`.)
+/// Where the latency is the same each time and the network is shared alike, requests that are sent together are answered together, end
+/// together, and make room for the next crowd; meanwhile nothing is on the wire. Measured, pacing gains 6 % without latency and 10 % with
+/// 30 ms, and nothing with 100 ms (`benches/NOTES.md`).
 #[derive(Debug, Default)]
 pub(super) struct Pacing {
     /// The mean of the last requests' times, from when they were sent to the last byte.
