@@ -1,14 +1,18 @@
-//! The check of zstd frames, host and device part, against libzstd: no damaged frame passes, every valid one does.
+//! The check of zstd frames, host and device part, against libzstd: no damaged frame passes, every valid one does. And what the host
+//! makes of a chunk's headers, copied by the device part, is what it makes of the chunk.
 //!
-//! The device part runs on the host (`tests/kernels/zstd_test.cc`), compiled with sanitizers; without g++ there is no test.
+//! The device part runs on the host (`tests/kernels/zstd_test.cc`, `headers_test.cc`), compiled with sanitizers; without g++ there is no
+//! test.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::sync::LazyLock;
+use std::sync::Mutex;
 
+use zarr_dali::codec::work::{Verdict as Decision, Work};
 use zarr_dali::codec::zstd::{Block, Verdict, blocks, check};
+use zarr_dali::codec::{HeaderFormat, blosc};
 use zstd::bulk::{Compressor, Decompressor};
 use zstd::zstd_safe::{CParameter, Strategy};
 
@@ -32,8 +36,13 @@ const STRICTER: [&str; 12] = [
 
 const HUFFMAN: u32 = 0x100;
 
-/// The device part, as a program that answers case by case.
+/// The device part, as programs that answer case by case.
 struct Device {
+    check: Program,
+    headers: Program,
+}
+
+struct Program {
     child: Child,
     cases: ChildStdin,
     answers: ChildStdout,
@@ -41,14 +50,7 @@ struct Device {
 
 impl Device {
     fn start() -> Option<Self> {
-        static PROGRAM: LazyLock<Option<PathBuf>> = LazyLock::new(compile);
-        let mut child = Command::new(PROGRAM.as_ref()?)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .expect("it was compiled");
-        let (cases, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
-        Some(Self { child, cases, answers })
+        Some(Self { check: Program::start("zstd_test")?, headers: Program::start("headers_test")? })
     }
 
     /// A `StreamError`, plus `HUFFMAN` if it came from the literals.
@@ -57,31 +59,60 @@ impl Device {
         // SAFETY: `Block` is `repr(C)`, without padding of the compiler's, and lives as long as `blocks`.
         let blocks = unsafe { std::slice::from_raw_parts(blocks.as_ptr().cast(), size_of_val(blocks)) };
         let mut answer = [0; 4];
-        header
-            .iter()
-            .try_for_each(|number| self.cases.write_all(&number.to_le_bytes()))
-            .and_then(|()| self.cases.write_all(frame))
-            .and_then(|()| self.cases.write_all(blocks))
-            .and_then(|()| self.answers.read_exact(&mut answer))
-            .expect("a sanitizer stopped the program");
+        self.check.ask(&header, &[frame, blocks], &mut answer);
         u32::from_le_bytes(answer)
+    }
+
+    /// The headers of a chunk, and the complement of every other byte.
+    fn headers(&mut self, chunk: &[u8], expected: usize, format: HeaderFormat) -> Vec<u8> {
+        let mut copied = vec![0; chunk.len()];
+        self.headers.ask(&[chunk.len() as u32, expected as u32, format as u32], &[chunk], &mut copied);
+        copied
     }
 }
 
-fn compile() -> Option<PathBuf> {
-    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join("zstd_test");
+impl Program {
+    fn start(name: &'static str) -> Option<Self> {
+        let mut child = Command::new(compiled(name)?)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("it was compiled");
+        let (cases, answers) = (child.stdin.take().unwrap(), child.stdout.take().unwrap());
+        Some(Self { child, cases, answers })
+    }
+
+    fn ask(&mut self, header: &[u32], parts: &[&[u8]], answer: &mut [u8]) {
+        header
+            .iter()
+            .try_for_each(|number| self.cases.write_all(&number.to_le_bytes()))
+            .and_then(|()| parts.iter().try_for_each(|part| self.cases.write_all(part)))
+            .and_then(|()| self.answers.read_exact(answer))
+            .expect("a sanitizer stopped the program");
+    }
+}
+
+/// `tests/kernels/<name>.cc` as a program, compiled once for all tests.
+fn compiled(name: &'static str) -> Option<PathBuf> {
+    static PROGRAMS: Mutex<BTreeMap<&str, Option<PathBuf>>> = Mutex::new(BTreeMap::new());
+    PROGRAMS.lock().unwrap().entry(name).or_insert_with(|| compile(name)).clone()
+}
+
+fn compile(name: &str) -> Option<PathBuf> {
+    let program = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    let source = format!("tests/kernels/{name}.cc");
     let status = Command::new("g++")
         .args(["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", "-fno-strict-aliasing"])
         .args(["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-o"])
         .arg(&program)
-        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/kernels/zstd_test.cc"))
+        .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join(&source))
         .status()
         .ok()?;
-    assert!(status.success(), "g++ does not compile tests/kernels/zstd_test.cc");
+    assert!(status.success(), "g++ does not compile {source}");
     Some(program)
 }
 
-impl Drop for Device {
+impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -197,8 +228,19 @@ fn frame(content: &[u8], random: &mut Random) -> Vec<u8> {
     encoder.finish().unwrap()
 }
 
+/// What the GPU has to do with a chunk that is a frame.
+fn frame_work(frame: &[u8], expected: usize) -> (Result<Decision, String>, Work) {
+    let mut work = Work::default();
+    (work.add_zstd_frame(frame, 0, 0..expected as u64), work)
+}
+
 /// Host and device part.
 fn accept(device: &mut Device, frame: &[u8], expected: usize, alignment: u32) -> Result<bool, String> {
+    let headers = device.headers(frame, expected, HeaderFormat::Zstd);
+    assert!(
+        frame_work(&headers, expected) == frame_work(frame, expected),
+        "by the headers it is another frame"
+    );
     if check(frame, expected as u64)? == Verdict::Cpu {
         return Ok(false);
     }
@@ -390,4 +432,65 @@ fn repeat_offsets_are_those_of_libzstd() {
         agreed[usize::from(decodes)] += 1;
     }
     assert!(agreed.iter().all(|&count| count > 20_000), "{agreed:?} valid or not");
+}
+
+/// A container of what Blosc makes of `content`.
+fn container(content: &[u8], random: &mut Random) -> Vec<u8> {
+    const CODECS: [&std::ffi::CStr; 4] = [c"zstd", c"lz4", c"blosclz", c"zlib"];
+    let mut encoded = vec![0; content.len() + 16];
+    // SAFETY: both pointers are those of slices with these lengths; the name ends with a zero byte.
+    let bytes = unsafe {
+        blosc_src::blosc_compress_ctx(
+            random.below(10) as i32,
+            random.below(3) as i32,
+            [1, 2, 4, 8, 3, 20][random.below(6)],
+            content.len(),
+            content.as_ptr().cast(),
+            encoded.as_mut_ptr().cast(),
+            encoded.len(),
+            CODECS[random.below(CODECS.len())].as_ptr(),
+            [0, 0, 1 << 12, 1 << 15][random.below(4)],
+            1,
+        )
+    };
+    encoded.truncate(usize::try_from(bytes).unwrap());
+    encoded
+}
+
+#[test]
+fn a_container_is_planned_by_its_headers() {
+    let Some(mut device) = Device::start() else { return };
+    let mut random = Random(5);
+    let planned = |container: &[u8], expected: usize| {
+        let mut work = Work::default();
+        (blosc::work(container, expected as u64, &mut work), work)
+    };
+    let (mut whole, mut damaged) = ([0; 3], [0; 3]);
+    for number in 0..2_000 {
+        let bytes = sizes(&mut random, number);
+        let content = content(random.below(KINDS), bytes, &mut random);
+        let container = container(&content, &mut random);
+        for turn in 0..10 {
+            let mut changed = container.clone();
+            if turn > 0 {
+                mutate(&mut changed, &mut random);
+            }
+            let headers = device.headers(&changed, bytes, HeaderFormat::Blosc);
+            let (decision, work) = planned(&changed, bytes);
+            let by_headers = planned(&headers, bytes);
+            assert!(
+                by_headers == (decision.clone(), work),
+                "{number}, {turn}: {decision:?}, not {:?}",
+                by_headers.0
+            );
+            let counts = if turn > 0 { &mut damaged } else { &mut whole };
+            counts[match decision {
+                Ok(Decision::Gpu) => 0,
+                Ok(Decision::Cpu(_)) => 1,
+                Err(_) => 2,
+            }] += 1;
+        }
+    }
+    println!("whole {whole:?}, damaged {damaged:?}: GPU, CPU, refused");
+    assert!(whole[0] > 1_800 && whole[2] == 0 && damaged.iter().all(|&count| count > 20));
 }

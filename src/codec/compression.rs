@@ -6,6 +6,19 @@ use super::{blosc, gzip, lz4, snappy, zlib, zstd};
 use zarrs::array::CodecMetadataOptions;
 use zarrs::array::codec::api::BytesToBytesCodecTraits;
 
+/// Where in a chunk the headers are that [`GpuChain::prepare`](super::GpuChain::prepare) reads: what `src/kernels/headers.cuh` copies
+/// to the host of a chunk that was read straight to the GPU.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HeaderFormat {
+    /// At its beginning and end.
+    Ends = 0,
+    /// In a zstd frame: also those of its blocks.
+    Zstd = 1,
+    /// In a Blosc container: also those of its streams.
+    Blosc = 2,
+}
+
 /// A compression that the GPU can decode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Compression {
@@ -52,6 +65,16 @@ impl Compression {
             Self::Zlib => "zlib",
             Self::Lz4 => "lz4",
             Self::Snappy => "snappy",
+        }
+    }
+
+    /// Where its headers are; `None`: a header may be of any length.
+    pub(super) fn headers(self) -> Option<HeaderFormat> {
+        match self {
+            Self::Zstd => Some(HeaderFormat::Zstd),
+            Self::Blosc { .. } => Some(HeaderFormat::Blosc),
+            Self::Zlib | Self::Lz4 | Self::Snappy => Some(HeaderFormat::Ends),
+            Self::Gzip => None,
         }
     }
 

@@ -24,7 +24,7 @@ pub mod work;
 mod zlib;
 pub mod zstd;
 
-pub use compression::Compression;
+pub use compression::{Compression, HeaderFormat};
 pub use cpu::decode_on_cpu;
 pub use direct::Unpacker;
 pub use guarded::register;
@@ -156,6 +156,17 @@ impl GpuChain {
         !self.outer.is_empty()
     }
 
+    /// Where the headers are that [`GpuChain::prepare`] reads; `None` if it reads all of an encoded chunk, or may.
+    pub fn headers(&self) -> Option<HeaderFormat> {
+        self.compression.filter(|_| !self.is_verified_by_host()).and_then(Compression::headers)
+    }
+
+    /// Size of what the compression decodes to: the elements with the checksums below it.
+    pub fn area_bytes(&self) -> u64 {
+        let checksums = self.inner.iter().filter(|inner| matches!(inner, Inner::Checksum(_))).count();
+        self.decoded_bytes + checksums as u64 * checksum::BYTES
+    }
+
     /// Whether nothing happens to the bytes of a chunk: they are its elements.
     pub fn is_copy(&self) -> bool {
         self.compression.is_none()
@@ -168,12 +179,6 @@ impl GpuChain {
     /// Whether there may be zstd frames.
     pub fn has_zstd(&self) -> bool {
         matches!(self.compression, Some(Compression::Zstd | Compression::Blosc { zstd: true }))
-    }
-
-    /// Size of what the compression decodes to: the elements with the checksums below it.
-    fn area_bytes(&self) -> u64 {
-        let checksums = self.inner.iter().filter(|inner| matches!(inner, Inner::Checksum(_))).count();
-        self.decoded_bytes + checksums as u64 * checksum::BYTES
     }
 
     /// The most bytes that an encoded chunk has which goes to the GPU.

@@ -48,7 +48,7 @@ pub struct GpuWorkerContext {
     /// The GPU.
     pub gpu: Arc<Gpu>,
     /// The kernels, loaded.
-    pub kernels: Kernels,
+    pub kernels: Arc<Kernels>,
     /// The SM partition, if the driver gives one.
     pub green: Option<Arc<GreenContext>>,
     /// nvCOMP, if any array needs it and it decodes zstd; without it our own decoder does.

@@ -2,6 +2,7 @@
 
 use super::zstd::{FramesToDecode, ZstdKernels};
 use super::{Gpu, image};
+use crate::codec::HeaderFormat;
 use crate::error::{Error, Result};
 
 use std::ffi::{CStr, c_void};
@@ -77,6 +78,22 @@ impl ShuffledOnDevice {
     }
 }
 
+/// An encoded chunk whose headers are copied to the host, field for field the `Chunk` of `headers.cuh`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct HeadersOnDevice {
+    /// Address of the chunk.
+    pub from: u64,
+    /// Address of as many bytes of pinned memory.
+    pub to: u64,
+    /// Encoded size.
+    pub bytes: u32,
+    /// Decoded size.
+    pub decoded_bytes: u32,
+    /// Where in the chunk its headers are.
+    pub format: HeaderFormat,
+}
+
 /// Elements to be added up, field for field the `Delta` of `delta.cuh`.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +113,7 @@ const _: () = assert!(
         && size_of::<CheckOnDevice>() == 40
         && size_of::<ShuffledOnDevice>() == 48
         && size_of::<DeltaOnDevice>() == 24
+        && size_of::<HeadersOnDevice>() == 32
 );
 
 /// What a kernel says of a stream or a check: 0, or the first error, a `StreamError` of `streams.cuh`.
@@ -175,6 +193,7 @@ pub struct Kernels {
     check: sys::CUfunction,
     unshuffle: sys::CUfunction,
     undo_delta: sys::CUfunction,
+    copy_headers: sys::CUfunction,
     zstd_check_blocks: sys::CUfunction,
     zstd_check_frames: sys::CUfunction,
     zstd: ZstdKernels,
@@ -208,6 +227,8 @@ impl Kernels {
     const ZSTD_BLOCK_THREADS: u32 = 64;
     /// A block sums up a chunk.
     const DELTA_THREADS: u32 = 1024;
+    /// Warps that copy the headers of a Blosc container; those of other chunks follow one another.
+    const HEADER_WARPS: u32 = 16;
 
     /// Loads the kernels into a context.
     ///
@@ -238,6 +259,7 @@ impl Kernels {
             check: function(c"check")?,
             unshuffle: function(c"unshuffle")?,
             undo_delta: function(c"undo_delta")?,
+            copy_headers: function(c"copy_headers")?,
             zstd_check_blocks: function(c"zstd_check_blocks")?,
             zstd_check_frames: function(c"zstd_check_frames")?,
             zstd: ZstdKernels::load(gpu, function)?,
@@ -319,6 +341,21 @@ impl Kernels {
         let grid = Grid { blocks: count as u64, threads: Self::DELTA_THREADS };
         // SAFETY: as in `gather`.
         unsafe { self.launch("launching the sums", stream, self.undo_delta, grid, chunks, count) }
+    }
+
+    /// Enqueues the copy of a chunk's headers to the places that they have in it.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// The chunk is in device memory until the stream has passed, and nothing else uses the pinned memory meanwhile.
+    pub unsafe fn copy_headers(&self, stream: &CudaStream, mut chunk: HeadersOnDevice) -> Result<()> {
+        let warps = if chunk.format == HeaderFormat::Blosc { Self::HEADER_WARPS } else { 1 };
+        let grid = Grid { blocks: 1, threads: 32 * warps };
+        let mut arguments = [argument(&mut chunk)];
+        // SAFETY: this is the kernel's argument; memory is the caller's duty.
+        unsafe { launch("copying headers", stream, self.copy_headers, grid, &mut arguments) }
     }
 
     /// Enqueues the check of zstd frames. An invalid frame gets an error status, and in nvCOMP's arrays a valid one takes its

@@ -13,8 +13,8 @@ mod zstd;
 
 pub use green::GreenContext;
 pub use kernels::{
-    CheckOnDevice, DeltaOnDevice, FramesToCheck, Kernels, ShuffledOnDevice, StreamKernel, StreamOnDevice,
-    StreamStatus, status_text,
+    CheckOnDevice, DeltaOnDevice, FramesToCheck, HeadersOnDevice, Kernels, ShuffledOnDevice, StreamKernel,
+    StreamOnDevice, StreamStatus, status_text,
 };
 pub use memory::{DeviceMemory, PinnedMemory};
 pub use pinned::{PinnedBuffer, PinnedPool};

@@ -147,8 +147,10 @@ impl Running {
             self.registered = Some(memory);
         }
         let half = device.memory.staging_bytes / (2 * io_threads as u64).max(1);
+        let kernels = Arc::new(Kernels::load(&device.gpu)?);
         let uploader = UploaderParts {
             gpu: device.gpu.clone(),
+            kernels: kernels.clone(),
             pinned,
             received: bodies.map(|bodies| bodies.pool().clone()),
             queue: self.gpu_tasks.clone(),
@@ -161,15 +163,15 @@ impl Running {
             uploaders.push((uploader.clone(), staging));
         }
         uploaders.reverse();
-        self.start_gpu_workers(start, device)?;
+        self.start_gpu_workers(start, device, kernels)?;
         let most_boxes = usize::try_from(start.setup.boxes_of_chunk()).unwrap_or(usize::MAX);
         Ok(Target::Gpu(UploadContext { upload_pool, most_boxes, pace: self.jobs.clone() }))
     }
 
-    fn start_gpu_workers(&mut self, start: &Start, device: &Device) -> Result<()> {
+    fn start_gpu_workers(&mut self, start: &Start, device: &Device, kernels: Arc<Kernels>) -> Result<()> {
         let gpu_workers = Arc::new(GpuWorkerContext {
             gpu: device.gpu.clone(),
-            kernels: Kernels::load(&device.gpu)?,
+            kernels,
             green: start.sm_partition(device),
             nvcomp: device.zstd.clone(),
             dataset: start.setup.dataset.clone(),

@@ -1,5 +1,6 @@
 """How chunks are read, decoded and kept changes nothing but the counters: `io`, `decode`, `cache_bytes`."""
 
+import random
 import re
 import sys
 import time
@@ -10,6 +11,7 @@ import pytest
 import zarr
 from nvidia.dali import types
 
+import mutations
 import zarr_dali
 from counting import settled_stats
 from reading import CPU, GPU, assert_same_bits, build, run_batches, to_samples
@@ -91,6 +93,38 @@ def test_a_file_that_is_replaced_is_read_anew(folder, values):
     # What was read ahead, up to 16 batches and DALI's queue, is of before.
     later = epochs(pipe, 8)[-STEPS:]
     np.testing.assert_array_equal(later, -values)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("fields", [mutations.zstd, mutations.blosc], ids=["zstd", "blosc"])
+def test_damaged_headers_read_with_cufile_are_refused_as_without(tmp_path, values, fields):
+    """Of these chunks the host gets the headers alone, which a kernel finds."""
+    blosc = zarr.codecs.BloscCodec(cname="zstd", clevel=1)
+    codecs = blosc if fields is mutations.blosc else zarr.codecs.ZstdCodec(level=1)
+    path = write(tmp_path, "damaged", values[:1], (1, 300, 256), compressors=codecs)
+    (file,) = chunk_files(path)
+    whole = file.read_bytes()
+    rng, places = random.Random(7), fields(whole, 0, len(whole))
+    refused = 0
+    for place in [None, *rng.choices(places, k=30)]:
+        changed = bytearray(whole)
+        if place is not None:
+            place.set(changed, place.get(changed) ^ 1 << rng.randrange(8 * place.size))
+        file.write_bytes(changed)
+        by_cufile, without = (what_comes(path, io) for io in ("gds", "posix"))
+        assert by_cufile == without, place
+        refused += isinstance(without, str)
+    assert 10 < refused < 31
+
+
+def what_comes(path, io):
+    """The bits of the only sample, or the error."""
+    pipe = build(GPU, path, batch_size=1, io=io, decode="gpu")
+    try:
+        ((sample,),) = run_batches(pipe, 1)[0]
+    except RuntimeError as error:
+        return str(error)
+    return np.asarray(sample).tobytes()
 
 
 def test_cufile_needs_the_gpu_backend(folder, values):

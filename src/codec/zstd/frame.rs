@@ -20,8 +20,6 @@ pub struct Frame {
     pub frame_bytes: u64,
     /// The least and the most that the blocks can regenerate.
     pub regenerates: (u64, u64),
-    /// How many blocks are compressed.
-    pub compressed_blocks: u64,
 }
 
 /// Size of the skippable frame at the start, if there is one.
@@ -37,17 +35,27 @@ impl Frame {
     /// # Errors
     /// Where the bytes stop being a frame.
     pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let frame = Self::parse_most(bytes, u64::MAX)?;
+        frame.ok_or_else(|| "the zstd frame has more blocks than bytes".into())
+    }
+
+    /// As [`Frame::parse`], for a frame of up to so many blocks; `None`: it has more, of which nothing is read.
+    ///
+    /// # Errors
+    /// As [`Frame::parse`].
+    pub fn parse_most(bytes: &[u8], most_blocks: u64) -> Result<Option<Self>, String> {
         let mut cursor = Cursor { bytes, at: 0 };
         let header = Header::read(&mut cursor)?;
-        let (mut least, mut most, mut compressed_blocks) = (0, 0, 0);
+        let (mut least, mut most, mut blocks) = (0, 0, 0);
         loop {
             let block = BlockHeader::read(&mut cursor)?;
+            blocks += 1;
+            if blocks > most_blocks {
+                return Ok(None);
+            }
             let (low, high) = match block.kind {
                 BlockKind::Raw | BlockKind::Rle => (block.size, block.size),
-                BlockKind::Compressed => {
-                    compressed_blocks += 1;
-                    (0, MAX_BLOCK_BYTES)
-                }
+                BlockKind::Compressed => (0, MAX_BLOCK_BYTES),
             };
             (least, most) = (least + low, most + high);
             cursor.skip(block.encoded_bytes())?;
@@ -56,14 +64,13 @@ impl Frame {
             }
         }
         let checksum = if header.has_checksum { Some(cursor.number(4)? as u32) } else { None };
-        Ok(Self {
+        Ok(Some(Self {
             content_bytes: header.content_bytes,
             needs_dictionary: header.needs_dictionary,
             checksum,
             frame_bytes: cursor.at as u64,
             regenerates: (least, most),
-            compressed_blocks,
-        })
+        }))
     }
 }
 

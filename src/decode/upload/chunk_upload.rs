@@ -283,11 +283,22 @@ impl<'a> ChunkUpload<'a> {
         let bytes = encoded.bytes();
         let mut start = 0;
         if let Some(handle) = uploader.cufile(encoded) {
-            let (host, to) = (Some(buffer.bytes_mut()), allocation.address());
-            // SAFETY: allocation and buffer have the size of the chunk and belong to the chunk alone.
-            unsafe { self.read_with_cufile(uploader, encoded, handle, to, host, at)? };
+            let to = allocation.address();
             // The host reads the chunk's headers from the buffer.
-            uploader.wait()?;
+            match chain.headers() {
+                // SAFETY: allocation and buffer have the size of the chunk and belong to the chunk alone.
+                Some(format) => unsafe {
+                    self.read_with_cufile(uploader, encoded, handle, to, None, at)?;
+                    uploader.read_headers(to, buffer, format, chain.area_bytes())?;
+                },
+                None => {
+                    // SAFETY: as above.
+                    unsafe {
+                        self.read_with_cufile(uploader, encoded, handle, to, Some(buffer.bytes_mut()), at)?;
+                    }
+                    uploader.wait()?;
+                }
+            }
             start = bytes;
         }
         while start < bytes {

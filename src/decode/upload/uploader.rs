@@ -7,6 +7,7 @@ use super::cufile::{GdsStaging, verify};
 use super::event;
 use super::packed::{PackedBuffer, Slot};
 use super::submission::{OnComplete, Source, Submission};
+use crate::codec::HeaderFormat;
 use crate::decode::Queue;
 use crate::decode::device_pool::{Allocation, DevicePool};
 use crate::decode::flush::Flush;
@@ -15,7 +16,7 @@ use crate::decode::watchdog::Watchdog;
 use crate::error::{Error, GpuWork, Result};
 use crate::fetch::Encoded;
 use crate::fetch::cufile::Handle;
-use crate::gpu::{Gpu, PinnedBuffer, PinnedPool};
+use crate::gpu::{Gpu, HeadersOnDevice, Kernels, PinnedBuffer, PinnedPool};
 use crate::store::Buffers;
 
 use std::collections::VecDeque;
@@ -29,6 +30,8 @@ use cudarc::driver::{CudaEvent, CudaStream, result};
 pub struct UploaderParts {
     /// The GPU.
     pub gpu: Arc<Gpu>,
+    /// The kernels, loaded.
+    pub kernels: Arc<Kernels>,
     /// The sources of copies.
     pub pinned: Arc<PinnedPool>,
     /// Pinned memory that answers of stores are received in.
@@ -157,6 +160,31 @@ impl Uploader {
             self.complete_arrived();
         }
         encoded.check_unchanged()
+    }
+
+    /// Copies the headers of an encoded chunk at `from` to `to`, each byte to the place that it has in the chunk, and waits for them. The
+    /// other bytes of `to` are of no meaning. A GPU decodes the chunk to `decoded_bytes`.
+    ///
+    /// # Errors
+    /// What the driver says.
+    ///
+    /// # Safety
+    /// `from` is device memory of the size of `to`, which is the chunk's; its bytes are there when the work that was enqueued on the stream has
+    /// run.
+    pub unsafe fn read_headers(
+        &self,
+        from: u64,
+        to: &mut PinnedBuffer,
+        format: HeaderFormat,
+        decoded_bytes: u64,
+    ) -> Result<()> {
+        let to = to.bytes_mut();
+        let (bytes, decoded_bytes) = (to.len() as u32, decoded_bytes as u32);
+        let chunk = HeadersOnDevice { from, to: to.as_mut_ptr() as u64, bytes, decoded_bytes, format };
+        // SAFETY: the duty of the caller; the buffer belongs to this thread, which waits. Drivers have one address for pinned memory on host
+        // and GPU.
+        unsafe { self.parts.kernels.copy_headers(&self.stream, chunk)? };
+        self.wait()
     }
 
     /// Waits for everything that was enqueued on the stream.
