@@ -466,7 +466,7 @@ decode all chunks, only on cores that nobody else wants (SCHED_IDLE).)code",
 ``"auto"`` uses cuFile for uncompressed chunks where it can read from the disk to the GPU without a
 detour through the host (GPUDirect Storage), and reads through the page cache elsewhere. ``"gds"`` uses
 cuFile in any case, in its compatibility mode if it has to, and is an error where cuFile cannot be
-used. The host needs the headers of compressed chunks, which then have to be copied back to it.)code",
+used. Of a compressed chunk the headers alone come back to the host, except with gzip or an outer checksum.)code",
                     "auto")
     .AddOptionalArg(
         "cache_bytes",

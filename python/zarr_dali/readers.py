@@ -346,8 +346,8 @@ def zarr(
             `"auto"` uses cuFile for uncompressed chunks where it can read from the disk to the GPU without a
             detour through the host (GPUDirect Storage), and reads through the page cache elsewhere. `"gds"`
             uses cuFile in any case, in its compatibility mode if it has to, and is an error where cuFile
-            cannot be used. The host needs the headers of compressed chunks, which then have to be copied back
-            to it.
+            cannot be used. Of a compressed chunk the headers alone come back to the host, except with gzip or
+            an outer checksum.
         num_io_threads: Number of threads that read chunks, in the CPU backend also decode them, at least 1.
             0 chooses from the cores that the process may use.
         num_decode_threads: Number of threads that decode on the CPU, at least 1.

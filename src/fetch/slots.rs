@@ -60,7 +60,9 @@ impl Slot {
             tokio::time::sleep_until(due.into()).await;
         }
         self.taken = Instant::now();
-        self.slots.lock().pacing.sent(self.taken, most.min(self.slots.most));
+        let mut state = self.slots.lock();
+        let in_flight = state.in_flight;
+        state.pacing.sent(self.taken, in_flight, most.min(self.slots.most));
     }
 
     /// Gives the slot back of a request whose answer has arrived to its last byte. Others, such as one that was not sent, or whose object is
@@ -145,6 +147,11 @@ impl Slots {
         state.owed -= kept;
         self.semaphore.add_permits(more - kept);
         (state.limit, state.answers) = (state.limit + more, 0);
+    }
+
+    /// How many requests in flight are worth it.
+    pub fn worth_in_flight(&self) -> usize {
+        self.lock().ahead.limit()
     }
 
     /// How many are taken now.

@@ -170,9 +170,8 @@ impl Setup {
         match self.options.io {
             Io::Posix => false,
             Io::Gds => true,
-            // Through the host it is slower than the page cache. Of encoded chunks the host needs the headers, which have to be
-            // copied back to it: 5.0 GB/s of zstd in place of 37.9 (H200, compatibility mode, 2026-11-22). Whether that pays where
-            // it reads directly has not been measured.
+            // Through the host it is slower than the page cache: 35 GB/s of zstd in place of 55 (H100, compatibility mode, 2026-11-27).
+            // Whether encoded chunks gain where it reads directly has not been measured.
             Io::Auto => {
                 let has = |placement| self.parts.iter().any(|plan| plan.placement == placement);
                 directly && has(Placement::Uncompressed) && !has(Placement::Either)

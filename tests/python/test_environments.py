@@ -491,7 +491,10 @@ int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *name, int length, int device) { name[0] = 'X'; name[1] = 0; return 0; }
 int cuDeviceTotalMem_v2(unsigned long *bytes, int device) { *bytes = 3ul << 30; return 0; }
 int cuDeviceGetPCIBusId(char *bus, int length, int device) { bus[0] = 0; return 0; }
-int cuDeviceGetAttribute(int *value, int which, int device) { *value = which == 75 ? 9 : 0; return 0; }
+int cuDeviceGetAttribute(int *value, int which, int device) {
+  *value = which == 75 ? 9 : which == 136 ? 6 : 0;
+  return 0;
+}
 """
 
 
@@ -505,7 +508,8 @@ def test_driver(monkeypatch, tmp_path, version, old):
     monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
     driver = machine._answer(machine._start("driver"))
     assert driver["cuda"] == f"{version // 1000}.{version % 1000 // 10}"
-    assert driver["gpus"] == [{"name": "X", "memory_bytes": 3 << 30, "compute_capability": [9, 0], "bus": ""}]
+    gpu = {"name": "X", "memory_bytes": 3 << 30, "compute_capability": [9, 0], "bus": ""}
+    assert driver["gpus"] == [gpu | {"decompression_engine": ["snappy", "lz4"]}]
     packages = {f"nvidia-dali-cuda{version // 1000}0": "2.4.0"}
     facts = machine.examine() | {"packages": packages}
     broken = [one for one in findings.of(facts) if one.kind == "broken"]

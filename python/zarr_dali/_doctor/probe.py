@@ -52,11 +52,17 @@ def _gpu(cuda, ordinal):
     for attribute in (75, 76):  # COMPUTE_CAPABILITY_MAJOR and _MINOR
         cuda.cuDeviceGetAttribute(ctypes.byref(number), attribute, device)
         capability.append(number.value)
+    # MEM_DECOMPRESS_ALGORITHM_MASK; drivers before CUDA 12.8 do not know it.
+    unknown = cuda.cuDeviceGetAttribute(ctypes.byref(number), 136, device)
+    algorithms = 0 if unknown else number.value
     return {
         "name": name.value.decode(errors="replace"),
         "memory_bytes": memory.value,
         "compute_capability": capability,
         "bus": bus.value.decode().lower(),
+        "decompression_engine": [
+            name for bit, name in enumerate(("deflate", "snappy", "lz4")) if algorithms >> bit & 1
+        ],
     }
 
 

@@ -48,7 +48,7 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
             or (
                 f"{gpu['name']}, {gib(gpu['memory_bytes'])}, compute capability "
                 f"{'.'.join(map(str, gpu['compute_capability']))}, "
-                f"near cores {gpu['near_cores'] or 'unknown'}"
+                f"near cores {gpu['near_cores'] or 'unknown'}{_engine(gpu)}"
             ),
         )
     nvcomp = facts["nvcomp"]
@@ -77,6 +77,11 @@ def _rows(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _limit(value: int | None) -> str:
     return "unlimited" if value is None else str(value)
+
+
+def _engine(gpu: dict[str, Any]) -> str:
+    names = gpu.get("decompression_engine")
+    return f", decompression engine for {', '.join(names)} (not used)" if names else ""
 
 
 def _memory(memory: dict[str, Any]) -> str:

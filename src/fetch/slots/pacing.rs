@@ -11,13 +11,19 @@ use std::time::{Duration, Instant};
 pub(super) struct Pacing {
     /// The mean of the last requests' times, from when they were sent to the last byte.
     mean: Option<Duration>,
+    /// How many were in flight lately: the most, which falls slowly to what it is now.
+    in_flight: f64,
     /// When the next request may be sent.
     next: Option<Instant>,
 }
 
 impl Pacing {
-    /// Requests are sent this many times faster than they would end if as many as possible were in flight: pacing is not to limit the rate.
-    const FASTER: f64 = 1.25;
+    /// Requests are sent this many times faster than they end, so that more and more are in flight until another limit is reached,
+    const FASTER: f64 = 2.0;
+    /// and this many times faster than they would end if as many as possible were in flight: pacing is not to limit the rate.
+    const FASTER_THAN_POSSIBLE: f64 = 1.25;
+    /// They are not spread as if fewer than so many were in flight: that is no crowd.
+    const LEAST: f64 = 32.0;
     /// How far behind its schedule sending may be and still catch up: this time, since timers wake a millisecond late,
     const ARREARS: Duration = Duration::from_millis(2);
     /// or this part of a request's time, since network threads that have much to do are later.
@@ -38,10 +44,14 @@ impl Pacing {
         });
     }
 
-    /// A request is sent, where `most` in flight are possible.
-    pub fn sent(&mut self, now: Instant, most: usize) {
+    /// A request is sent, with which `in_flight` are in flight, and `most` are possible.
+    pub fn sent(&mut self, now: Instant, in_flight: usize, most: usize) {
         let mean = self.mean.unwrap_or_default();
-        let interval = mean.div_f64(Self::FASTER * most.max(1) as f64);
+        let in_flight = in_flight as f64;
+        self.in_flight =
+            in_flight.max(self.in_flight + (in_flight - self.in_flight) / f64::from(Self::TIMES));
+        let possible = Self::FASTER_THAN_POSSIBLE * most.max(1) as f64;
+        let interval = mean.div_f64(possible.min(Self::FASTER * self.in_flight.max(Self::LEAST)));
         // What was not used of the time longer ago is lost, or it would be a crowd later.
         let earliest = now.checked_sub(Self::ARREARS.max(mean / Self::ARREARS_PART)).unwrap_or(now);
         self.next = Some(self.next.map_or(now, |next| next.max(earliest)) + interval);
@@ -78,7 +88,7 @@ mod tests {
                     due = (next - start).as_secs_f64();
                     break;
                 }
-                pacing.sent(at(now), in_flight);
+                pacing.sent(at(now), begin.len() + end.len() + 1, in_flight);
                 begin.push(Reverse((nanos(now + LATENCY), nanos(now))));
             }
             let each = rate / end.len().max(1) as f64;
@@ -113,18 +123,18 @@ mod tests {
     #[test]
     fn nothing_waits_before_the_first_answer_or_behind_a_pause() {
         let (mut pacing, start) = (Pacing::default(), Instant::now());
-        (0..300).for_each(|_| pacing.sent(start, 32));
+        (0..300).for_each(|_| pacing.sent(start, 32, 32));
         assert_eq!(pacing.due(start), None);
         pacing.ended(Duration::from_millis(96));
-        pacing.sent(start, 32);
+        pacing.sent(start, 32, 32);
         assert_eq!(pacing.due(start), Some(start + Duration::from_micros(2400)));
         // An eighth of 96 ms may be made up for, no more.
         let later = start + Duration::from_secs(10);
-        pacing.sent(later, 32);
+        pacing.sent(later, 32, 32);
         assert_eq!(pacing.due(later), None);
-        (0..4).for_each(|_| pacing.sent(later, 32));
+        (0..4).for_each(|_| pacing.sent(later, 32, 32));
         assert_eq!(pacing.due(later), None);
-        pacing.sent(later, 32);
+        pacing.sent(later, 32, 32);
         assert_eq!(pacing.due(later), Some(later + Duration::from_micros(6 * 2400 - 12_000)));
     }
 
