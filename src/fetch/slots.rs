@@ -149,11 +149,6 @@ impl Slots {
         (state.limit, state.answers) = (state.limit + more, 0);
     }
 
-    /// How many requests in flight are worth it.
-    pub fn worth_in_flight(&self) -> usize {
-        self.lock().ahead.limit()
-    }
-
     /// How many are taken now.
     pub fn in_flight(&self) -> usize {
         self.lock().in_flight

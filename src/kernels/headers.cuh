@@ -29,22 +29,26 @@ struct Chunk {
   uint32_t format;
 };
 
-/// What the host leaves to the CPU has more blocks in a zstd frame: `max_gpu_blocks` of
+/// Frames of more blocks are left to the CPU, whose headers need not be copied: `max_gpu_blocks` of
 /// src/codec/zstd/mod.rs.
 WARP_FN uint32_t most_blocks(uint32_t decoded_bytes) { return 16 + decoded_bytes / 8192; }
-/// Or more streams in a Blosc container: `max_gpu_streams` of src/codec/blosc.rs.
+/// So are Blosc containers of more streams: `max_gpu_streams` of src/codec/blosc.rs.
 WARP_FN uint32_t most_streams(uint32_t decoded_bytes) { return 64 + decoded_bytes / 512; }
 
-/// More than any frame header, or what Blosc's other codecs have in front and behind.
+/// Copied at the beginning and the end of whatever has a header or trailer there: a zstd frame's
+/// header has 18 bytes, its checksum 4, what other codecs read is shorter.
 constexpr uint32_t kEndBytes = 32;
-/// A block's header; the header of its literals, a Huffman tree and the sizes of its streams.
-constexpr uint32_t kBlockHeaderBytes = 3, kLiteralHeaderBytes = 5 + 129 + 6;
-/// How many sequences, their modes and three FSE tables, of at most 12 bits a code.
+constexpr uint32_t kBlockHeaderBytes = 3;
+/// In a compressed block: the header of its literals, up to 5 bytes; a Huffman tree, a byte and up
+/// to 127 more; the sizes of three streams.
+constexpr uint32_t kLiteralHeaderBytes = 5 + 129 + 6;
+/// How many sequences and their modes, up to 4 bytes; three FSE tables of 36, 53 and 32 codes, each
+/// of up to 10 bits and 2 that say how many follow which do not occur; and rounding up.
 constexpr uint32_t kSequenceHeaderBytes = 4 + (36 + 53 + 32) * 12 / 8 + 8;
 constexpr uint32_t kMagic = 0xFD2FB528;
 
 /// The number of `size` up to 4 bytes at `at`; 0 where they are not all before `end`.
-WARP_FN uint32_t number(const Chunk& chunk, uint32_t at, uint32_t size, uint32_t end) {
+WARP_FN uint32_t little_endian(const Chunk& chunk, uint32_t at, uint32_t size, uint32_t end) {
   if (at > end || end - at < size) return 0;
   uint32_t value = 0;
   for (uint32_t i = 0; i < size; ++i) value |= uint32_t{chunk.from[at + i]} << 8 * i;
@@ -72,25 +76,26 @@ template <class W>
 WARP_FN void copy_block(const Chunk& chunk, uint32_t at, uint32_t end) {
   copy<W>(chunk, at, kLiteralHeaderBytes, end);
   copy_mark<W>(chunk, end, end);
-  const uint32_t first = number(chunk, at, 1, end), kind = first & 3, format = first >> 2 & 3;
+  const uint32_t first = little_endian(chunk, at, 1, end), kind = first & 3,
+                 format = first >> 2 & 3;
   uint32_t sequences = 0;
   if (kind < 2) {
     const uint32_t size = format == 1 ? 2 : format == 3 ? 3 : 1;
-    const uint32_t literals = number(chunk, at, size, end) >> (size == 1 ? 3 : 4);
+    const uint32_t literals = little_endian(chunk, at, size, end) >> (size == 1 ? 3 : 4);
     sequences = at + size + (kind == 0 ? literals : 1);
   } else {
     // Two numbers of 10, 14 or 18 bits.
     const uint32_t size = format < 2 ? 3 : format + 2, bits = 4 * size - 2;
-    const uint64_t header = number(chunk, at, size < 4 ? size : 4, end) |
-                            uint64_t{size > 4 ? number(chunk, at + 4, 1, end) : 0} << 32;
+    const uint64_t header = little_endian(chunk, at, size < 4 ? size : 4, end) |
+                            uint64_t{size > 4 ? little_endian(chunk, at + 4, 1, end) : 0} << 32;
     sequences = at + size + static_cast<uint32_t>(header >> (4 + bits));
     if (format > 0) {
-      const uint32_t tree = kind == 2 ? number(chunk, at + size, 1, end) : 0;
+      const uint32_t tree = kind == 2 ? little_endian(chunk, at + size, 1, end) : 0;
       const uint32_t tree_bytes = kind == 3 ? 0 : 1 + (tree < 128 ? tree : (tree - 126) / 2);
       const uint32_t sizes = at + size + tree_bytes;
       uint32_t stream_end = sizes + 6;
       for (uint32_t i = 0; i < 3; ++i) {
-        stream_end += number(chunk, sizes + 2 * i, 2, end);
+        stream_end += little_endian(chunk, sizes + 2 * i, 2, end);
         copy_mark<W>(chunk, stream_end, end);
       }
     }
@@ -103,15 +108,16 @@ WARP_FN void copy_block(const Chunk& chunk, uint32_t at, uint32_t end) {
 template <class W>
 WARP_FN void copy_frame(const Chunk& chunk, uint32_t at, uint32_t end, uint32_t decoded_bytes) {
   copy<W>(chunk, at, kEndBytes, end);
-  if (number(chunk, at, 4, end) != kMagic) return;
-  const uint32_t descriptor = number(chunk, at + 4, 1, end), declares = descriptor >> 6;
+  if (little_endian(chunk, at, 4, end) != kMagic) return;
+  const uint32_t descriptor = little_endian(chunk, at + 4, 1, end), declares = descriptor >> 6;
   const uint32_t single = descriptor >> 5 & 1, dictionary = (1u << (descriptor & 3)) >> 1;
   at += 5 + (1 - single) + dictionary + (declares > 0 || single ? 1u << declares : 0);
   // The host stops at the first block too many.
   for (uint32_t block = 0; block <= most_blocks(decoded_bytes); ++block) {
     copy<W>(chunk, at, kBlockHeaderBytes, end);
     if (at > end || end - at < kBlockHeaderBytes) return;
-    const uint32_t header = number(chunk, at, kBlockHeaderBytes, end), kind = header >> 1 & 3;
+    const uint32_t header = little_endian(chunk, at, kBlockHeaderBytes, end),
+                   kind = header >> 1 & 3;
     const uint32_t bytes = kind == 1 ? 1 : header >> 3;
     at += kBlockHeaderBytes;
     if (bytes > end - at) return;
@@ -125,11 +131,15 @@ WARP_FN void copy_frame(const Chunk& chunk, uint32_t at, uint32_t end, uint32_t 
 /// Copies the headers in a Blosc container, warp `warp` of `warps` those of its blocks.
 template <class W>
 WARP_FN void copy_container(const Chunk& chunk, uint32_t warp, uint32_t warps) {
-  constexpr uint32_t kHeaderBytes = 16, kMostSplits = 16, kLeastSplitBytes = 128, kNotSplit = 0x10;
+  constexpr uint32_t kHeaderBytes = 16, kMostSplits = 16, kLeastSplitBytes = 128;
+  constexpr uint32_t kFormat = 2, kCopied = 0x02, kNotSplit = 0x10;
   const uint32_t end = chunk.bytes;
-  if (end < kHeaderBytes) return;
+  if (end < kHeaderBytes || chunk.from[0] != kFormat || little_endian(chunk, 12, 4, end) != end)
+    return;
   const uint32_t flags = chunk.from[2], element_bytes = chunk.from[3];
-  const uint32_t decoded = number(chunk, 4, 4, end), block_bytes = number(chunk, 8, 4, end);
+  if (flags & kCopied) return;
+  const uint32_t decoded = little_endian(chunk, 4, 4, end),
+                 block_bytes = little_endian(chunk, 8, 4, end);
   if (element_bytes == 0 || block_bytes == 0 || block_bytes > decoded ||
       decoded != chunk.decoded_bytes)
     return;
@@ -141,14 +151,14 @@ WARP_FN void copy_container(const Chunk& chunk, uint32_t warp, uint32_t warps) {
   for (uint32_t block = warp; block < count; block += warps) {
     const uint32_t entry = kHeaderBytes + 4 * block;
     copy<W>(chunk, entry, 4, end);
-    uint32_t at = number(chunk, entry, 4, end);
+    uint32_t at = little_endian(chunk, entry, 4, end);
     // A block that is cut short by the end of the content is never split.
     const uint32_t rest = block + 1 == count ? decoded % block_bytes : 0;
     const uint32_t stream_bytes = rest > 0 ? rest : block_bytes / splits;
     for (uint32_t i = 0; i < (rest > 0 ? 1 : splits); ++i) {
       copy<W>(chunk, at, 4, end);
       if (at > end || end - at < 4) return;
-      const uint32_t bytes = number(chunk, at, 4, end);
+      const uint32_t bytes = little_endian(chunk, at, 4, end);
       at += 4;
       if (bytes > end - at) return;
       copy_frame<W>(chunk, at, at + bytes, stream_bytes);

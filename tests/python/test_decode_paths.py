@@ -124,6 +124,7 @@ def what_comes(path, io):
         ((sample,),) = run_batches(pipe, 1)[0]
     except RuntimeError as error:
         return str(error)
+    assert (zarr_dali.stats(pipe)["bytes_read_gds"] > 0) == (io == "gds")
     return np.asarray(sample).tobytes()
 
 

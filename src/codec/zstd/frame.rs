@@ -39,7 +39,7 @@ impl Frame {
         frame.ok_or_else(|| "the zstd frame has more blocks than bytes".into())
     }
 
-    /// As [`Frame::parse`], for a frame of up to so many blocks; `None`: it has more, of which nothing is read.
+    /// As [`Frame::parse`], for a frame of up to so many blocks; `None`: it has more. Nothing behind the header of the first one too many is read.
     ///
     /// # Errors
     /// As [`Frame::parse`].

@@ -13,9 +13,6 @@ use std::sync::{Arc, MutexGuard, PoisonError};
 impl<C: Send + 'static> Remote<C> {
     /// Of the memory for answers, chunks that no batch has claimed take at most one part in this many.
     pub(super) const AHEAD_SHARE: u64 = 2;
-    /// As many read chunks are asked for ahead as requests are worth having in flight, or so many bytes: what waits without need takes pinned
-    /// memory, of which a GB takes the driver a third of a second, while hardly anything else goes on.
-    const FREE_AHEAD_BYTES: u64 = 1 << 30;
     /// The most read chunks that are asked for ahead.
     const MOST_AHEAD: usize = 4096;
 
@@ -29,17 +26,14 @@ impl<C: Send + 'static> Remote<C> {
     /// Returns whether there was memory for all.
     pub fn fetch_ahead(&self, batch: u64, cells: impl IntoIterator<Item = ((usize, usize), Dims)>) -> bool {
         let (mut asked, mut fits) = (vec![], true);
-        let worth = self.slots().map_or(0, |slots| slots.worth_in_flight()) as u64;
         let mut ahead = self.lock_ahead();
         for (part, cell) in cells {
             let (bytes, count) = ahead.size();
             let usual_bytes = self.usual_bytes(part);
-            let most_bytes =
-                self.most_ahead_bytes.min(worth.saturating_mul(usual_bytes).max(Self::FREE_AHEAD_BYTES));
-            let is_full = bytes >= most_bytes || count >= Self::MOST_AHEAD;
+            let is_full = bytes >= self.most_ahead_bytes || count >= Self::MOST_AHEAD;
             // Inner chunks that can be asked for together are.
             let joins = || {
-                bytes + usual_bytes <= most_bytes + self.most_joined_bytes
+                bytes + usual_bytes <= self.most_ahead_bytes + self.most_joined_bytes
                     && count < 2 * Self::MOST_AHEAD
                     && asked.last().is_some_and(|last| self.share_object(last, part, &cell))
             };

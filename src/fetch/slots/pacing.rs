@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 pub(super) struct Pacing {
     /// The mean of the last requests' times, from when they were sent to the last byte.
     mean: Option<Duration>,
-    /// How many were in flight lately: the most, which falls slowly to what it is now.
-    in_flight: f64,
+    /// The most that were in flight lately: a mean of the last [`Self::TIMES`] that rises at once.
+    recent_most: f64,
     /// When the next request may be sent.
     next: Option<Instant>,
 }
 
 impl Pacing {
-    /// Requests are sent this many times faster than they end, so that more and more are in flight until another limit is reached,
-    const FASTER: f64 = 2.0;
-    /// and this many times faster than they would end if as many as possible were in flight: pacing is not to limit the rate.
+    /// Requests are sent this many times faster than they end now, so that more and more are in flight until another limit is reached.
+    const FASTER_THAN_ENDED: f64 = 2.0;
+    /// Nor are they sent faster than this many times the rate at which they would end if as many as possible were in flight.
     const FASTER_THAN_POSSIBLE: f64 = 1.25;
-    /// They are not spread as if fewer than so many were in flight: that is no crowd.
+    /// With fewer in flight they are sent as if there were so many: so few that end together leave no gap worth filling.
     const LEAST: f64 = 32.0;
     /// How far behind its schedule sending may be and still catch up: this time, since timers wake a millisecond late,
     const ARREARS: Duration = Duration::from_millis(2);
@@ -48,10 +48,11 @@ impl Pacing {
     pub fn sent(&mut self, now: Instant, in_flight: usize, most: usize) {
         let mean = self.mean.unwrap_or_default();
         let in_flight = in_flight as f64;
-        self.in_flight =
-            in_flight.max(self.in_flight + (in_flight - self.in_flight) / f64::from(Self::TIMES));
+        let falls = (self.recent_most - in_flight) / f64::from(Self::TIMES);
+        self.recent_most = in_flight.max(self.recent_most - falls);
         let possible = Self::FASTER_THAN_POSSIBLE * most.max(1) as f64;
-        let interval = mean.div_f64(possible.min(Self::FASTER * self.in_flight.max(Self::LEAST)));
+        let interval =
+            mean.div_f64(possible.min(Self::FASTER_THAN_ENDED * self.recent_most.max(Self::LEAST)));
         // What was not used of the time longer ago is lost, or it would be a crowd later.
         let earliest = now.checked_sub(Self::ARREARS.max(mean / Self::ARREARS_PART)).unwrap_or(now);
         self.next = Some(self.next.map_or(now, |next| next.max(earliest)) + interval);
