@@ -60,9 +60,7 @@ impl Slot {
             tokio::time::sleep_until(due.into()).await;
         }
         self.taken = Instant::now();
-        let mut state = self.slots.lock();
-        let in_flight = state.in_flight;
-        state.pacing.sent(self.taken, in_flight, most.min(self.slots.most));
+        self.slots.lock().pacing.sent(self.taken, most.min(self.slots.most));
     }
 
     /// Gives the slot back of a request whose answer has arrived to its last byte. Others, such as one that was not sent, or whose object is

@@ -11,19 +11,13 @@ use std::time::{Duration, Instant};
 pub(super) struct Pacing {
     /// The mean of the last requests' times, from when they were sent to the last byte.
     mean: Option<Duration>,
-    /// The most that were in flight lately: a mean of the last [`Self::TIMES`] that rises at once.
-    recent_most: f64,
     /// When the next request may be sent.
     next: Option<Instant>,
 }
 
 impl Pacing {
-    /// Requests are sent this many times faster than they end now, so that more and more are in flight until another limit is reached.
-    const FASTER_THAN_ENDED: f64 = 2.0;
-    /// Nor are they sent faster than this many times the rate at which they would end if as many as possible were in flight.
-    const FASTER_THAN_POSSIBLE: f64 = 1.25;
-    /// With fewer in flight they are sent as if there were so many: so few that end together leave no gap worth filling.
-    const LEAST: f64 = 32.0;
+    /// Requests are sent this many times faster than they would end if as many as possible were in flight: pacing is not to limit the rate.
+    const FASTER: f64 = 1.25;
     /// How far behind its schedule sending may be and still catch up: this time, since timers wake a millisecond late,
     const ARREARS: Duration = Duration::from_millis(2);
     /// or this part of a request's time, since network threads that have much to do are later.
@@ -44,15 +38,10 @@ impl Pacing {
         });
     }
 
-    /// A request is sent, with which `in_flight` are in flight, and `most` are possible.
-    pub fn sent(&mut self, now: Instant, in_flight: usize, most: usize) {
+    /// A request is sent, where `most` in flight are possible.
+    pub fn sent(&mut self, now: Instant, most: usize) {
         let mean = self.mean.unwrap_or_default();
-        let in_flight = in_flight as f64;
-        let falls = (self.recent_most - in_flight) / f64::from(Self::TIMES);
-        self.recent_most = in_flight.max(self.recent_most - falls);
-        let possible = Self::FASTER_THAN_POSSIBLE * most.max(1) as f64;
-        let interval =
-            mean.div_f64(possible.min(Self::FASTER_THAN_ENDED * self.recent_most.max(Self::LEAST)));
+        let interval = mean.div_f64(Self::FASTER * most.max(1) as f64);
         // What was not used of the time longer ago is lost, or it would be a crowd later.
         let earliest = now.checked_sub(Self::ARREARS.max(mean / Self::ARREARS_PART)).unwrap_or(now);
         self.next = Some(self.next.map_or(now, |next| next.max(earliest)) + interval);
@@ -89,7 +78,7 @@ mod tests {
                     due = (next - start).as_secs_f64();
                     break;
                 }
-                pacing.sent(at(now), begin.len() + end.len() + 1, in_flight);
+                pacing.sent(at(now), in_flight);
                 begin.push(Reverse((nanos(now + LATENCY), nanos(now))));
             }
             let each = rate / end.len().max(1) as f64;
@@ -124,18 +113,18 @@ mod tests {
     #[test]
     fn nothing_waits_before_the_first_answer_or_behind_a_pause() {
         let (mut pacing, start) = (Pacing::default(), Instant::now());
-        (0..300).for_each(|_| pacing.sent(start, 32, 32));
+        (0..300).for_each(|_| pacing.sent(start, 32));
         assert_eq!(pacing.due(start), None);
         pacing.ended(Duration::from_millis(96));
-        pacing.sent(start, 32, 32);
+        pacing.sent(start, 32);
         assert_eq!(pacing.due(start), Some(start + Duration::from_micros(2400)));
         // An eighth of 96 ms may be made up for, no more.
         let later = start + Duration::from_secs(10);
-        pacing.sent(later, 32, 32);
+        pacing.sent(later, 32);
         assert_eq!(pacing.due(later), None);
-        (0..4).for_each(|_| pacing.sent(later, 32, 32));
+        (0..4).for_each(|_| pacing.sent(later, 32));
         assert_eq!(pacing.due(later), None);
-        pacing.sent(later, 32, 32);
+        pacing.sent(later, 32);
         assert_eq!(pacing.due(later), Some(later + Duration::from_micros(6 * 2400 - 12_000)));
     }
 
