@@ -65,6 +65,7 @@ POINTS = (
     "unet",
 )
 AMPLE_WARM_UP_S = 7.0
+"""The driver pins 3 GB/s, and memory for answers is a quarter of the budget."""
 WINDOWS = {"late": 8.0, "busy": 6.0, "sharded": 6.0}
 """Seconds that faults last, at least, and that useful bytes are counted; in a quick run a quarter."""
 

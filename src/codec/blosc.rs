@@ -29,7 +29,7 @@ pub fn encoded_bound(decoded: u64) -> u64 {
     decoded + HEADER_BYTES
 }
 
-/// More streams than this are left to the CPU, which is as fast with blocks that small.
+/// More streams than this are left to the CPU, which is as fast with blocks that small. As in `headers.cuh`.
 pub fn max_gpu_streams(decoded: u64) -> u64 {
     64 + decoded / 512
 }
