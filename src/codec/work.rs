@@ -44,7 +44,10 @@ impl Work {
     pub fn add_zstd_frame(&mut self, frame: &[u8], offset: u64, to: Range<u64>) -> Result<Verdict, String> {
         const UNUSUAL: Verdict = Verdict::Cpu("its zstd frames are unusual, or damaged");
         let expected = to.end - to.start;
-        let zstd::Verdict::Gpu { checksum } = zstd::check(frame, expected)? else { return Ok(UNUSUAL) };
+        let checksum = match zstd::check(frame, expected)? {
+            zstd::Verdict::Gpu { checksum } => checksum,
+            zstd::Verdict::Cpu(reason) => return Ok(Verdict::Cpu(reason)),
+        };
         let Ok(blocks) = zstd::blocks(frame, expected) else { return Ok(UNUSUAL) };
         if let Some(checksum) = checksum {
             self.passes.push(Pass::Check {

@@ -53,9 +53,12 @@ pub enum Verdict {
         /// [`Frame::checksum`].
         checksum: Option<u32>,
     },
-    /// Leave it to the CPU: it is unusual (several frames, a dictionary, very small blocks).
-    Cpu,
+    /// Leave it to the CPU, for this reason.
+    Cpu(&'static str),
 }
+
+/// Several frames, or a dictionary.
+const UNUSUAL: Verdict = Verdict::Cpu("its zstd frames are unusual, or damaged");
 
 /// Checks a chunk that has to decode to `expected` bytes.
 ///
@@ -64,12 +67,14 @@ pub enum Verdict {
 pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
     if skippable_bytes(encoded).is_some() {
         // Valid, rare.
-        return Ok(Verdict::Cpu);
+        return Ok(UNUSUAL);
     }
-    let Some(frame) = Frame::parse_most(encoded, max_gpu_blocks(expected))? else { return Ok(Verdict::Cpu) };
+    let Some(frame) = Frame::parse_most(encoded, max_gpu_blocks(expected))? else {
+        return Ok(Verdict::Cpu("its zstd frames have very small blocks"));
+    };
     if frame.frame_bytes < encoded.len() as u64 {
         // More frames may follow; zstd's decoder says so, or that they are none.
-        return Ok(Verdict::Cpu);
+        return Ok(UNUSUAL);
     }
     if let Some(declared) = frame.content_bytes
         && declared != expected
@@ -84,7 +89,7 @@ pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
             "the blocks of the zstd frame hold {least} to {most} bytes, but the chunk has {expected}"
         ));
     }
-    Ok(if frame.needs_dictionary { Verdict::Cpu } else { Verdict::Gpu { checksum: frame.checksum } })
+    Ok(if frame.needs_dictionary { UNUSUAL } else { Verdict::Gpu { checksum: frame.checksum } })
 }
 
 /// Checks any number of frames that together have to decode to a number of bytes within `expected`, before a decoder that allocates what
@@ -207,8 +212,8 @@ mod tests {
     fn unusual_chunks_are_left_to_the_cpu() {
         let mut two = raw_frame(b"abcd", 4);
         two.extend(raw_frame(b"efgh", 4));
-        assert_eq!(check(&two, 8), Ok(Verdict::Cpu));
-        assert_eq!(check(&[0x53, 0x2A, 0x4D, 0x18, 0, 0, 0, 0], 8), Ok(Verdict::Cpu));
+        assert_eq!(check(&two, 8), Ok(UNUSUAL));
+        assert_eq!(check(&[0x53, 0x2A, 0x4D, 0x18, 0, 0, 0, 0], 8), Ok(UNUSUAL));
     }
 
     #[test]
