@@ -16,6 +16,7 @@ STAGES = (PLAN, FETCH, CPU, GPU)
 OWN_KERNELS = frozenset(
     {
         "check",
+        "copy_headers",
         "decode_blosclz",
         "decode_lz4",
         "decode_snappy",
