@@ -42,13 +42,14 @@ impl Work {
     /// # Errors
     /// As [`zstd::check`].
     pub fn add_zstd_frame(&mut self, frame: &[u8], offset: u64, to: Range<u64>) -> Result<Verdict, String> {
-        const UNUSUAL: Verdict = Verdict::Cpu("its zstd frames are unusual, or damaged");
         let expected = to.end - to.start;
         let checksum = match zstd::check(frame, expected)? {
             zstd::Verdict::Gpu { checksum } => checksum,
             zstd::Verdict::Cpu(reason) => return Ok(Verdict::Cpu(reason)),
         };
-        let Ok(blocks) = zstd::blocks(frame, expected) else { return Ok(UNUSUAL) };
+        let Ok(blocks) = zstd::blocks(frame, expected) else {
+            return Ok(Verdict::Cpu(zstd::UNUSUAL));
+        };
         if let Some(checksum) = checksum {
             self.passes.push(Pass::Check {
                 checksum: Checksum::Xxh64,

@@ -39,7 +39,7 @@ impl Frame {
         frame.ok_or_else(|| "the zstd frame has more blocks than bytes".into())
     }
 
-    /// As [`Frame::parse`], for a frame of up to so many blocks; `None`: it has more. Nothing behind the header of the first one too many is read.
+    /// As [`Frame::parse`], or `None` if the frame has more than `most_blocks` blocks: then it has read the header of the first one too many, and nothing behind it.
     ///
     /// # Errors
     /// As [`Frame::parse`].

@@ -57,8 +57,8 @@ pub enum Verdict {
     Cpu(&'static str),
 }
 
-/// Several frames, or a dictionary.
-const UNUSUAL: Verdict = Verdict::Cpu("its zstd frames are unusual, or damaged");
+/// Why a chunk is left to the CPU that has several frames, a dictionary, or what [`blocks`] refuses.
+pub const UNUSUAL: &str = "its zstd frames are unusual, or damaged";
 
 /// Checks a chunk that has to decode to `expected` bytes.
 ///
@@ -67,14 +67,14 @@ const UNUSUAL: Verdict = Verdict::Cpu("its zstd frames are unusual, or damaged")
 pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
     if skippable_bytes(encoded).is_some() {
         // Valid, rare.
-        return Ok(UNUSUAL);
+        return Ok(Verdict::Cpu(UNUSUAL));
     }
     let Some(frame) = Frame::parse_most(encoded, max_gpu_blocks(expected))? else {
         return Ok(Verdict::Cpu("its zstd frames have very small blocks"));
     };
     if frame.frame_bytes < encoded.len() as u64 {
         // More frames may follow; zstd's decoder says so, or that they are none.
-        return Ok(UNUSUAL);
+        return Ok(Verdict::Cpu(UNUSUAL));
     }
     if let Some(declared) = frame.content_bytes
         && declared != expected
@@ -89,7 +89,7 @@ pub fn check(encoded: &[u8], expected: u64) -> Result<Verdict, String> {
             "the blocks of the zstd frame hold {least} to {most} bytes, but the chunk has {expected}"
         ));
     }
-    Ok(if frame.needs_dictionary { UNUSUAL } else { Verdict::Gpu { checksum: frame.checksum } })
+    Ok(if frame.needs_dictionary { Verdict::Cpu(UNUSUAL) } else { Verdict::Gpu { checksum: frame.checksum } })
 }
 
 /// Checks any number of frames that together have to decode to a number of bytes within `expected`, before a decoder that allocates what
@@ -212,8 +212,8 @@ mod tests {
     fn unusual_chunks_are_left_to_the_cpu() {
         let mut two = raw_frame(b"abcd", 4);
         two.extend(raw_frame(b"efgh", 4));
-        assert_eq!(check(&two, 8), Ok(UNUSUAL));
-        assert_eq!(check(&[0x53, 0x2A, 0x4D, 0x18, 0, 0, 0, 0], 8), Ok(UNUSUAL));
+        assert_eq!(check(&two, 8), Ok(Verdict::Cpu(UNUSUAL)));
+        assert_eq!(check(&[0x53, 0x2A, 0x4D, 0x18, 0, 0, 0, 0], 8), Ok(Verdict::Cpu(UNUSUAL)));
     }
 
     #[test]
