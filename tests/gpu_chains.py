@@ -1,15 +1,19 @@
 """One pass over every chain that the GPU decodes, compared with NumPy: short enough for a memory checker.
 
     compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu_chains.py
+    compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu_chains.py 'blosc zstd *' raw
 
+The second one takes only the chains whose names match a pattern: racecheck is slow, and several can run at once.
 Chunks have odd shapes and reach over the array's edges, some are missing, and batches repeat samples, so that
 every path of the gather kernel runs. Prints one line per chain.
 """
 
 from __future__ import annotations
 
+import fnmatch
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -61,10 +65,18 @@ def filtered(dtype: str, codec: Callable) -> dict:
     return {"compressors": ZSTD, "filters": codec() if dtype != "uint8" else None}
 
 
-def main() -> None:
+def main(patterns: Sequence[str]) -> None:
+    """Goes through the chains whose names match one of the patterns; all of them if there is none."""
+    wanted = {
+        name: options
+        for name, options in (CHAINS | TYPED).items()
+        if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    if not wanted:
+        sys.exit(f"no chain matches {patterns}; there are {', '.join(CHAINS | TYPED)}")
     values = np.random.default_rng(7).integers(0, 200, SHAPE)
     with tempfile.TemporaryDirectory() as folder:
-        for chain, options in (CHAINS | TYPED).items():
+        for chain, options in wanted.items():
             for dtype in ("uint8", "int16", "float32", "float64"):
                 store = Path(folder) / f"{chain} {dtype}.zarr"
                 codecs = options(dtype) if callable(options) else options
@@ -91,4 +103,4 @@ def compare(store: Path, expected: np.ndarray) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -5,7 +5,8 @@ use crate::error::{Error, Result};
 
 use std::sync::Arc;
 
-use cudarc::driver::result;
+use cudarc::driver::{result, sys};
+use memmap2::{Advice, MmapMut, MmapOptions};
 
 /// A block of device memory.
 #[derive(Debug)]
@@ -53,11 +54,16 @@ impl Drop for DeviceMemory {
 }
 
 /// A block of page-locked host memory.
+///
+/// Its pages are made before the driver locks them, huge ones where the system has such. The driver's own allocation takes three times as long, and
+/// no copy to or from the GPU runs meanwhile (benches/NOTES.md).
 #[derive(Debug)]
 pub struct PinnedMemory {
     gpu: Arc<Gpu>,
     address: *mut u8,
     bytes: usize,
+    /// Memory that the driver has locked. `None` if the driver has allocated it.
+    registered: Option<MmapMut>,
 }
 
 // SAFETY: plain memory, which is read and written only through the borrows of the methods below.
@@ -66,16 +72,22 @@ unsafe impl Send for PinnedMemory {}
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// Allocates; the contents are whatever the driver gives.
+    /// Allocates; all bytes are zero or what an earlier owner has left.
     ///
     /// # Errors
     /// What the driver says.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         gpu.bind()?;
+        if gpu.registers_memory {
+            if let Some(mut memory) = registered(bytes) {
+                let address = memory.as_mut_ptr();
+                return Ok(Self { gpu: gpu.clone(), address, bytes, registered: Some(memory) });
+            }
+        }
         // SAFETY: the context is current.
         let address = unsafe { result::malloc_host(bytes, 0) };
         let address = address.map_err(Error::cuda("allocating pinned host memory"))?.cast::<u8>();
-        Ok(Self { gpu: gpu.clone(), address, bytes })
+        Ok(Self { gpu: gpu.clone(), address, bytes, registered: None })
     }
 
     /// Address on the host.
@@ -89,11 +101,31 @@ impl PinnedMemory {
     }
 }
 
+/// Memory that the driver has locked. `None` if the system does not give it or the driver does not lock it.
+fn registered(bytes: usize) -> Option<MmapMut> {
+    let mut memory = MmapOptions::new().len(bytes).map_anon().ok()?;
+    // A process that is forked off would get a copy of locked pages at once.
+    memory.advise(Advice::DontFork).ok()?;
+    // Systems that do not know these leave it to the driver to make the pages.
+    let _ = memory.advise(Advice::HugePage);
+    let _ = memory.advise(Advice::PopulateWrite);
+    // SAFETY: the memory is mapped, and stays so until the driver has unlocked it.
+    let locked = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), bytes, 0) };
+    locked.result().ok().map(|()| memory)
+}
+
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
-            // SAFETY: allocated by `new`, freed once; copies that use it have ended, as its users wait for them.
-            let _ = unsafe { result::free_host(self.address.cast()) };
+        if self.gpu.bind().is_err() {
+            return;
+        }
+        // Copies that use the memory have ended, as its users wait for them. An error means that the context is gone.
+        let address = self.address.cast();
+        match self.registered {
+            // SAFETY: locked by `new`, unlocked once.
+            Some(_) => _ = unsafe { sys::cuMemHostUnregister(address) },
+            // SAFETY: allocated by `new`, freed once.
+            None => _ = unsafe { result::free_host(address) },
         }
     }
 }

@@ -35,6 +35,8 @@ pub struct Gpu {
     pub context: Arc<CudaContext>,
     /// The release of CUDA that the driver is for.
     driver: CudaRelease,
+    /// The driver locks memory of the system, and the GPU has the same addresses for it.
+    registers_memory: bool,
 }
 
 impl Gpu {
@@ -51,7 +53,10 @@ impl Gpu {
         })?;
         // SAFETY: cudarc's own slices, which the tracking is for, are not used here; ordering is by our events.
         unsafe { context.disable_event_tracking() };
-        Ok(Arc::new(Self { context, driver }))
+        let same_addresses =
+            sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM;
+        let registers_memory = context.attribute(same_addresses).is_ok_and(|yes| yes == 1);
+        Ok(Arc::new(Self { context, driver, registers_memory }))
     }
 
     /// Free memory in bytes.

@@ -8,7 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use range_alloc::RangeAllocator;
 
-/// Hands out pieces of a few large pinned blocks. Allocating pinned memory takes milliseconds, so blocks are kept;
+/// Hands out pieces of large pinned blocks. Allocating one takes milliseconds, so blocks are kept;
 /// they are added one at a time until the budget is reached. A caller that finds no room waits until a piece is given back.
 #[derive(Debug)]
 pub struct PinnedPool {
@@ -54,7 +54,7 @@ impl PinnedPool {
     /// Pieces start at multiples of this, so that vector instructions and copies are aligned.
     pub const ALIGNMENT: u64 = 256;
     /// The size of a block where the budget allows several.
-    const BLOCK_BYTES: u64 = 128 << 20;
+    const BLOCK_BYTES: u64 = 32 << 20;
 
     /// A pool of at most `budget_bytes`, with room for at least one piece of `largest_bytes`.
     pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64, largest_bytes: u64) -> Arc<Self> {
@@ -186,7 +186,7 @@ impl PinnedPool {
 impl PinnedBuffer {
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the piece belongs to this value; pinned memory is zeroed by the driver or was written before.
+        // SAFETY: the piece belongs to this value; pinned memory was zero at first, or was written before.
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
 

@@ -225,6 +225,8 @@ pub struct MemoryPlan {
     pub host_bytes: u64,
     /// Decoded chunks that are cached for later batches, in the memory of the backend.
     pub chunk_cache_bytes: u64,
+    /// Chunks of remote stores that are in flight, or have arrived and wait to be decoded. Beyond the host budget.
+    pub fetched_bytes: u64,
 }
 
 /// How the GPU memory of a reader is shared out, besides outputs and the chunk cache.
@@ -252,14 +254,9 @@ impl MemoryPlan {
         self.host_bytes / SHARD_INDEX_SHARE
     }
 
-    /// Bytes for chunks of remote stores that are in flight, or have arrived and wait to be decoded.
-    pub fn fetched_bytes(&self) -> u64 {
-        self.host_bytes / FETCHED_SHARE
-    }
-
     /// The part of [`MemoryPlan::fetched_bytes`] for those that wait to be written to the cache on the local disk.
     pub fn disk_queue_bytes(&self) -> u64 {
-        self.fetched_bytes() / DISK_QUEUE_SHARE
+        self.fetched_bytes / DISK_QUEUE_SHARE
     }
 
     /// Bytes for the record of which later batches use a chunk.
@@ -281,6 +278,7 @@ impl MemoryPlan {
             decode_threads: threads as usize,
             host_bytes: host.bytes,
             chunk_cache_bytes,
+            fetched_bytes: host.bytes / FETCHED_SHARE,
         }
     }
 
@@ -336,8 +334,13 @@ impl MemoryPlan {
         let gpu_workers = (arenas / largest_unit).clamp(1, MAX_GPU_WORKERS.min(depth.max(2)));
         let host_bytes = gpu.pinned_bytes(needs, host, depth);
         let threads = needs.io_threads + host.decode_threads;
-        let plan =
-            Self { depth, decode_threads: host.decode_threads as usize, host_bytes, chunk_cache_bytes };
+        let plan = Self {
+            depth,
+            decode_threads: host.decode_threads as usize,
+            host_bytes,
+            chunk_cache_bytes,
+            fetched_bytes: host.bytes / FETCHED_SHARE,
+        };
         let gpu_plan = GpuMemoryPlan {
             budget_bytes,
             gpu_workers,

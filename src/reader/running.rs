@@ -370,7 +370,7 @@ impl Start<'_> {
     fn pinned_bodies(&self, device: &Device) -> Option<Arc<PinnedBodies>> {
         let by_gpu = self.setup.parts.iter().any(|plan| plan.placement != Placement::Cpu);
         // Half of the memory for answers: an answer that finds no room there takes other memory, for which the rest is.
-        let budget = self.plan.fetched_bytes() / 2;
+        let budget = self.plan.fetched_bytes / 2;
         by_gpu.then(|| PinnedBodies::new(&device.gpu, budget)).flatten().map(Arc::new)
     }
 
@@ -391,7 +391,7 @@ impl Start<'_> {
         let limits = Limits {
             threads: options::network_threads(),
             requests: Options::REQUESTS_IN_FLIGHT,
-            bytes: self.plan.fetched_bytes() - queued_bytes,
+            bytes: self.plan.fetched_bytes - queued_bytes,
             split_above_bytes: Options::SPLIT_ABOVE_BYTES,
         };
         let pinned_bytes = bodies.as_ref().map_or(0, |bodies| bodies.pool().budget_bytes());

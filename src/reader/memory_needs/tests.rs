@@ -48,8 +48,10 @@ fn plan_text(arguments: &Arguments) -> Result<String> {
             (plan, text)
         }
     };
-    let MemoryPlan { depth, decode_threads, host_bytes, chunk_cache_bytes } = plan;
-    Ok(format!("depth {depth}{gpu} host {host_bytes} cache {chunk_cache_bytes} threads {decode_threads}"))
+    let MemoryPlan { depth, decode_threads, host_bytes, chunk_cache_bytes, fetched_bytes } = plan;
+    Ok(format!(
+        "depth {depth}{gpu} host {host_bytes} cache {chunk_cache_bytes} fetched {fetched_bytes} threads {decode_threads}"
+    ))
 }
 
 #[test]
