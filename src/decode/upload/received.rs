@@ -14,7 +14,7 @@ struct Piece(PinnedBuffer);
 
 impl PinnedBodies {
     /// A block takes some ten milliseconds to allocate.
-    const BLOCK_BYTES: u64 = 32 << 20;
+    const BLOCK_BYTES: u64 = 128 << 20;
 
     /// At most `budget_bytes`. `None` if that is less than a block. There is none at first: threads that copy allocate a block whenever an answer
     /// has come in other memory ([`super::Uploader::pinned`]), because network threads must not wait for the driver.
