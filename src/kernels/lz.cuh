@@ -39,8 +39,9 @@ constexpr uint32_t WINDOW_BYTES = 2 * HALF_BYTES;
 constexpr uint32_t WIDE_BYTES = 16;         // one store of decoded bytes
 constexpr uint32_t MAX_BYTES = 0x7fffffff;  // of a stream on either side: sums fit 32 bits
 
-// The farthest match whose source the ring still holds after the piece it goes to is written.
-constexpr uint32_t NEAR_BYTES = RING_BYTES - PIECE_BYTES;
+// The farthest match whose source the ring still holds, with the word that its first byte is in,
+// after the piece it goes to is written.
+constexpr uint32_t NEAR_BYTES = RING_BYTES - PIECE_BYTES - 4;
 static_assert(FLUSH_BYTES + PIECE_BYTES <= NEAR_BYTES, "a far match reads bytes that are written");
 static_assert(HALF_BYTES <= PIECE_BYTES && 2 * PIECE_BYTES <= NEAR_BYTES, "pieces fit the ring");
 
@@ -256,15 +257,17 @@ class Output {
                           uint32_t length) {
     Warp::sync();
     Warp::each([&](uint32_t lane) {
-      // Without branches on the lane: lanes past the end read some byte behind `at` and drop it.
+      // Without branches on the lane: lanes past the end read some byte that no lane writes, and
+      // drop it, as all do where the source has left the ring.
       uint32_t back = (lane - literals) % 64;
       if (length > offset) back = small_remainder(back, offset);
       // Counted from `at`; bytes that this step adds are still in the window.
       const uint32_t source = lane < literals ? lane : literals - offset + back;
       const bool encoded = static_cast<int32_t>(source) >= 0;
-      uint8_t byte =
-          ring_[encoded ? RING_BYTES + ((in.at + source) & (WINDOW_BYTES - 1)) : slot(at + source)];
-      if (offset > NEAR_BYTES && !encoded) byte = to_[at + source];
+      const bool far = offset > NEAR_BYTES;
+      uint8_t byte = ring_[encoded || far ? RING_BYTES + ((in.at + source) & (WINDOW_BYTES - 1))
+                                          : slot(at + source)];
+      if (far && !encoded) byte = to_[at + source];
       if (lane < literals + length) ring_[slot(at + lane)] = byte;
     });
     at += literals + length;
@@ -308,16 +311,16 @@ class Output {
       });
     } else {
       const uint32_t head = -at & 3;
-      const uint32_t words = (length - head) / 4;
-      const uint32_t tail = head + 4 * words;
       const uint32_t shift = ((position + head) & 3) * 8;
+      // Words as long as none is read that reaches beyond the source, where other lanes may write.
+      const uint32_t words = (length - head - (-(position + head) & 3)) / 4;
+      const uint32_t tail = head + 4 * words;
       Warp::each([&](uint32_t lane) {
         if (lane < head) ring_[slot(at + lane)] = from[(position + lane) & mask];
         for (uint32_t word = lane; word < words; word += Warp::LANES) {
-          // The second word may hold bytes that another lane writes, but they are shifted out.
-          const uint32_t source = (position + head + 4 * word) & ~3u;
-          const uint32_t low = load<uint32_t>(from + (source & mask));
-          const uint32_t high = load<uint32_t>(from + ((source + 4) & mask));
+          const uint32_t first = position + head + 4 * word;
+          const uint32_t low = load<uint32_t>(from + (first & mask & ~3u));
+          const uint32_t high = load<uint32_t>(from + ((first + 3) & mask & ~3u));
           store(ring_ + slot(at + head + 4 * word), word_across(low, high, shift));
         }
         if (tail + lane < length) {
