@@ -30,6 +30,7 @@ loopback interface.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -49,6 +50,9 @@ CONNECTIONS = (8, 32)
 KEPT_MIB = 640
 """Memory that bare readers of hyper copy to: about what our requests have in flight."""
 COMPRESSED = tuple(name for name in common.STORES if name != "raw")
+RAW, TIMES_LONGER = "raw-long", 8
+"""The raw store of all points has so many times the others' steps. A reader asks no further ahead than one
+epoch, and at 25 GB/s half of an epoch of 256 steps comes within 100 ms."""
 POINTS = (
     "raw/http",
     "raw/https",
@@ -131,11 +135,11 @@ class Points:
     @cached_property
     def undisturbed(self) -> dict[str, Any]:
         """The rate of the raw store without latency, with memory for what is in flight."""
-        return Reading(self.task, self.url("raw"), host_memory_budget=self.budget).rate(self.seconds)
+        return Reading(self.task, self.url(RAW), host_memory_budget=self.budget).rate(self.seconds)
 
     def ample(self) -> dict[str, Any]:
         """The rate of the raw store with memory for a second, behind the seconds in which that is pinned."""
-        reading = Reading(self.task, self.url("raw"), host_memory_budget=self.task["ample_budget"])
+        reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
         return reading.rate(self.seconds, warm_up=None if self.quick else AMPLE_WARM_UP_S)
 
     @cached_property
@@ -148,16 +152,16 @@ class Points:
         scheme, _, network = how.partition("/")
         limit = {"mb_per_s": remote_table.NETWORK_MB} if network else {}
         with serving.answering(self.task[scheme], self.task["authority"], **limit):
-            bare = self.bare("raw", scheme)
-            reading = Reading(self.task, self.url("raw", scheme), host_memory_budget=self.budget)
+            bare = self.bare(RAW, scheme)
+            reading = Reading(self.task, self.url(RAW, scheme), host_memory_budget=self.budget)
             ours = reading.rate(self.seconds)
             threads = sum(
                 (task / "comm").read_text().startswith("zarr net")
                 for task in Path("/proc/self/task").iterdir()
             )
             del reading
-            hyper = self.bare("raw", scheme, hyper=threads)
-            kept = self.bare("raw", scheme, hyper=threads, kept_mib=KEPT_MIB)
+            hyper = self.bare(RAW, scheme, hyper=threads)
+            kept = self.bare(RAW, scheme, hyper=threads, kept_mib=KEPT_MIB)
         return {
             "share_of_bare": ours["wire_gb_per_s"] / bare["gb_per_s"],
             "share_of_hyper": ours["wire_gb_per_s"] / hyper["gb_per_s"],
@@ -187,7 +191,7 @@ class Points:
         budget = self.task["small_budget"]
         without = self.undisturbed
         with serving.answering(self.task["http"], ms=ms):
-            ours = Reading(self.task, self.url("raw"), host_memory_budget=budget).rate(self.seconds)
+            ours = Reading(self.task, self.url(RAW), host_memory_budget=budget).rate(self.seconds)
         bound = budget / 4 / (ms / 1000) / 1e9
         return {
             "share_of_bound": ours["wire_gb_per_s"] / min(bound, without["wire_gb_per_s"]),
@@ -201,10 +205,10 @@ class Points:
         """Whether more requests at once than are enough cost anything, or fewer would."""
         with serving.answering(self.task["http"], ms=50, mb_per_s=2500, connection_mb_per_s=90):
             bare = {
-                connections: self.bare("raw", connections=(connections,), hyper=4)["gb_per_s"]
+                connections: self.bare(RAW, connections=(connections,), hyper=4)["gb_per_s"]
                 for connections in (16, 64, 256, 512)
             }
-            ours = Reading(self.task, self.url("raw"), host_memory_budget=self.budget).rate(self.seconds)
+            ours = Reading(self.task, self.url(RAW), host_memory_budget=self.budget).rate(self.seconds)
         best = max(bare, key=bare.__getitem__)
         return {
             "share_of_best": ours["wire_gb_per_s"] / bare[best],
@@ -217,7 +221,7 @@ class Points:
         """1 % of the answers begin after 2 s."""
         url = self.task["http"]
         with serving.answering(url, ms=30):
-            reading = Reading(self.task, self.url("raw"), host_memory_budget=self.budget)
+            reading = Reading(self.task, self.url(RAW), host_memory_budget=self.budget)
             without = reading.rate(self.seconds)
             serving.tell(url, None, late=0.01)
             reading.run(self.seconds / 4)
@@ -233,7 +237,7 @@ class Points:
         """5 % of the answers are 503; then none."""
         url = self.task["http"]
         with serving.answering(url, ms=30):
-            reading = Reading(self.task, self.url("raw"), host_memory_budget=self.budget)
+            reading = Reading(self.task, self.url(RAW), host_memory_budget=self.budget)
             without = reading.rate(self.seconds)
             serving.tell(url, None, busy=0.05)
             reading.run(self.seconds / 4)
@@ -338,6 +342,25 @@ class Points:
         }
 
 
+def longer(store: Path, times: int) -> Path:
+    """Makes a store of `times` as many steps, whose chunks are links to those of `store`, of one step each.
+
+    Returns:
+        Its folder, beside that of `store`.
+    """
+    folder = store.with_name(f"{RAW}.zarr")
+    shutil.rmtree(folder, ignore_errors=True)
+    metadata = json.loads((store / "zarr.json").read_text())
+    steps = metadata["shape"][0]
+    metadata["shape"][0] = steps * times
+    folder.mkdir()
+    (folder / "zarr.json").write_text(json.dumps(metadata))
+    for chunk in (store / "c").iterdir():
+        for step in range(int(chunk.name), steps * times, steps):
+            shutil.copytree(chunk, folder / "c" / str(step), copy_function=os.link)
+    return folder
+
+
 def child() -> None:
     """Goes through points on the client's cores."""
     task = common.child_task()
@@ -394,6 +417,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = common.parse(line, argv)
     points = common.chosen(line, args, [{"point": name} for name in POINTS])
     stores = common.ensure_stores(args, common.STORES)
+    stores[RAW] = longer(stores["raw"], TIMES_LONGER)
     scratch = store_scratch(args)
     results = common.Results(
         "remote",
@@ -403,6 +427,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         batch_size=BATCH,
         client_cores=args.client_cores,
         server_cores=args.server_cores,
+        raw_steps=args.steps * TIMES_LONGER,
         siblings=siblings(args.client_cores),
     )
     root = next(iter(stores.values())).parent.resolve()

@@ -112,7 +112,8 @@ def markdown(result: Mapping[str, Any]) -> str:
     where = ", ".join(machine["gpus"]) if work["device"] == "gpu" else machine["cpu"]
     lines = [
         f"{where}; client on {len(work['client_cores'])} cores, server on {len(work['server_cores'])}; "
-        f"{work['steps']} steps of 6 x {work['grid'][0]} x {work['grid'][1]} float32, "
+        f"{work['steps']} steps (raw: {work.get('raw_steps', work['steps'])}) of 6 x {work['grid'][0]} x "
+        f"{work['grid'][1]} float32, "
         f"batches of {work['batch_size']}; {result['date']}.",
         "",
         "| what | to reach | found |",

@@ -3,7 +3,8 @@
     compute-sanitizer --tool memcheck --error-exitcode 9 python tests/gpu_chains.py
     compute-sanitizer --tool racecheck --error-exitcode 9 python tests/gpu_chains.py 'blosc zstd *' raw
 
-The second one takes only the chains whose names match a pattern: racecheck is slow, and several can run at once.
+The second one takes only the chains whose names match a pattern, so that several processes can share them:
+racecheck is slow.
 Chunks have odd shapes and reach over the array's edges, some are missing, and batches repeat samples, so that
 every path of the gather kernel runs. Prints one line per chain.
 """
