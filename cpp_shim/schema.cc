@@ -510,8 +510,8 @@ part of it as far as they take more than 64 MiB together. Fewer threads decode w
 all. A chunk that it cannot hold while it is decoded is refused, and so is a batch of more chunks than it
 can plan.
 
-0 takes an eighth of the memory of the machine, at most 4 GiB, and where that cannot hold what is needed
-as much as that, up to half.)code",
+0 takes an eighth of the machine's memory, or of what its container or job is limited to, at most 4 GiB,
+and where that cannot hold what is needed as much as that, up to half.)code",
         int64_t{0})
     // LoaderBase has them, but a Zarr reader cannot use them: they leave the signature, and who
     // gives one is told why.

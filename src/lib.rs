@@ -49,6 +49,7 @@ pub mod gpu;
 pub mod info;
 pub mod json;
 pub mod lists;
+pub mod machine;
 pub mod memory;
 pub mod options;
 pub mod plan;

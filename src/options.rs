@@ -5,6 +5,7 @@ mod arguments;
 pub use arguments::Arguments;
 
 use crate::error::{Error, Result};
+use crate::machine;
 
 /// What a missing chunk means.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -125,11 +126,11 @@ pub struct Options {
     /// [`Options::MOST_DEVICE_SHARE`] where a batch needs it.
     pub device_memory_bytes: Option<u64>,
     /// Host memory in bytes: pinned memory for encoded chunks on the GPU backend, outputs in flight on the CPU
-    /// backend. Default: [`Options::HOST_SHARE`] of the machine's memory, at most
+    /// backend. Default: a [`Options::HOST_SHARE`]th of what [`machine::memory_bytes`] says, at most
     /// [`Options::MAX_AUTO_HOST_BYTES`].
     pub host_memory_bytes: u64,
     /// Upper bound in bytes where the reader needs more than `host_memory_bytes`, as when chunks are large. Default: a
-    /// [`Options::MOST_HOST_SHARE`]th of the machine's memory; `host_memory_bytes` if that was given.
+    /// [`Options::MOST_HOST_SHARE`]th of the same; `host_memory_bytes` if that was given.
     pub most_host_memory_bytes: u64,
 }
 
@@ -142,9 +143,9 @@ impl Options {
     pub const DEVICE_SHARE: u64 = 8;
     /// Where a batch needs more, the budget is what it needs, at most the free GPU memory divided by this.
     pub const MOST_DEVICE_SHARE: u64 = 2;
-    /// The default host memory budget is the machine's memory divided by this.
+    /// The default host memory budget is the memory that the process may use divided by this.
     pub const HOST_SHARE: u64 = 8;
-    /// Where a batch or a chunk needs more, the budget is what it needs, at most the machine's memory divided by this.
+    /// Where a batch or a chunk needs more, the budget is what it needs, at most that memory divided by this.
     pub const MOST_HOST_SHARE: u64 = 2;
     /// What a reader has besides outputs, pinned memory and chunks that stay is only counted as far as it is more than this:
     /// scratch memory of threads, plans of batches, the order of samples and shard indexes.
@@ -245,9 +246,9 @@ impl Options {
         let (host_memory_bytes, most_host_memory_bytes) =
             match at_least("host_memory_budget", arguments.host_memory_budget, 0)? {
                 0 => {
-                    let machine = machine_memory_bytes();
-                    let bytes = (machine / Self::HOST_SHARE).min(Self::MAX_AUTO_HOST_BYTES);
-                    (bytes, machine / Self::MOST_HOST_SHARE)
+                    let all = machine::memory_bytes();
+                    let bytes = (all / Self::HOST_SHARE).min(Self::MAX_AUTO_HOST_BYTES);
+                    (bytes, all / Self::MOST_HOST_SHARE)
                 }
                 given => (given, given),
             };
@@ -346,16 +347,6 @@ fn automatic_threads() -> usize {
 /// Threads that poll requests to stores which are not folders of this machine: one for each core, which sleeps while nothing arrives.
 pub fn network_threads() -> usize {
     automatic_threads().min(Options::MAX_NETWORK_THREADS)
-}
-
-/// The machine's memory, or 8 GiB where the system does not tell.
-fn machine_memory_bytes() -> u64 {
-    const UNKNOWN: u64 = 8 << 30;
-    let Ok(text) = std::fs::read_to_string("/proc/meminfo") else { return UNKNOWN };
-    text.lines()
-        .find_map(|line| line.strip_prefix("MemTotal:"))
-        .and_then(|rest| rest.trim().trim_end_matches("kB").trim().parse::<u64>().ok())
-        .map_or(UNKNOWN, |kib| kib << 10)
 }
 
 #[cfg(test)]
