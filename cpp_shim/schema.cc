@@ -511,7 +511,8 @@ all. A chunk that it cannot hold while it is decoded is refused, and so is a bat
 can plan.
 
 0 takes an eighth of the machine's memory, or of what its container or job is limited to, at most 4 GiB,
-and where that cannot hold what is needed as much as that, up to half.)code",
+and where that cannot hold what is needed as much as that, up to half. Each process takes that: give a
+number where many of them share a limit.)code",
         int64_t{0})
     // LoaderBase has them, but a Zarr reader cannot use them: they leave the signature, and who
     // gives one is told why.

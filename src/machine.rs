@@ -40,7 +40,7 @@ fn memory_limit(groups: &str, mounted: &Path) -> Option<u64> {
             }
         }
     }
-    limits.into_iter().min()
+    limits.into_iter().filter(|&limit| limit > 0).min()
 }
 
 #[cfg(test)]

@@ -380,7 +380,8 @@ def zarr(
             it has no room for all. A chunk that it cannot hold while it is decoded is refused, and so is a
             batch of more chunks than it can plan.
             0 takes an eighth of the machine's memory, or of what its container or job is limited to, at most
-            4 GiB, and where that cannot hold what is needed as much as that, up to half.
+            4 GiB, and where that cannot hold what is needed as much as that, up to half. Each process takes
+            that: give a number where many of them share a limit.
         prefetch_queue_depth: Least number of batches that are kept in flight, at least 1.
             The reader runs further ahead on its own as its memory budgets allow. More than the budgets can
             hold is refused.

@@ -55,14 +55,14 @@ impl Drop for DeviceMemory {
 
 /// A block of page-locked host memory.
 ///
-/// Its pages are made before the driver locks them, huge ones where the system has such. The driver's own allocation takes three times as long, and
-/// no copy to or from the GPU runs meanwhile (benches/NOTES.md).
+/// Its pages are made before it is registered with the driver, which locks them; huge ones where the system has such. The driver's own allocation takes
+/// three times as long, and no copy to or from the GPU runs during all of it (benches/NOTES.md).
 #[derive(Debug)]
 pub struct PinnedMemory {
     gpu: Arc<Gpu>,
     address: *mut u8,
     bytes: usize,
-    /// Memory that the driver has locked. `None` if the driver has allocated it.
+    /// Memory that is registered. `None` if the driver has allocated it.
     registered: Option<MmapMut>,
 }
 
@@ -72,17 +72,17 @@ unsafe impl Send for PinnedMemory {}
 unsafe impl Sync for PinnedMemory {}
 
 impl PinnedMemory {
-    /// Allocates; all bytes are zero or what an earlier owner has left.
+    /// Allocates. What the bytes are is not known.
     ///
     /// # Errors
     /// What the driver says.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
         gpu.bind()?;
-        if gpu.registers_memory {
-            if let Some(mut memory) = registered(bytes) {
-                let address = memory.as_mut_ptr();
-                return Ok(Self { gpu: gpu.clone(), address, bytes, registered: Some(memory) });
-            }
+        if gpu.registers_memory
+            && let Some(mut memory) = registered(bytes)
+        {
+            let address = memory.as_mut_ptr();
+            return Ok(Self { gpu: gpu.clone(), address, bytes, registered: Some(memory) });
         }
         // SAFETY: the context is current.
         let address = unsafe { result::malloc_host(bytes, 0) };
@@ -101,31 +101,40 @@ impl PinnedMemory {
     }
 }
 
-/// Memory that the driver has locked. `None` if the system does not give it or the driver does not lock it.
+/// Registered memory. `None` if the system does not give any or the driver does not register it.
 fn registered(bytes: usize) -> Option<MmapMut> {
+    /// Whole pages are registered.
+    const PAGE_BYTES: usize = 4096;
+    let bytes = bytes.next_multiple_of(PAGE_BYTES);
     let mut memory = MmapOptions::new().len(bytes).map_anon().ok()?;
     // A process that is forked off would get a copy of locked pages at once.
     memory.advise(Advice::DontFork).ok()?;
     // Systems that do not know these leave it to the driver to make the pages.
     let _ = memory.advise(Advice::HugePage);
     let _ = memory.advise(Advice::PopulateWrite);
-    // SAFETY: the memory is mapped, and stays so until the driver has unlocked it.
-    let locked = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), bytes, 0) };
-    locked.result().ok().map(|()| memory)
+    // Nor are the driver's allocations in core dumps.
+    let _ = memory.advise(Advice::DontDump);
+    // SAFETY: the memory is mapped, and stays so until it is unregistered.
+    let registered = unsafe { sys::cuMemHostRegister_v2(memory.as_mut_ptr().cast(), bytes, 0) };
+    registered.result().ok().map(|()| memory)
 }
 
 impl Drop for PinnedMemory {
     fn drop(&mut self) {
-        if self.gpu.bind().is_err() {
-            return;
-        }
-        // Copies that use the memory have ended, as its users wait for them. An error means that the context is gone.
-        let address = self.address.cast();
-        match self.registered {
-            // SAFETY: locked by `new`, unlocked once.
-            Some(_) => _ = unsafe { sys::cuMemHostUnregister(address) },
-            // SAFETY: allocated by `new`, freed once.
-            None => _ = unsafe { result::free_host(address) },
+        // Copies that use the memory have ended, as its users wait for them.
+        let (bound, address) = (self.gpu.bind(), self.address.cast());
+        match self.registered.take() {
+            Some(memory) => {
+                // SAFETY: registered by `new`, unregistered once.
+                let unregistered = unsafe { sys::cuMemHostUnregister(address) };
+                if unregistered.result().is_err() {
+                    // The driver takes what is mapped there later for registered memory, so nothing may be.
+                    std::mem::forget(memory);
+                }
+            }
+            // SAFETY: allocated by `new`, freed once. An error means that the context is gone.
+            None if bound.is_ok() => _ = unsafe { result::free_host(address) },
+            None => {}
         }
     }
 }

@@ -35,7 +35,7 @@ pub struct Gpu {
     pub context: Arc<CudaContext>,
     /// The release of CUDA that the driver is for.
     driver: CudaRelease,
-    /// The driver locks memory of the system, and the GPU has the same addresses for it.
+    /// Memory of the system can be registered, and has the same addresses on the GPU then.
     registers_memory: bool,
 }
 

@@ -23,6 +23,8 @@ pub struct PinnedPool {
 struct State {
     blocks: Vec<Block>,
     closed: bool,
+    /// Bytes that found no room since the last block.
+    elsewhere_bytes: u64,
     /// A thread allocates a block in [`PinnedPool::grow`].
     is_growing: bool,
     /// The driver gave no block to [`PinnedPool::grow`]. It is not asked again.
@@ -53,22 +55,25 @@ unsafe impl Sync for PinnedBuffer {}
 impl PinnedPool {
     /// Pieces start at multiples of this, so that vector instructions and copies are aligned.
     pub const ALIGNMENT: u64 = 256;
-    /// The size of a block where the budget allows several.
+    /// The most bytes of a block,
     const BLOCK_BYTES: u64 = 32 << 20;
+    /// or so many of the largest pieces.
+    const LARGEST_PIECES: u64 = 4;
 
     /// A pool of at most `budget_bytes`, with room for at least one piece of `largest_bytes`.
     pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64, largest_bytes: u64) -> Arc<Self> {
         let least = Self::padded(largest_bytes);
-        Self::of_blocks(gpu, budget_bytes, Self::BLOCK_BYTES.min(budget_bytes).max(least))
+        let most = Self::BLOCK_BYTES.max(least.saturating_mul(Self::LARGEST_PIECES));
+        Self::of_blocks(gpu, budget_bytes.max(least), most)
     }
 
-    /// A pool of at most `budget_bytes` in blocks of `block_bytes`, at least one.
-    pub fn of_blocks(gpu: &Arc<Gpu>, budget_bytes: u64, block_bytes: u64) -> Arc<Self> {
-        let max_blocks = (budget_bytes / block_bytes).max(1) as usize;
+    /// A pool of at most `budget_bytes` in blocks of at most `most_bytes`.
+    pub fn of_blocks(gpu: &Arc<Gpu>, budget_bytes: u64, most_bytes: u64) -> Arc<Self> {
+        let (blocks, block_bytes) = equal_blocks(budget_bytes, most_bytes);
         Arc::new(Self {
             gpu: gpu.clone(),
             block_bytes,
-            max_blocks,
+            max_blocks: blocks as usize,
             state: Mutex::default(),
             changed: Condvar::new(),
         })
@@ -109,14 +114,22 @@ impl PinnedPool {
         self.find_allocated(&mut self.lock(), len)
     }
 
-    /// Allocates another block, unless the budget is reached, another thread does so, or the driver has refused one. Meanwhile others take
-    /// pieces.
-    pub fn grow(&self) {
+    /// `bytes` are in other memory, for which there was no room. Allocates another block when those since the last one would fill it, so that both
+    /// memories together hardly become larger. Not if the budget is reached, another thread does so, or the driver has refused one. Meanwhile others
+    /// take pieces.
+    pub fn grow(&self, bytes: u64) {
         let mut state = self.lock();
+        state.elsewhere_bytes += bytes;
         let is_full = state.blocks.len() == self.max_blocks;
-        if is_full || state.is_growing || state.is_refused || state.closed {
+        if state.elsewhere_bytes < self.block_bytes
+            || is_full
+            || state.is_growing
+            || state.is_refused
+            || state.closed
+        {
             return;
         }
+        state.elsewhere_bytes = 0;
         state.is_growing = true;
         drop(state);
         let block = self.new_block();
@@ -183,10 +196,16 @@ impl PinnedPool {
     }
 }
 
+/// A budget in equal blocks of at most `most_bytes`: how many, and the bytes of each.
+fn equal_blocks(budget_bytes: u64, most_bytes: u64) -> (u64, u64) {
+    let blocks = budget_bytes.div_ceil(most_bytes).max(1);
+    (blocks, budget_bytes / blocks)
+}
+
 impl PinnedBuffer {
     /// The bytes.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: the piece belongs to this value; pinned memory was zero at first, or was written before.
+        // SAFETY: the piece belongs to this value; the system gives zeros, and the driver any bytes.
         unsafe { std::slice::from_raw_parts(self.address, self.len) }
     }
 
@@ -201,5 +220,27 @@ impl Drop for PinnedBuffer {
     fn drop(&mut self) {
         self.pool.lock().blocks[self.block].pieces.free_range(self.piece.clone());
         self.pool.changed.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_budget_is_used_by_blocks_that_hold_the_largest_piece() {
+        assert_eq!(equal_blocks(4 << 30, 32 << 20), (128, 32 << 20));
+        assert_eq!(equal_blocks(200 << 20, 128 << 20), (2, 100 << 20));
+        assert_eq!(equal_blocks(1 << 20, 32 << 20), (1, 1 << 20));
+    }
+
+    proptest! {
+        #[test]
+        fn blocks_are_neither_too_large_nor_small(budget in 1u64..1 << 40, most in 256u64..1 << 30) {
+            let (blocks, bytes) = equal_blocks(budget, most);
+            prop_assert!(bytes <= most && blocks * bytes <= budget && budget - blocks * bytes < blocks);
+            prop_assert!(bytes >= budget.min(most / 2));
+        }
     }
 }

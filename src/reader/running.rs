@@ -369,7 +369,7 @@ impl Start<'_> {
     /// Pinned memory for answers of stores, where the GPU copies and decodes what was received.
     fn pinned_bodies(&self, device: &Device) -> Option<Arc<PinnedBodies>> {
         let by_gpu = self.setup.parts.iter().any(|plan| plan.placement != Placement::Cpu);
-        // Half of the memory for answers: an answer that finds no room there takes other memory, for which the rest is.
+        // Not all memory for answers: one that finds no room there takes other memory, for which the rest is.
         let budget = self.plan.fetched_bytes / 4 * 3;
         by_gpu.then(|| PinnedBodies::new(&device.gpu, budget)).flatten().map(Arc::new)
     }

@@ -13,13 +13,15 @@ pub struct PinnedBodies(Arc<PinnedPool>);
 struct Piece(PinnedBuffer);
 
 impl PinnedBodies {
-    /// A block takes some ten milliseconds to allocate.
+    /// The most bytes of a block. Several answers of some 10 MB fill one up.
     const BLOCK_BYTES: u64 = 128 << 20;
+    /// Fewer bytes are not worth a pool.
+    const LEAST_BYTES: u64 = 32 << 20;
 
-    /// At most `budget_bytes`. `None` if that is less than a block. There is none at first: threads that copy allocate a block whenever an answer
-    /// has come in other memory ([`super::Uploader::pinned`]), because network threads must not wait for the driver.
+    /// At most `budget_bytes`. `None` if that is not worth it. There is none at first: threads that copy allocate blocks when answers have come in
+    /// other memory ([`super::Uploader::pinned`]), because network threads must not wait for it.
     pub fn new(gpu: &Arc<Gpu>, budget_bytes: u64) -> Option<Self> {
-        (budget_bytes >= Self::BLOCK_BYTES)
+        (budget_bytes >= Self::LEAST_BYTES)
             .then(|| Self(PinnedPool::of_blocks(gpu, budget_bytes, Self::BLOCK_BYTES)))
     }
 

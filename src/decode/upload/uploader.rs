@@ -181,8 +181,8 @@ impl Uploader {
         let to = to.bytes_mut();
         let (bytes, decoded_bytes) = (to.len() as u32, decoded_bytes as u32);
         let chunk = HeadersOnDevice { from, to: to.as_mut_ptr() as u64, bytes, decoded_bytes, format };
-        // SAFETY: the duty of the caller; the buffer belongs to this thread, which waits. Drivers have one address for pinned memory on host
-        // and GPU.
+        // SAFETY: the duty of the caller; the buffer belongs to this thread, which waits. Pinned memory has one address on host and GPU
+        // (`PinnedMemory`).
         unsafe { self.parts.kernels.copy_headers(&self.stream, chunk)? };
         self.wait()
     }
@@ -217,7 +217,7 @@ impl Uploader {
             return Some(pieces);
         }
         if encoded.bytes() >= Buffers::LEAST_BYTES {
-            received.grow();
+            received.grow(encoded.bytes());
         }
         None
     }
