@@ -114,23 +114,12 @@ impl PinnedPool {
         self.find_allocated(&mut self.lock(), len)
     }
 
-    /// `bytes` are in other memory, for which there was no room. Allocates another block when those since the last one would fill it, so that both
-    /// memories together hardly become larger. Not if the budget is reached, another thread does so, or the driver has refused one. Meanwhile others
-    /// take pieces.
+    /// Allocates another block if it is time for one, now that `bytes` are in other memory, for which there was no room. Meanwhile others take pieces.
     pub fn grow(&self, bytes: u64) {
         let mut state = self.lock();
-        state.elsewhere_bytes += bytes;
-        let is_full = state.blocks.len() == self.max_blocks;
-        if state.elsewhere_bytes < self.block_bytes
-            || is_full
-            || state.is_growing
-            || state.is_refused
-            || state.closed
-        {
+        if !state.begins_to_grow(bytes, self.block_bytes, self.max_blocks) {
             return;
         }
-        state.elsewhere_bytes = 0;
-        state.is_growing = true;
         drop(state);
         let block = self.new_block();
         let mut state = self.lock();
@@ -196,6 +185,20 @@ impl PinnedPool {
     }
 }
 
+impl State {
+    /// Whether another block of `block_bytes` is to be allocated: once as many bytes as it has were elsewhere since the last one, so that both memories
+    /// together hardly become larger. Not if there are `max_blocks`, another thread does so, or the driver has refused one.
+    fn begins_to_grow(&mut self, bytes: u64, block_bytes: u64, max_blocks: usize) -> bool {
+        self.elsewhere_bytes += bytes;
+        let may = self.blocks.len() < max_blocks && !self.is_growing && !self.is_refused && !self.closed;
+        let grows = may && self.elsewhere_bytes >= block_bytes;
+        if grows {
+            (self.elsewhere_bytes, self.is_growing) = (0, true);
+        }
+        grows
+    }
+}
+
 /// A budget in equal blocks of at most `most_bytes`: how many, and the bytes of each.
 fn equal_blocks(budget_bytes: u64, most_bytes: u64) -> (u64, u64) {
     let blocks = budget_bytes.div_ceil(most_bytes).max(1);
@@ -233,6 +236,23 @@ mod tests {
         assert_eq!(equal_blocks(4 << 30, 32 << 20), (128, 32 << 20));
         assert_eq!(equal_blocks(200 << 20, 128 << 20), (2, 100 << 20));
         assert_eq!(equal_blocks(1 << 20, 32 << 20), (1, 1 << 20));
+    }
+
+    #[test]
+    fn a_pool_grows_by_as_much_as_was_elsewhere() {
+        let mut state = State::default();
+        let mut grows = |bytes| state.begins_to_grow(bytes, 100, 1);
+        assert_eq!([60, 60, 500].map(&mut grows), [false, true, false]);
+        state.is_growing = false;
+        assert!(state.begins_to_grow(0, 100, 1), "500 were elsewhere meanwhile");
+        state.is_growing = false;
+        assert_eq!([99, 1].map(|bytes| state.begins_to_grow(bytes, 100, 1)), [false, true]);
+        let refused = State { is_refused: true, ..State::default() };
+        let closed = State { closed: true, ..State::default() };
+        let full = (State::default(), 0);
+        for (mut state, blocks) in [(refused, 1), (closed, 1), full] {
+            assert!(!state.begins_to_grow(1000, 100, blocks));
+        }
     }
 
     proptest! {
