@@ -3,6 +3,7 @@
 mod config;
 
 use super::access::{Options, without_secrets};
+use super::bucket_region::BucketRegion;
 use super::connections::Connections;
 use super::retries::Retries;
 use super::service::Service;
@@ -25,8 +26,10 @@ use serde_json::Value;
 #[derive(Clone)]
 pub(super) struct ClientBuilder {
     /// Of what all requests of the client go to and how they are signed: clients of the same name are the same. Has secrets in it.
-    pub name: String,
+    name: String,
     of: ServiceBuilder,
+    /// Of a bucket of S3 for which none was given.
+    region: Option<Arc<BucketRegion>>,
     retries: Retries,
     /// What goes with every request behind the path of its URL. May be a secret.
     query: Arc<str>,
@@ -55,7 +58,12 @@ impl ClientBuilder {
             Service::Azure => config.azure(host, scheme)?,
             Service::Http => config.http(&format!("{scheme}://{host}"))?,
         };
-        let builder = Self { name, of, retries, query: query.into(), certificates };
+        let mut builder = Self { name, of, region: None, retries, query: query.into(), certificates };
+        if let ServiceBuilder::S3(of) = &builder.of
+            && of.get_config_value(&AmazonS3ConfigKey::Region).is_none()
+        {
+            builder.region = Some(BucketRegion::of(host, &builder.place()));
+        }
         builder.check(scheme, host)?;
         Ok(builder)
     }
@@ -150,20 +158,37 @@ impl ClientBuilder {
         shown.collect::<Vec<_>>().join(" ")
     }
 
-    /// A client for these connections.
+    /// The region of the bucket, if none was given.
+    pub fn region(&self) -> Option<&BucketRegion> {
+        self.region.as_deref()
+    }
+
+    /// The client for these connections, in the bucket's region if that is known.
     ///
     /// # Errors
     /// Options that do not fit together.
-    pub fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
+    pub fn client(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
+        let make = || self.build(connections);
+        match self.region().and_then(BucketRegion::named) {
+            None => connections.client(&self.name, make),
+            Some(region) => connections.client(&format!("{} in {region}", self.name), make),
+        }
+    }
+
+    fn build(&self, connections: &Connections) -> object_store::Result<Arc<dyn ObjectStore>> {
         let retry = self.retries.config(connections.retry_timeout);
         let counting = || Connector {
             traffic: connections.traffic.clone(),
             query: self.query.clone(),
             certificates: self.certificates.clone(),
             buffers: connections.buffers.clone(),
+            region: self.region.clone(),
         };
         Ok(match self.of.clone() {
-            ServiceBuilder::S3(builder) => {
+            ServiceBuilder::S3(mut builder) => {
+                if let Some(region) = self.region().and_then(BucketRegion::named) {
+                    *builder = builder.with_region(region);
+                }
                 Arc::new(builder.with_retry(retry).with_http_connector(counting()).build()?)
             }
             ServiceBuilder::Google(builder) => {

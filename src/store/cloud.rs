@@ -3,11 +3,13 @@
 //! It signs requests, refreshes credentials and repeats what failed. What is asked for, and when, is decided elsewhere.
 
 use super::access::{Options, redact, without_secrets};
+use super::bucket_region::BucketRegion;
 use super::client::ClientBuilder;
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version};
 use super::service::{Service, service_of};
 use super::traffic::{is_of_certificate, with_causes};
+use super::xml::element;
 use crate::error::{Error, Obstacle, Result};
 use crate::options::argument;
 
@@ -19,6 +21,7 @@ use futures::future::BoxFuture;
 use futures::{FutureExt, StreamExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{Attribute, GetOptions, GetRange, ObjectMeta, ObjectStore, ObjectStoreExt};
+use once_cell::sync::OnceCell;
 
 /// A store in a bucket or on a web server.
 pub struct CloudStore {
@@ -27,8 +30,16 @@ pub struct CloudStore {
     /// Of all keys.
     prefix: Path,
     builder: ClientBuilder,
-    /// Only a store with connections has one.
-    client: Option<Arc<dyn ObjectStore>>,
+    /// Only a store with connections has them.
+    connected: Option<Connected>,
+}
+
+/// Clients of a bucket or a web server.
+struct Connected {
+    connections: Connections,
+    client: Arc<dyn ObjectStore>,
+    /// Once an answer has named the bucket's region.
+    in_region: OnceCell<Arc<dyn ObjectStore>>,
 }
 
 impl fmt::Debug for CloudStore {
@@ -90,11 +101,33 @@ impl CloudStore {
                 .map_err(|error| argument("path", format!("\"{shown}\" cannot be a URL ({error})")))?,
             _ => raw(path)?,
         };
-        Ok(Self { url: shown, prefix, builder, client: None })
+        Ok(Self { url: shown, prefix, builder, connected: None })
     }
 
     fn client(&self) -> io::Result<&dyn ObjectStore> {
-        self.client.as_deref().ok_or_else(|| io::Error::other(format!("{} has no connections", self.url)))
+        let Some(Connected { connections, client, in_region }) = &self.connected else {
+            return Err(io::Error::other(format!("{} has no connections", self.url)));
+        };
+        if self.builder.region().and_then(BucketRegion::named).is_none() {
+            return Ok(&**client);
+        }
+        let client = in_region.get_or_try_init(|| self.builder.client(connections));
+        Ok(&**client.map_err(|error| self.failed(&error))?)
+    }
+
+    /// The answer of [`CloudStore::client`]; where it fails because the bucket is in another region, that of the client there.
+    async fn answer_of<'a, T>(
+        &'a self,
+        ask: impl Fn(&'a dyn ObjectStore) -> BoxFuture<'a, object_store::Result<T>>,
+    ) -> io::Result<object_store::Result<T>> {
+        let unknown = self.builder.region().filter(|region| region.named().is_none());
+        let answer = ask(self.client()?).await;
+        let (Some(region), Err(error)) = (unknown, &answer) else { return Ok(answer) };
+        region.note_error(&with_causes(error));
+        match region.named() {
+            None => Ok(answer),
+            Some(_) => Ok(ask(self.client()?).await),
+        }
     }
 
     fn path(&self, key: &str) -> io::Result<Path> {
@@ -157,9 +190,8 @@ impl CloudStore {
             _ => None,
         };
         let bounds = range.clone();
-        let answer =
-            self.client()?.get_opts(&path, GetOptions { range, if_match, ..GetOptions::default() }).await;
-        let answer = match answer {
+        let options = GetOptions { range, if_match, ..GetOptions::default() };
+        let answer = match self.answer_of(|client| client.get_opts(&path, options.clone())).await? {
             Ok(answer) => answer,
             Err(error) if self.says_absent(&error) => return Ok(None),
             Err(object_store::Error::Precondition { .. }) => return Err(Obstacle::Changed.into()),
@@ -189,7 +221,7 @@ impl CloudStore {
     }
 
     async fn ask_head(&self, path: &Path) -> io::Result<Option<Head>> {
-        match self.client()?.head(path).await {
+        match self.answer_of(|client| client.head(path).boxed()).await? {
             Ok(meta) => Ok(Some(head_of(&meta))),
             Err(error) if self.says_absent(&error) => Ok(None),
             Err(error) => Err(self.failed(&error)),
@@ -265,6 +297,10 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
             io::ErrorKind::Other,
             "the bucket or container is not there, or not any more; check its name, the endpoint and the account",
         ),
+        _ if text.contains("incorrectly configured region") => (
+            io::ErrorKind::Other,
+            "the bucket is in another region; leave the region out of storage_options and of AWS_REGION, and it is found",
+        ),
         _ if is_of_certificate(&said) => (
             io::ErrorKind::PermissionDenied,
             "check the name of the host, its certificate and the clock of this machine; if an authority of your own issued it, give storage_options={\"ca_bundle\": PATH}",
@@ -279,12 +315,6 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
         ),
     };
     io::Error::new(kind, Obstacle::Request { problem: format!("{url}: {text}"), remedy })
-}
-
-/// What stands between an XML element's tags.
-fn element<'a>(text: &'a str, name: &str) -> Option<&'a str> {
-    let (_, behind) = text.split_once(&format!("<{name}>"))?;
-    Some(behind.split_once(&format!("</{name}>"))?.0)
 }
 
 /// An error without the answer of S3 and its like, of which code and message are left: the answer can repeat tokens and whole requests.
@@ -310,10 +340,10 @@ fn may_be_absent(said: &str) -> bool {
 
 impl Store for CloudStore {
     fn connect(&self, connections: &Connections) -> io::Result<Option<Arc<dyn Store>>> {
-        let make = || self.builder.build(connections);
-        let client = Some(connections.client(&self.builder.name, make).map_err(|error| self.failed(&error))?);
+        let client = self.builder.client(connections).map_err(|error| self.failed(&error))?;
+        let connected = Connected { connections: connections.clone(), client, in_region: OnceCell::new() };
         let (url, prefix, builder) = (self.url.clone(), self.prefix.clone(), self.builder.clone());
-        Ok(Some(Arc::new(Self { url, prefix, builder, client })))
+        Ok(Some(Arc::new(Self { url, prefix, builder, connected: Some(connected) })))
     }
 
     fn identity(&self) -> Option<String> {
@@ -353,8 +383,8 @@ impl Store for CloudStore {
                 ));
             }
             let path = self.path(key)?;
-            let found =
-                self.client()?.list_with_delimiter(Some(&path)).await.map_err(|error| self.failed(&error))?;
+            let found = self.answer_of(|client| client.list_with_delimiter(Some(&path))).await?;
+            let found = found.map_err(|error| self.failed(&error))?;
             let names = found.common_prefixes.iter().filter_map(|below| Some(below.filename()?.to_string()));
             Ok(Listing { names: names.collect(), identity: None })
         }

@@ -26,6 +26,7 @@
 mod access;
 mod aws_profile;
 mod bare;
+mod bucket_region;
 mod buffers;
 mod client;
 mod cloud;
@@ -49,6 +50,7 @@ mod stream;
 mod targets;
 mod traffic;
 mod uri;
+mod xml;
 mod zip;
 
 pub use access::{Access, StorageOptions, without_secrets};

@@ -1,5 +1,6 @@
 //! What clients see of their requests that those who make them do not: what failed and was sent again.
 
+use super::bucket_region::BucketRegion;
 use super::buffers::Buffers;
 use super::http1::{Answered, Http1};
 use super::landing::Landing;
@@ -86,6 +87,8 @@ pub(super) struct Connector {
     pub certificates: Arc<[CertificateDer<'static>]>,
     /// Memory for bodies.
     pub buffers: Arc<Buffers>,
+    /// Is told the region of the bucket, where that has to be found.
+    pub region: Option<Arc<BucketRegion>>,
 }
 
 impl fmt::Debug for Connector {
@@ -99,7 +102,8 @@ impl HttpConnector for Connector {
         let client = ReqwestConnector::default().connect(options)?;
         let http1 = Http1::new(options, self.certificates.clone(), self.buffers.clone());
         let (traffic, query, buffers) = (self.traffic.clone(), self.query.clone(), self.buffers.clone());
-        Ok(HttpClient::new(Counted { http1, client, traffic, query, buffers }))
+        let region = self.region.clone();
+        Ok(HttpClient::new(Counted { http1, client, traffic, query, buffers, region }))
     }
 }
 
@@ -130,6 +134,7 @@ struct Counted {
     traffic: Arc<Traffic>,
     query: Arc<str>,
     buffers: Arc<Buffers>,
+    region: Option<Arc<BucketRegion>>,
 }
 
 impl Counted {
@@ -172,6 +177,11 @@ impl HttpService for Counted {
             }
             let mut answer = self.answer(request).await;
             self.traffic.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
+            if let (Some(region), Ok(answer)) = (&self.region, &answer)
+                && !answer.status().is_success()
+            {
+                region.note_head(answer.headers());
+            }
             // Weak tags do not tell the bytes, and the client would put bodies together by them.
             if let Ok(answer) = &mut answer
                 && answer.headers().get("etag").is_some_and(|tag| tag.as_bytes().starts_with(b"W/"))

@@ -69,6 +69,10 @@ class Settings:
     """What the URLs of all requests have to end with, if anything: others are answered 403."""
     key: str = ""
     """The access key that requests have to be signed with, if any."""
+    region: str = ""
+    """The region that requests have to be signed for, if any. Others are answered as S3 does."""
+    redirects: bool = True
+    """Whether that is a 301 with a header that names it, or a 400 with an error that does."""
     certificate: str = ""
     """PEM file with the key and the certificates of a server over TLS."""
     faults: Faults = field(default_factory=Faults)
@@ -105,6 +109,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.log[-1]["port"] = self.client_address[1]
             if signed := re.search("Credential=([^/]+)/", self.headers.get("Authorization", "")):
                 self.log[-1]["key"] = signed[1]
+            if signed := re.search("Credential=[^/]+/[^/]+/([^/]+)/", self.headers.get("Authorization", "")):
+                self.log[-1]["region"] = signed[1]
             kinds = [kind for kind in faults.kinds if wanted or kind not in ("whole", "etag")]
             if "/c/" not in path or not kinds:
                 return None
@@ -121,6 +127,13 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(200, json.dumps(self.log).encode())
         if not urlsplit(self.path).query.endswith(self.settings.query):
             return self._send(403, b"<Error><Code>AccessDenied</Code></Error>")
+        region = self.settings.region
+        if region and f"/{region}/s3/" not in self.headers.get("Authorization", ""):
+            self._fault(path, None)
+            if self.settings.redirects:
+                return self._send(301, b"", {"x-amz-bucket-region": region})
+            code = "<Code>AuthorizationHeaderMalformed</Code>"
+            return self._send(400, f"<Error>{code}<Region>{region}</Region></Error>".encode())
         query = dict(parse_qsl(urlsplit(self.path).query))
         if "list-type" in query or query.get("comp") == "list":
             return self._list(path, query)
@@ -256,8 +269,9 @@ class Server:
         self.url = url
 
     def requests(self):
-        """All requests so far: `method`, `path`, `range`, the names of all `headers`, the client's
-        `port`, the access `key` that signed it, and whether it was `refused` for want of capacity."""
+        """All requests so far: `method`, `path`, `range`, the names of all `headers`, the client's `port`,
+        the access `key` and the `region` that it is signed with, and whether it was `refused` for want of
+        capacity."""
         with urllib.request.urlopen(self.url + LOG) as answer:
             return json.load(answer)
 

@@ -649,7 +649,7 @@ def test_the_table_of_loaders():
     lines = report.read_table_lines(found, "results")
     assert "|  | raw | zstd | blosc-lz4 |" in lines
     assert "| other | refused | refused | refused |" in lines
-    assert "| **times the best peer** | **2.0** | **2.0** | **2.0** |" in lines
+    assert "| **times the fastest other row** | **2.0** | **2.0** | **2.0** |" in lines
     line = dict(zip(report.COLUMNS, report.history_line("read_table-1.json", result)))
     assert (line["benchmark"], line["unit"]) == ("read_table", "GB/s")
     assert line["figures"] == "blosc-lz4 1.25; raw 1.25; zstd 1.25"

@@ -166,6 +166,33 @@ def test_all_headers_are_sent_with_every_request(bucket, rng):
         assert {"authorization", "x-one", "x-two"} <= set(request["headers"]), request
 
 
+@pytest.mark.parametrize("redirects", [True, False])
+def test_the_region_of_a_bucket_is_found(bucket, rng, monkeypatch, redirects):
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_PROFILE"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, str(bucket / "none"))
+    data = values(rng)
+    data[8:16] = -1
+    for name in ("data.zarr", "other.zarr"):
+        write(bucket / "bucket" / name, data, "zstd")
+    options = {"key": "KEY", "secret": "s3cr3t"}
+    with serving(bucket, region="eu-north-1", redirects=redirects) as server:
+        options["endpoint_url"] = server.url
+        found, stats = read("s3://bucket/data.zarr", storage_options=json.dumps(options))
+        np.testing.assert_array_equal(found, data.reshape(20, 2, *SHAPE[1:]))
+        regions = [request["region"] for request in server.requests()]
+        # What opens the store finds it, for all that read. A 301 is asked for twice: it might lead elsewhere.
+        assert regions.index("eu-north-1") == (2 if redirects else 1) and stats["requests_repeated"] == 0
+        assert set(regions[2:]) == {"eu-north-1"}
+        # A pattern lists the bucket first.
+        found, _ = read("s3://bucket/*.zarr", batches=8, storage_options=json.dumps(options))
+        np.testing.assert_array_equal(found[:20], data.reshape(20, 2, *SHAPE[1:]))
+        with pytest.raises((RuntimeError, ValueError), match=r"another region|Malformed") as refused:
+            read("s3://bucket/data.zarr", storage_options=json.dumps(options | {"region": "eu-west-1"}))
+    assert "s3cr3t" not in str(refused.value)
+
+
 @pytest.mark.parametrize("kind", ["v2", "zstd"])
 def test_without_the_permission_to_list_a_store_opens_and_a_missing_chunk_is_an_error(bucket, rng, kind):
     data = values(rng)
