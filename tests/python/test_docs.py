@@ -301,7 +301,8 @@ def check(words, place):
             check_options(rest[1:], options_in(help_of(script)), place)
     elif program == "pip":
         assert rest[0] == "install", place
-        assert set(re.findall(r"\[(.*?)\]", " ".join(rest[1:]))) <= extras(), place
+        named = re.findall(r"\[(.*?)\]", " ".join(rest[1:]))
+        assert set(",".join(named).split(",")) <= extras() | {""}, place
     elif program == "make":
         targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
         assert {word for word in rest if "=" not in word} <= set(targets), place
