@@ -62,7 +62,10 @@ pub fn options(
         }
         found.extend(CREDENTIALS);
     }
-    if !given.contains("region") && !in_environment(&["AWS_REGION", "AWS_DEFAULT_REGION"]) {
+    if !given.contains("region")
+        && !given.contains("default_region")
+        && !in_environment(&["AWS_REGION", "AWS_DEFAULT_REGION"])
+    {
         found.push(("region", "region"));
     }
     let endpoints = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"];

@@ -7,6 +7,7 @@ use super::xml::element;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
+use hyper::StatusCode;
 use object_store::HeaderMap;
 
 /// The region, as far as it was named.
@@ -29,8 +30,12 @@ impl BucketRegion {
         self.0.get().map(String::as_str)
     }
 
-    /// Takes the region from the head of an answer that is no success.
-    pub fn note_head(&self, headers: &HeaderMap) {
+    /// Takes the region from the head of an answer, if that is one to a request for another region. Other failures, such as an absent object, may name
+    /// one as well.
+    pub fn note_head(&self, status: StatusCode, headers: &HeaderMap) {
+        if !status.is_redirection() && status != StatusCode::BAD_REQUEST {
+            return;
+        }
         self.set(headers.get("x-amz-bucket-region").and_then(|region| region.to_str().ok()));
     }
 
@@ -42,15 +47,17 @@ impl BucketRegion {
     }
 
     fn set(&self, region: Option<&str>) {
-        // It becomes a part of a host's name, and may be nothing else.
-        let is_word = |region: &&str| {
-            (1..=64).contains(&region.len())
-                && region.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-        };
-        if let Some(region) = region.filter(is_word).filter(|region| *region != Self::FIRST) {
+        let is_other = |region: &&str| is_region(region) && *region != Self::FIRST;
+        if let Some(region) = region.filter(is_other) {
             let _ = self.0.set(region.to_string());
         }
     }
+}
+
+/// Whether this can be the name of a region. It becomes a part of a host's name, and nothing else may: what is signed is sent there.
+pub(super) fn is_region(name: &str) -> bool {
+    let is_letter = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
+    (1..=64).contains(&name.len()) && name.bytes().all(is_letter)
 }
 
 #[cfg(test)]
@@ -64,15 +71,20 @@ mod tests {
         let error = |code: &str| format!("400: <Error><Code>{code}</Code><Region>eu-west-1</Region></Error>");
         let region = BucketRegion::default();
         let mut headers = HeaderMap::new();
-        region.note_head(&headers);
+        let moved = StatusCode::MOVED_PERMANENTLY;
+        region.note_head(moved, &headers);
         for refused in ["", "eu.evil.example/", "a b", "us-east-1"] {
             headers.insert("x-amz-bucket-region", HeaderValue::from_str(refused).unwrap());
-            region.note_head(&headers);
+            region.note_head(moved, &headers);
         }
         region.note_error(&error("AccessDenied"));
         assert_eq!(region.named(), None);
         headers.insert("x-amz-bucket-region", HeaderValue::from_static("eu-north-1"));
-        region.note_head(&headers);
+        for other in [StatusCode::NOT_FOUND, StatusCode::FORBIDDEN, StatusCode::SERVICE_UNAVAILABLE] {
+            region.note_head(other, &headers);
+            assert_eq!(region.named(), None);
+        }
+        region.note_head(moved, &headers);
         // It stays.
         region.note_error(&error("AuthorizationHeaderMalformed"));
         assert_eq!(region.named(), Some("eu-north-1"));

@@ -3,7 +3,7 @@
 mod config;
 
 use super::access::{Options, without_secrets};
-use super::bucket_region::BucketRegion;
+use super::bucket_region::{BucketRegion, is_region};
 use super::connections::Connections;
 use super::retries::Retries;
 use super::service::Service;
@@ -91,6 +91,11 @@ impl ClientBuilder {
             if !value.chars().all(|letter| letter.is_ascii_graphic()) {
                 return refused(format!(
                     "the {name}, which is given there or in the environment, has a space, the end of a line or another sign in it that cannot be sent; give it without"
+                ));
+            }
+            if name == "region" && !is_region(&value) {
+                return refused(format!(
+                    "the region \"{value}\", which is given there or in the environment, is no name of a region"
                 ));
             }
         }
@@ -251,6 +256,9 @@ mod tests {
             ("az", json!({"endpoint_url": "localhost:9000"}), "is no URL of a server"),
             ("s3", json!({"key": "k", "secret": "s3cr3t\n"}), "the secret key, which"),
             ("s3", json!({"region": "eu west"}), "the region, which"),
+            ("s3", json!({"region": ""}), "is no name of a region"),
+            ("s3", json!({"region": "host.example/x"}), "the region \"host.example/x\", which"),
+            ("s3", json!({"anon": true, "region": "a@b"}), "is no name of a region"),
             ("https", json!({"headers": "x"}), "\"headers\" that is no object"),
             ("s3", json!({"retry_config": 3}), "\"retry_config\" that is no object"),
             ("s3", json!({"ca_bundle": "/nowhere"}), "cannot be read"),

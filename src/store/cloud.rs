@@ -297,10 +297,14 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
             io::ErrorKind::Other,
             "the bucket or container is not there, or not any more; check its name, the endpoint and the account",
         ),
-        _ if text.contains("incorrectly configured region") => (
-            io::ErrorKind::Other,
-            "the bucket is in another region; leave the region out of storage_options and of AWS_REGION, and it is found",
-        ),
+        _ if text.contains("incorrectly configured region")
+            || element(&said, "Code") == Some("AuthorizationHeaderMalformed") =>
+        {
+            (
+                io::ErrorKind::Other,
+                "the bucket is in another region; leave the region out (storage_options, AWS_REGION, AWS_DEFAULT_REGION, the profile), and an endpoint of one region, and it is found",
+            )
+        }
         _ if is_of_certificate(&said) => (
             io::ErrorKind::PermissionDenied,
             "check the name of the host, its certificate and the clock of this machine; if an authority of your own issued it, give storage_options={\"ca_bundle\": PATH}",

@@ -51,7 +51,8 @@ pub(super) struct Http1 {
 /// An answer, or what another client has to ask for.
 pub(super) enum Answered {
     Here(HttpResponse, Ends),
-    Elsewhere,
+    /// With the head of a redirect, if that is why.
+    Elsewhere(Option<http::response::Parts>),
 }
 
 /// The ends of a connection that was opened for an answer.
@@ -116,7 +117,7 @@ impl Http1 {
             || self.redirects.load(Ordering::Relaxed)
             || self.proxies.intercept(uri).is_some()
         {
-            return Ok(Answered::Elsewhere);
+            return Ok(Answered::Elsewhere(None));
         }
         let authority = uri.authority().map_or("", |authority| authority.as_str());
         let origin: Arc<str> = format!("{scheme}://{authority}").into();
@@ -194,7 +195,7 @@ impl Http1 {
         let (head, incoming) = answer.into_parts();
         if matches!(head.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
             self.redirects.store(true, Ordering::Relaxed);
-            return Ok(Answered::Elsewhere);
+            return Ok(Answered::Elsewhere(Some(head)));
         }
         let stays = head.version == Version::HTTP_11 && !says_close(&head.headers);
         let home = stays.then(|| Home { pool: self.pool.clone(), origin: origin.clone() });

@@ -11,9 +11,11 @@ use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use bytes::Bytes;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use hyper::Method;
+use hyper::http::response::Parts;
 use hyper_util::client::legacy::connect::HttpInfo;
 use lru::LruCache;
 use object_store::ClientOptions;
@@ -138,14 +140,29 @@ struct Counted {
 }
 
 impl Counted {
+    /// Whether a redirect names the region of the bucket, which has to be found. It is not followed then: the signature is not for where it leads.
+    fn names_region(&self, head: &Parts) -> bool {
+        let unknown = self.region.as_ref().filter(|region| region.named().is_none());
+        unknown.is_some_and(|region| {
+            region.note_head(head.status, &head.headers);
+            region.named().is_some()
+        })
+    }
+
     async fn answer(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
-        if let Some(http1) = &self.http1
-            && let Answered::Here(answer, ends) = http1.call(&request).await?
-        {
-            if let Some((here, there)) = ends {
-                self.traffic.note_connection(here, there);
+        if let Some(http1) = &self.http1 {
+            match http1.call(&request).await? {
+                Answered::Here(answer, ends) => {
+                    if let Some((here, there)) = ends {
+                        self.traffic.note_connection(here, there);
+                    }
+                    return Ok(answer);
+                }
+                Answered::Elsewhere(Some(head)) if self.names_region(&head) => {
+                    return Ok(HttpResponse::from_parts(head, Bytes::new().into()));
+                }
+                Answered::Elsewhere(_) => {}
             }
-            return Ok(answer);
         }
         let is_get = *request.method() == Method::GET;
         let answer = self.client.execute(request).await?;
@@ -177,10 +194,8 @@ impl HttpService for Counted {
             }
             let mut answer = self.answer(request).await;
             self.traffic.note(answer.as_ref().ok().map(|answer| answer.status().as_u16()));
-            if let (Some(region), Ok(answer)) = (&self.region, &answer)
-                && !answer.status().is_success()
-            {
-                region.note_head(answer.headers());
+            if let (Some(region), Ok(answer)) = (&self.region, &answer) {
+                region.note_head(answer.status(), answer.headers());
             }
             // Weak tags do not tell the bytes, and the client would put bodies together by them.
             if let Ok(answer) = &mut answer

@@ -208,12 +208,15 @@ impl ClientConfig {
     }
 
     pub(super) fn s3(self, bucket: &str) -> Result<ServiceBuilder> {
-        let mut builder = AmazonS3Builder::new().with_bucket_name(bucket).with_client_options(self.client);
+        let mut builder = AmazonS3Builder::new().with_client_options(self.client);
         // A session token of the environment does not belong to keys that come from elsewhere.
         let has_keys = |(name, _): &(String, String)| name.ends_with("access_key_id");
         let has_keys = self.named.iter().any(has_keys);
         for (name, value) in std::env::vars_os() {
             let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
+            if value.is_empty() {
+                continue;
+            }
             let key = Some(name).filter(|name| name.starts_with("AWS_")).map(str::to_ascii_lowercase);
             let Some(Ok(key)) = key.as_deref().map(AmazonS3ConfigKey::from_str) else { continue };
             if !has_keys || key != AmazonS3ConfigKey::Token {
@@ -223,7 +226,8 @@ impl ClientConfig {
         for (name, value) in self.named {
             builder = builder.with_config(key::<AmazonS3ConfigKey>(&name, "S3")?, value);
         }
-        Ok(ServiceBuilder::S3(Box::new(builder)))
+        // Whatever else names a bucket, such as AWS_BUCKET: that of the URL is read.
+        Ok(ServiceBuilder::S3(Box::new(builder.with_bucket_name(bucket))))
     }
 
     pub(super) fn google(self, bucket: &str) -> Result<ServiceBuilder> {

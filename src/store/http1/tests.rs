@@ -379,7 +379,7 @@ fn heads_that_cannot_be_understood_are_errors() {
 #[test]
 fn what_other_clients_do_is_left_to_them() {
     let elsewhere = |client: &Http1, request: HttpRequest| {
-        matches!(run(async { client.call(&request).await }), Ok(Answered::Elsewhere))
+        matches!(run(async { client.call(&request).await }), Ok(Answered::Elsewhere(_)))
     };
     let mut head = get("http://127.0.0.1:1/");
     *head.method_mut() = Method::HEAD;
