@@ -15,7 +15,7 @@ use super::ome;
 use super::sharding::Sharding;
 use crate::error::{Context, Error, Obstacle, Result, Source, log_once};
 use crate::json;
-use crate::store::{self, Access, Session, Sessions, Store, Version};
+use crate::store::{self, Access, FileBytes, Session, Sessions, Store, Version};
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -45,6 +45,8 @@ pub(super) struct OpenStore {
     consolidated: Option<Consolidated>,
     /// The attributes of groups that were looked at, by metadata file.
     attributes: RefCell<HashMap<String, Value>>,
+    /// Metadata files that were read or are absent, by key, of stores where each costs a request.
+    read: RefCell<HashMap<String, FileBytes>>,
 }
 
 /// Consolidated metadata.
@@ -87,6 +89,7 @@ impl OpenStore {
             denied: RefCell::default(),
             consolidated: None,
             attributes: RefCell::default(),
+            read: RefCell::default(),
         };
         if store.store.folder().is_none() {
             store.consolidated = store.read_consolidated()?;
@@ -140,7 +143,11 @@ impl OpenStore {
                     present: self.present_arrays(),
                 }))
             }
-            (_, names) => names.iter().map(|name| self.named_array(name.trim_matches('/'))).collect(),
+            (_, names) => {
+                let names: Vec<&str> = names.iter().map(|name| name.trim_matches('/')).collect();
+                self.read_together(&names);
+                names.into_iter().map(|name| self.named_array(name)).collect()
+            }
         }
     }
 
@@ -198,7 +205,7 @@ impl OpenStore {
             let file = MetadataFile::consolidated(key, consolidated.version.clone());
             return Ok(Some((value.clone(), file)));
         }
-        let found = match self.session.read_whole(&key, MOST_METADATA_BYTES) {
+        let found = match self.read(name, file) {
             // It may be absent in a store that may not be listed. Other refusals, such as of a signature, are of all there is.
             Err(error) if Obstacle::is_forbidden(&error) => {
                 self.denied.borrow_mut().get_or_insert_with(|| self.unreadable(&key)(error));
@@ -210,6 +217,54 @@ impl OpenStore {
         let value = json::parse(&bytes)
             .map_err(|error| self.unusable(name, &key, format!("it is no JSON ({error})").into()))?;
         Ok(Some((value, MetadataFile::new(key, version, &bytes))))
+    }
+
+    /// The files of a node in format 2; the last one is of the root.
+    const OF_VERSION_2: [&str; 4] = [".zarray", ".zgroup", ".zattrs", ".zmetadata"];
+
+    /// Reads the metadata of several nodes where each file costs a request, in one round trip, or in two if they have format 2. What is wrong with one is
+    /// said when it is asked for.
+    fn read_together(&self, names: &[&str]) {
+        if !self.store.costs_requests() || names.len() < 2 {
+            return;
+        }
+        let is_absent = |name: &str| matches!(self.read.borrow().get(&key(name, "zarr.json")), Some(None));
+        let is_known = |key: &String| {
+            let consolidated = self.consolidated.as_ref();
+            self.read.borrow().contains_key(key) || consolidated.is_some_and(|it| it.files.contains_key(key))
+        };
+        for files in [&["zarr.json"][..], &Self::OF_VERSION_2[..3]] {
+            let asked = names.iter().filter(|name| files.len() == 1 || is_absent(name));
+            let keys = asked.flat_map(|name| files.iter().map(|file| key(name, file)));
+            let keys: Vec<String> = keys.filter(|key| !is_known(key)).collect();
+            let found = self.session.read_each(&keys, MOST_METADATA_BYTES);
+            let found = keys.into_iter().zip(found).filter_map(|(key, found)| Some((key, found.ok()?)));
+            self.read.borrow_mut().extend(found);
+        }
+    }
+
+    /// Reads a metadata file. Where files cost requests each is asked for once, and those that a node has in format 2 together: one round trip.
+    fn read(&self, name: &str, file: &str) -> io::Result<FileBytes> {
+        let asked = key(name, file);
+        if !self.store.costs_requests() {
+            return self.session.read_whole(&asked, MOST_METADATA_BYTES);
+        }
+        if let Some(found) = self.read.borrow().get(&asked) {
+            return Ok(found.clone());
+        }
+        let mut keys = vec![asked.clone()];
+        if Self::OF_VERSION_2.contains(&file) {
+            let all = if name.is_empty() { &Self::OF_VERSION_2[..] } else { &Self::OF_VERSION_2[..3] };
+            keys.extend(all.iter().map(|file| key(name, file)).filter(|key| *key != asked));
+        }
+        let mut found = self.session.read_each(&keys, MOST_METADATA_BYTES).into_iter();
+        let of_asked = found.next().unwrap_or(Ok(None))?;
+        let mut read = self.read.borrow_mut();
+        read.insert(asked, of_asked.clone());
+        // What is wrong with the others is said when they are asked for.
+        let others = keys.into_iter().skip(1).zip(found);
+        read.extend(others.filter_map(|(key, found)| Some((key, found.ok()?))));
+        Ok(of_asked)
     }
 
     fn unusable(&self, name: &str, key: &str, source: Source) -> Error {

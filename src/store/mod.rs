@@ -63,7 +63,7 @@ pub use folder::Folder;
 pub use icechunk::{IcechunkStore, pinned};
 pub use memory::MemoryStore;
 pub use references::{KeptDocuments, ReferenceStore};
-pub use session::{Session, Sessions};
+pub use session::{FileBytes, Session, Sessions};
 pub use stamp::Stamp;
 pub use targets::{Origin, Targets};
 pub use traffic::Traffic;

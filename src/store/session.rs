@@ -12,6 +12,12 @@ use futures::StreamExt;
 use once_cell::sync::OnceCell;
 use tokio::runtime::{self, Runtime};
 
+/// All bytes of an object and its version; `None` if it is absent.
+pub type FileBytes = Option<(Vec<u8>, Version)>;
+
+/// The most requests of one call that are in flight.
+const AT_ONCE: usize = 32;
+
 /// Sessions that share connections. Threads that wait for answers at the same time take turns in polling the requests of all of them.
 pub struct Sessions {
     connections: Connections,
@@ -65,8 +71,14 @@ impl Session {
     ///
     /// # Errors
     /// What the store says, or [`Obstacle::TooLarge`] for more than `most_bytes`.
-    pub fn read_whole(&self, key: &str, most_bytes: u64) -> io::Result<Option<(Vec<u8>, Version)>> {
+    pub fn read_whole(&self, key: &str, most_bytes: u64) -> io::Result<FileBytes> {
         self.wait(read_whole(&*self.store, key, most_bytes))
+    }
+
+    /// The same of several objects, in their order.
+    pub fn read_each(&self, keys: &[String], most_bytes: u64) -> Vec<io::Result<FileBytes>> {
+        let reads = futures::stream::iter(keys).map(|key| read_whole(&*self.store, key, most_bytes));
+        self.wait(reads.buffered(AT_ONCE).collect())
     }
 
     /// The bytes of a part of an object, and what it is. `None` if it is absent.
@@ -95,7 +107,6 @@ impl Session {
 
     /// What lies below several keys, in their order.
     pub fn list_each(&self, keys: &[String]) -> Vec<io::Result<Listing>> {
-        const AT_ONCE: usize = 32;
         let listings = futures::stream::iter(keys).map(|key| self.store.list(key));
         self.wait(listings.buffered(AT_ONCE).collect())
     }

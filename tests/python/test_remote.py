@@ -1,6 +1,7 @@
 """Stores at URLs: the bits of the folder, whatever the kind of store; faults are errors and never values."""
 
 import json
+import time
 import zipfile
 from collections import Counter
 from datetime import timedelta
@@ -164,6 +165,35 @@ def test_all_headers_are_sent_with_every_request(bucket, rng):
     assert any("/c/" in request["path"] for request in requests)
     for request in requests:
         assert {"authorization", "x-one", "x-two"} <= set(request["headers"]), request
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("kind", ["v2", "zstd", "sharded"])
+@pytest.mark.parametrize("consolidated", [True, False])
+def test_the_first_batch_comes_within_ten_round_trips(bucket, rng, kind, consolidated):
+    data = values(rng)
+    group = zarr.create_group(bucket / "bucket" / "data.zarr", zarr_format=2 if kind == "v2" else 3)
+    names = [f"a{number}" for number in range(12)]
+    for name in names:
+        write(bucket / "bucket" / "data.zarr" / name, data, kind)
+    if consolidated:
+        zarr.consolidate_metadata(group.store)
+    latency_s = 0.2
+    with serving(bucket, latency_s=latency_s) as server:
+        url, options = urls(server.url)["s3"]
+        began = time.monotonic()
+        pipe = Pipeline(batch_size=2, num_threads=1, device_id=None)
+        with pipe:
+            pipe.set_outputs(
+                *fn.readers.zarr(path=url, arrays=names, device="cpu", storage_options=json.dumps(options))
+            )
+        pipe.build()
+        pipe.run()
+        took = time.monotonic() - began
+        del pipe
+        opening = [request["path"] for request in server.requests() if "zarr.json" in request["path"]]
+    assert 2 * latency_s < took < 10 * latency_s, f"{took / latency_s:.1f} round trips"
+    assert len(set(opening)) == len(opening), "a file is asked for once"
 
 
 @pytest.mark.parametrize("redirects", [True, False])
