@@ -51,8 +51,8 @@ KEPT_MIB = 640
 """Memory that bare readers of hyper copy to: about what our requests have in flight."""
 COMPRESSED = tuple(name for name in common.STORES if name != "raw")
 RAW, TIMES_LONGER = "raw-long", 8
-"""The raw store of all points has so many times the others' steps. A reader asks no further ahead than one
-epoch, and at 25 GB/s half of an epoch of 256 steps comes within 100 ms."""
+"""The name of the uncompressed store, and how many times as many steps it has as the compressed stores. A
+reader requests at most one epoch ahead, and at 25 GB/s half of an epoch of 256 steps comes within 100 ms."""
 POINTS = (
     "raw/http",
     "raw/https",

@@ -222,8 +222,8 @@ impl OpenStore {
     /// The files of a node in format 2; the last one is of the root.
     const OF_VERSION_2: [&str; 4] = [".zarray", ".zgroup", ".zattrs", ".zmetadata"];
 
-    /// Reads the metadata of several nodes where each file costs a request, in one round trip, or in two if they have format 2. What is wrong with one is
-    /// said when it is asked for.
+    /// Requests the metadata files of several nodes together, in stores where each file costs a request: one round trip for nodes of format 3, two for
+    /// nodes of format 2. [`OpenStore::get`] says what is wrong with a file when that file is needed.
     fn read_together(&self, names: &[&str]) {
         if !self.store.costs_requests() || names.len() < 2 {
             return;
@@ -237,13 +237,25 @@ impl OpenStore {
             let asked = names.iter().filter(|name| files.len() == 1 || is_absent(name));
             let keys = asked.flat_map(|name| files.iter().map(|file| key(name, file)));
             let keys: Vec<String> = keys.filter(|key| !is_known(key)).collect();
-            let found = self.session.read_each(&keys, MOST_METADATA_BYTES);
-            let found = keys.into_iter().zip(found).filter_map(|(key, found)| Some((key, found.ok()?)));
-            self.read.borrow_mut().extend(found);
+            let _ = self.request(keys);
         }
     }
 
-    /// Reads a metadata file. Where files cost requests each is asked for once, and those that a node has in format 2 together: one round trip.
+    /// Requests metadata files together and keeps those that were read or are absent. Returns the first one.
+    fn request(&self, keys: Vec<String>) -> io::Result<FileBytes> {
+        let found = self.session.read_each(&keys, MOST_METADATA_BYTES);
+        let (mut read, mut first) = (self.read.borrow_mut(), None);
+        for (key, found) in keys.into_iter().zip(found) {
+            if let Ok(bytes) = &found {
+                read.insert(key, bytes.clone());
+            }
+            first.get_or_insert(found);
+        }
+        first.unwrap_or(Ok(None))
+    }
+
+    /// Reads a metadata file. In stores where each file costs a request, each file is requested once, and the files that a node has in format 2 are
+    /// requested together, in one round trip.
     fn read(&self, name: &str, file: &str) -> io::Result<FileBytes> {
         let asked = key(name, file);
         if !self.store.costs_requests() {
@@ -257,14 +269,7 @@ impl OpenStore {
             let all = if name.is_empty() { &Self::OF_VERSION_2[..] } else { &Self::OF_VERSION_2[..3] };
             keys.extend(all.iter().map(|file| key(name, file)).filter(|key| *key != asked));
         }
-        let mut found = self.session.read_each(&keys, MOST_METADATA_BYTES).into_iter();
-        let of_asked = found.next().unwrap_or(Ok(None))?;
-        let mut read = self.read.borrow_mut();
-        read.insert(asked, of_asked.clone());
-        // What is wrong with the others is said when they are asked for.
-        let others = keys.into_iter().skip(1).zip(found);
-        read.extend(others.filter_map(|(key, found)| Some((key, found.ok()?))));
-        Ok(of_asked)
+        self.request(keys)
     }
 
     fn unusable(&self, name: &str, key: &str, source: Source) -> Error {

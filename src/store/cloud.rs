@@ -302,7 +302,7 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
         {
             (
                 io::ErrorKind::Other,
-                "the bucket is in another region; leave the region out (storage_options, AWS_REGION, AWS_DEFAULT_REGION, the profile), and an endpoint of one region, and it is found",
+                "the bucket is in another region; remove the region from storage_options, AWS_REGION, AWS_DEFAULT_REGION and the profile, and an endpoint of one region, and the reader finds the bucket's region",
             )
         }
         _ if is_of_certificate(&said) => (
