@@ -37,6 +37,8 @@ pub enum Obstacle {
     Forbidden {
         /// The store and what it said, without secrets.
         problem: String,
+        /// What to do if the object is there.
+        remedy: &'static str,
     },
     /// An object that is not the one any more that was read before.
     Changed,
@@ -125,9 +127,9 @@ impl fmt::Display for Obstacle {
                 "the file was written to while it was read; read it when its writer has finished, or write another file and rename it",
             ),
             Self::Request { problem, remedy } => write!(f, "{problem}; {remedy}"),
-            Self::Forbidden { problem } => write!(
+            Self::Forbidden { problem, remedy } => write!(
                 f,
-                "{problem}; the credentials lack the permission to read it (for public data give storage_options={{\"anon\": True}}), or it is absent and they lack the permission to list the store (if that is sure, missing_chunks=\"fill-403\" reads the fill value)"
+                "{problem}; {remedy}, or the object is absent and there is no permission to list the store (if that is sure, missing_chunks=\"fill-403\" reads the fill value)"
             ),
             Self::Changed => f.write_str(
                 "the object changed while it was read; build the pipeline again when its writer has finished",
@@ -191,7 +193,7 @@ impl Obstacle {
 
     /// An error about an object that is known to be there: that it may not be read is no sign that it is absent.
     pub fn of_present(error: io::Error) -> io::Error {
-        let Some(Self::Forbidden { problem }) = Self::of(&error) else { return error };
+        let Some(Self::Forbidden { problem, .. }) = Self::of(&error) else { return error };
         let remedy = "the object is there and may not be read; check the credentials and whether it was archived or deleted";
         io::Error::new(error.kind(), Self::Request { problem: problem.clone(), remedy })
     }

@@ -1,6 +1,7 @@
 //! Clients of object stores and web servers, from what the user says of credentials and endpoints.
 
 mod config;
+mod credentials;
 
 use super::access::{Options, without_secrets};
 use super::bucket_region::{BucketRegion, is_region};
@@ -11,6 +12,8 @@ use super::traffic::Connector;
 use crate::error::Result;
 use crate::options::argument;
 use config::{ClientConfig, ServiceBuilder};
+pub(super) use credentials::Credentials;
+use credentials::{Given, KeyFrom};
 
 use std::sync::{Arc, Once};
 
@@ -31,6 +34,7 @@ pub(super) struct ClientBuilder {
     /// Of a bucket of S3 for which none was given.
     region: Option<Arc<BucketRegion>>,
     retries: Retries,
+    credentials: Credentials,
     /// What goes with every request behind the path of its URL. May be a secret.
     query: Arc<str>,
     /// Trusted beside those of the system.
@@ -47,8 +51,16 @@ impl ClientBuilder {
         let options_text = Value::from_iter(options.clone());
         let name = format!("{scheme}://{host}?{query} {options_text}");
         let mut config = ClientConfig::new(service, options)?;
+        let mut given =
+            Given { headers: config.has_headers, query: !query.is_empty(), key_from: KeyFrom::Environment };
+        if config.has_access_key() {
+            given.key_from = KeyFrom::Options;
+        }
         if service == Service::S3 {
             config.add_profile(|name| std::env::var(name).ok())?;
+            if config.has_access_key() && !matches!(given.key_from, KeyFrom::Options) {
+                given.key_from = KeyFrom::Profile;
+            }
         }
         config.allow_http();
         let (retries, certificates) = (config.retries, std::mem::take(&mut config.certificates).into());
@@ -58,7 +70,9 @@ impl ClientBuilder {
             Service::Azure => config.azure(host, scheme)?,
             Service::Http => config.http(&format!("{scheme}://{host}"))?,
         };
-        let mut builder = Self { name, of, region: None, retries, query: query.into(), certificates };
+        let credentials = Credentials::of(&of, given);
+        let mut builder =
+            Self { name, of, region: None, retries, credentials, query: query.into(), certificates };
         if let ServiceBuilder::S3(of) = &builder.of
             && of.get_config_value(&AmazonS3ConfigKey::Region).is_none()
         {
@@ -136,6 +150,11 @@ impl ClientBuilder {
             ServiceBuilder::Google(_) | ServiceBuilder::Http(_) => vec![],
         };
         found.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
+    }
+
+    /// What requests carry as credentials.
+    pub fn credentials(&self) -> Credentials {
+        self.credentials
     }
 
     /// What the client is of.

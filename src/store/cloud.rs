@@ -4,7 +4,7 @@
 
 use super::access::{Options, redact, without_secrets};
 use super::bucket_region::BucketRegion;
-use super::client::ClientBuilder;
+use super::client::{ClientBuilder, Credentials};
 use super::connections::Connections;
 use super::contract::{Body, Extent, Head, Listing, Store, Version};
 use super::service::{Service, service_of};
@@ -215,8 +215,8 @@ impl CloudStore {
         {
             return Err(Obstacle::OutOfRange { range: asked, object_bytes: head.object_bytes }.into());
         }
-        let url = self.url.clone();
-        let stream = answer.into_stream().map_err(move |error| failure(&url, &error));
+        let (url, credentials) = (self.url.clone(), self.builder.credentials());
+        let stream = answer.into_stream().map_err(move |error| failure(&url, credentials, &error));
         Ok(Some(Body { head, range, stream: stream.boxed() }))
     }
 
@@ -240,7 +240,7 @@ impl CloudStore {
     }
 
     fn failed(&self, error: &object_store::Error) -> io::Error {
-        failure(&self.url, error)
+        failure(&self.url, self.builder.credentials(), error)
     }
 
     /// Of an object that a web browser would decompress before it shows it.
@@ -266,7 +266,7 @@ fn head_of(meta: &ObjectMeta) -> Head {
 }
 
 /// What a store says, without secrets, and the remedy.
-fn failure(url: &str, error: &object_store::Error) -> io::Error {
+fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> io::Error {
     use object_store::Error as Of;
     // Servers answer with whole pages.
     const MOST_SHOWN: usize = 1000;
@@ -276,19 +276,22 @@ fn failure(url: &str, error: &object_store::Error) -> io::Error {
         text.truncate(end);
         text.push_str("...");
     }
+    let is_old = matches!(element(&said, "Code"), Some("ExpiredToken" | "InvalidToken"));
+    if is_old || matches!(error, Of::PermissionDenied { .. } | Of::Unauthenticated { .. }) {
+        text = format!("{text} (requested with {})", credentials.kind);
+    }
     let (kind, remedy) = match error {
         Of::PermissionDenied { .. } if may_be_absent(&said) => {
-            let problem = format!("{url}: {text}");
-            return io::Error::new(io::ErrorKind::PermissionDenied, Obstacle::Forbidden { problem });
+            let obstacle =
+                Obstacle::Forbidden { problem: format!("{url}: {text}"), remedy: credentials.remedy };
+            return io::Error::new(io::ErrorKind::PermissionDenied, obstacle);
         }
         Of::PermissionDenied { .. } => (
             io::ErrorKind::PermissionDenied,
             "check the credentials and what they permit, the clock of this machine, and whether the object was archived",
         ),
-        Of::Unauthenticated { .. } => (
-            io::ErrorKind::PermissionDenied,
-            "credentials are missing, wrong or expired; for public data give storage_options={\"anon\": True}",
-        ),
+        Of::Unauthenticated { .. } => (io::ErrorKind::PermissionDenied, credentials.remedy),
+        _ if is_old => (io::ErrorKind::PermissionDenied, credentials.remedy),
         _ if matches!(error, Of::NotSupported { .. }) || text.contains("non-partial response") => (
             io::ErrorKind::Unsupported,
             "the server does not answer requests for a part of an object; use another server",

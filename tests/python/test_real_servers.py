@@ -130,19 +130,20 @@ def test_a_slow_server_with_failures_gives_the_bits_of_the_folder(tmp_path):
 # --- what is wrong --------------------------------------------------------------------------------
 
 FORBIDDEN = "check the credentials and what they permit"
+OURS = "requested with the access key of storage_options"
 NO_BUCKET = "the bucket or container is not there"
 NO_METADATA = "holds no Zarr metadata"
 CERTIFICATE = "check the name of the host, its certificate and the clock"
 
 WRONG = {
     # Of which server; what replaces options, or the URL; what the error says.
-    "secret": ("hadro", {"secret": f"{SECRET}-not"}, None, ("403", "SignatureDoesNotMatch", FORBIDDEN)),
-    "key": ("hadro", {"key": "OTHER"}, None, ("403", "InvalidAccessKeyId", FORBIDDEN)),
+    "secret": ("hadro", {"secret": f"{SECRET}-not"}, None, ("403", "SignatureDoesNotMatch", OURS, FORBIDDEN)),
+    "key": ("hadro", {"key": "OTHER"}, None, ("403", "InvalidAccessKeyId", OURS, FORBIDDEN)),
     "no key": (
         "hadro",
         {"key": None, "secret": None, "anon": True},
         None,
-        ("403", "AccessDenied", "permission"),
+        ("403", "AccessDenied", "requested with no credentials", "give credentials", "permission"),
     ),
     "bucket": ("hadro", {}, f"s3://nothing/{PLAIN}", ("404", "NoSuchBucket", NO_BUCKET)),
     "store": ("hadro", {}, "s3://bucket/nothing.zarr", (NO_METADATA,)),
@@ -151,13 +152,13 @@ WRONG = {
         "azurite",
         {"account_key": "bm90aGluZw=="},
         None,
-        ("403", "AuthorizationFailure", FORBIDDEN),
+        ("403", "AuthorizationFailure", "requested with the account key", FORBIDDEN),
     ),
     "signature": (
         "azurite",
         {"account_key": None, "sas_token": lambda: sas(ends=timedelta(minutes=-5))},
         None,
-        ("403", "AuthorizationFailure", FORBIDDEN),
+        ("403", "AuthorizationFailure", "requested with a shared access signature", FORBIDDEN),
     ),
     "container": ("azurite", {}, f"az://nothing/{PLAIN}", ("404", "ContainerNotFound", NO_BUCKET)),
     "authority": ("https", {"ca_bundle": None}, None, ("UnknownIssuer", CERTIFICATE, "ca_bundle")),
@@ -204,9 +205,9 @@ def test_a_certificate_that_has_expired_is_named(servers, tmp_path):
 S3_SAYS = {
     # Which no server at hand says: what S3 answers to a wrong region, old credentials and a wrong clock.
     "redirect-bare": ("incorrectly configured region", "region"),
-    "expired": ("400", "ExpiredToken"),
+    "expired": ("400", "ExpiredToken", OURS, "not expired"),
     "clock": ("403", "RequestTimeTooSkewed", "clock"),
-    "signature": ("403", "SignatureDoesNotMatch", FORBIDDEN),
+    "signature": ("403", "SignatureDoesNotMatch", OURS, FORBIDDEN),
 }
 
 

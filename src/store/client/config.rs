@@ -39,6 +39,7 @@ pub(super) struct ClientConfig {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     /// Sent with every request.
     headers: HeaderMap,
+    pub(super) has_headers: bool,
     /// The name of a profile of the AWS tools.
     profile: Option<String>,
     pub(super) retries: Retries,
@@ -61,12 +62,19 @@ impl ClientConfig {
             client,
             certificates: vec![],
             headers: HeaderMap::new(),
+            has_headers: false,
             profile: None,
             retries: Retries::default(),
         };
         config.add(options)?;
+        config.has_headers = !config.headers.is_empty();
         config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
         Ok(config)
+    }
+
+    /// Whether there is an access key of S3, not counting the environment's.
+    pub(super) fn has_access_key(&self) -> bool {
+        self.named.iter().any(|(name, _)| name.ends_with("access_key_id"))
     }
 
     /// Adds what a profile of the AWS tools has and the options have not.
@@ -208,10 +216,9 @@ impl ClientConfig {
     }
 
     pub(super) fn s3(self, bucket: &str) -> Result<ServiceBuilder> {
-        let mut builder = AmazonS3Builder::new().with_client_options(self.client);
         // A session token of the environment does not belong to keys that come from elsewhere.
-        let has_keys = |(name, _): &(String, String)| name.ends_with("access_key_id");
-        let has_keys = self.named.iter().any(has_keys);
+        let has_keys = self.has_access_key();
+        let mut builder = AmazonS3Builder::new().with_client_options(self.client);
         for (name, value) in std::env::vars_os() {
             let (Some(name), Some(value)) = (name.to_str(), value.to_str()) else { continue };
             if value.is_empty() {

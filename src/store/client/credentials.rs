@@ -1,0 +1,198 @@
+//! What the requests of a client carry as credentials, in words: errors of refused requests say it.
+
+use super::config::ServiceBuilder;
+use super::is_unsigned;
+
+use std::path::PathBuf;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+
+/// The kind of credentials that requests carry.
+#[derive(Clone, Copy, Debug)]
+pub struct Credentials {
+    /// Behind "requested with".
+    pub kind: &'static str,
+    /// What to try when they are refused.
+    pub remedy: &'static str,
+}
+
+/// What users give credentials with.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Given {
+    /// Where the access key of S3 is from, if there is one.
+    pub key_from: KeyFrom,
+    /// Whether `storage_options` have headers.
+    pub headers: bool,
+    /// Whether the URL has a query, which may be a signature.
+    pub query: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) enum KeyFrom {
+    Options,
+    Profile,
+    #[default]
+    Environment,
+}
+
+impl Credentials {
+    /// Those of a client, in the order in which `object_store` chooses.
+    pub(super) fn of(builder: &ServiceBuilder, given: Given) -> Self {
+        let kind = match builder {
+            ServiceBuilder::S3(builder) => of_s3(builder, given.key_from),
+            ServiceBuilder::Google(builder) => of_google(builder),
+            ServiceBuilder::Azure(builder) => of_azure(builder),
+            ServiceBuilder::Http(_) => None,
+        };
+        let is_of_server = matches!(builder, ServiceBuilder::Http(_));
+        let kind = kind
+            .or(given.headers.then_some("the headers of storage_options"))
+            .or(given.query.then_some("the query of the URL"));
+        let remedy = match (kind, is_of_server) {
+            (Some(_), true) => "check that they are right, not expired, and permit to read it",
+            (Some(_), false) => {
+                "check that they are right, not expired, and permit to read it (for public data give storage_options={\"anon\": True})"
+            }
+            (None, true) => "give storage_options={\"headers\": {\"authorization\": ...}} or a signed URL",
+            (None, false) => "give credentials in storage_options or the environment, and no \"anon\"",
+        };
+        Self { kind: kind.unwrap_or("no credentials"), remedy }
+    }
+}
+
+fn of_s3(builder: &AmazonS3Builder, key_from: KeyFrom) -> Option<&'static str> {
+    use AmazonS3ConfigKey as Key;
+    let has = |key| builder.get_config_value(&key).is_some();
+    if is_unsigned(builder) {
+        return None;
+    }
+    Some(if has(Key::AccessKeyId) || has(Key::SecretAccessKey) {
+        match key_from {
+            KeyFrom::Options => "the access key of storage_options",
+            KeyFrom::Profile => "the access key of the AWS profile",
+            KeyFrom::Environment => "the access key of AWS_ACCESS_KEY_ID",
+        }
+    } else if has(Key::WebIdentityTokenFile) && has(Key::RoleArn) {
+        "the web identity of AWS_WEB_IDENTITY_TOKEN_FILE"
+    } else if has(Key::ContainerCredentialsRelativeUri) {
+        "the role of the container (ECS)"
+    } else if has(Key::ContainerCredentialsFullUri) && has(Key::ContainerAuthorizationTokenFile) {
+        "the role of the pod (EKS)"
+    } else {
+        "the role of the machine (EC2), since no access key was given"
+    })
+}
+
+fn of_google(builder: &GoogleCloudStorageBuilder) -> Option<&'static str> {
+    use GoogleConfigKey as Key;
+    let has = |key| builder.get_config_value(&key).is_some();
+    if builder.get_config_value(&Key::SkipSignature).as_deref() == Some("true") {
+        return None;
+    }
+    let default_file = || {
+        let home = std::env::var_os("HOME").map(PathBuf::from);
+        home.is_some_and(|home| home.join(".config/gcloud/application_default_credentials.json").exists())
+    };
+    Some(if has(Key::BearerToken) {
+        "a bearer token"
+    } else if has(Key::ServiceAccount) || has(Key::ServiceAccountKey) {
+        "the key of a service account"
+    } else if has(Key::ApplicationCredentials) {
+        "a file of application credentials"
+    } else if default_file() {
+        "the application default credentials of gcloud"
+    } else {
+        "the service account of the machine, since no credentials were given"
+    })
+}
+
+fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
+    use AzureConfigKey as Key;
+    let value = |key| builder.get_config_value(&key);
+    let has = |keys: &[Key]| keys.iter().all(|key| builder.get_config_value(key).is_some());
+    if value(Key::SkipSignature).as_deref() == Some("true") {
+        return None;
+    }
+    let chosen = value(Key::CredentialType).filter(|kind| kind != "auto");
+    let kind = chosen.as_deref().unwrap_or_else(|| {
+        let fabric = [
+            Key::FabricTokenServiceUrl,
+            Key::FabricWorkloadHost,
+            Key::FabricSessionToken,
+            Key::FabricClusterIdentifier,
+        ];
+        if has(&fabric) {
+            "fabric"
+        } else if has(&[Key::Token]) {
+            "bearer_token"
+        } else if has(&[Key::AccessKey]) {
+            "access_key"
+        } else if has(&[Key::ClientId, Key::AuthorityId, Key::FederatedTokenFile]) {
+            "workload_identity"
+        } else if has(&[Key::ClientId, Key::AuthorityId, Key::ClientSecret]) {
+            "client_secret"
+        } else if has(&[Key::SasKey]) {
+            "sas_token"
+        } else if value(Key::UseEmulator).as_deref() == Some("true") {
+            "access_key"
+        } else if value(Key::UseAzureCli).as_deref() == Some("true") {
+            "azure_cli"
+        } else {
+            "managed_identity"
+        }
+    });
+    Some(match kind {
+        "fabric" => "a token of Microsoft Fabric",
+        "bearer_token" => "a bearer token",
+        "access_key" => "the account key",
+        "workload_identity" => "a workload identity",
+        "client_secret" => "the secret of a client",
+        "sas_token" => "a shared access signature (SAS)",
+        "azure_cli" => "the login of the Azure CLI",
+        _ => "the managed identity of the machine, since no credentials were given",
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::service::service_of;
+    use super::super::ClientBuilder;
+
+    use serde_json::json;
+
+    #[test]
+    fn the_kind_of_credentials_is_named_without_them() {
+        let account = "account_name";
+        for (url, options, kind) in [
+            ("s3://b", json!({"anon": true}), "no credentials"),
+            ("s3://b", json!({"key": "k", "secret": "s"}), "the access key of storage_options"),
+            (
+                "s3://b",
+                json!({"web_identity_token_file": "/t", "role_arn": "r"}),
+                "the web identity of AWS_WEB_IDENTITY_TOKEN_FILE",
+            ),
+            ("s3://b", json!({"anon": true, "headers": {"x-key": "s"}}), "the headers of storage_options"),
+            ("gs://b", json!({"token": "anon"}), "no credentials"),
+            ("gs://b", json!({"bearer_token": "s"}), "a bearer token"),
+            ("gs://b", json!({"token": {"type": "service_account"}}), "the key of a service account"),
+            ("gs://b", json!({"token": env!("CARGO_MANIFEST_PATH")}), "a file of application credentials"),
+            ("az://b", json!({"anon": true, account: "a"}), "no credentials"),
+            ("az://b", json!({"account_key": "cw==", account: "a"}), "the account key"),
+            ("az://b", json!({"sas_token": "sig=s", account: "a"}), "a shared access signature (SAS)"),
+            ("az://b", json!({"sas_token": "sig=s", "bearer_token": "s", account: "a"}), "a bearer token"),
+            ("az://b", json!({"use_emulator": "true"}), "the account key"),
+            ("az://b", json!({"use_azure_cli": "true", account: "a"}), "the login of the Azure CLI"),
+            ("https://b", json!({}), "no credentials"),
+            ("https://b", json!({"headers": {"authorization": "s"}}), "the headers of storage_options"),
+            ("https://b?sig=s", json!({}), "the query of the URL"),
+        ] {
+            let (service, scheme, rest) = service_of(url).unwrap();
+            let (host, query) = rest.split_once('?').unwrap_or((rest, ""));
+            let options = serde_json::from_value(options).unwrap();
+            let builder = ClientBuilder::new(service, scheme, host, query, options).unwrap();
+            assert_eq!(builder.credentials().kind, kind, "{url}");
+        }
+    }
+}
