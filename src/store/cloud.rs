@@ -292,6 +292,10 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
         ),
         Of::Unauthenticated { .. } => (io::ErrorKind::PermissionDenied, credentials.remedy),
         _ if is_old => (io::ErrorKind::PermissionDenied, credentials.remedy),
+        _ if is_of_metadata_service(&text) => (
+            io::ErrorKind::PermissionDenied,
+            "no credentials were given, and the machine has no role with some; give them in storage_options or the environment, or for public data storage_options={\"anon\": True}",
+        ),
         _ if matches!(error, Of::NotSupported { .. }) || text.contains("non-partial response") => (
             io::ErrorKind::Unsupported,
             "the server does not answer requests for a part of an object; use another server",
@@ -338,6 +342,17 @@ fn without_answer(said: &str) -> String {
 /// Whether a 404 is about the bucket, or container, and not about an object in it.
 fn is_of_bucket(said: &str) -> bool {
     element(said, "Code").is_some_and(|code| code.contains("Bucket") || code.contains("Container"))
+}
+
+/// Whether an error is about a request to the metadata service of a cloud, which gives a machine the credentials of its role.
+fn is_of_metadata_service(text: &str) -> bool {
+    const PATHS: [&str; 4] = [
+        "/latest/api/token",
+        "/latest/meta-data/iam/",
+        "/computeMetadata/v1/instance/service-accounts/",
+        "/metadata/identity/oauth2/",
+    ];
+    PATHS.iter().any(|path| text.contains(path))
 }
 
 /// Whether a 403 can stand for an object that is absent: other codes than this are about objects that are there, such as archived ones.

@@ -1,6 +1,7 @@
 """Stores at URLs: the bits of the folder, whatever the kind of store; faults are errors and never values."""
 
 import json
+import os
 import time
 import zipfile
 from collections import Counter
@@ -564,6 +565,19 @@ def test_profiles_of_the_aws_tools_are_read(bucket, rng, monkeypatch):
             with pytest.raises((RuntimeError, ValueError), match=words) as error:
                 read("s3://bucket/data.zarr", storage_options=json.dumps({"profile": profile}))
             assert "s3cr3t" not in str(error.value)
+
+
+def test_no_credentials_at_all_are_named(bucket, rng, monkeypatch):
+    """Where none are given the machine's role is asked for some, and there may be none."""
+    write(bucket / "bucket" / "data.zarr", values(rng), "v2")
+    for name in [name for name in os.environ if name.startswith("AWS_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(bucket))
+    with serving(bucket) as server:
+        options = {"endpoint_url": server.url, "region": "r", "metadata_endpoint": f"{server.url}/nothing"}
+        with pytest.raises((RuntimeError, ValueError), match="no credentials were given.*anon") as error:
+            read("s3://bucket/data.zarr", storage_options=json.dumps(options))
+        assert "s3://bucket/data.zarr" in str(error.value)
 
 
 FAULTS = {
