@@ -110,7 +110,9 @@ impl Store for FakeStore {
             self.wait(key, number).await;
             match fault {
                 Some(Fault::Denied) => return Err(io::ErrorKind::PermissionDenied.into()),
-                Some(Fault::Forbidden) => return Err(Obstacle::Forbidden { problem: "403".into() }.into()),
+                Some(Fault::Forbidden) => {
+                    return Err(Obstacle::Forbidden { problem: "403".into(), remedy: "" }.into());
+                }
                 Some(Fault::Panic) => panic!("on purpose"),
                 Some(Fault::Unavailable) => return Err(io::Error::other("503 Slow Down")),
                 _ => {}

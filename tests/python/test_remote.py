@@ -575,7 +575,7 @@ def test_no_credentials_at_all_are_named(bucket, rng, monkeypatch):
     monkeypatch.setenv("HOME", str(bucket))
     with serving(bucket) as server:
         options = {"endpoint_url": server.url, "region": "r", "metadata_endpoint": f"{server.url}/nothing"}
-        with pytest.raises((RuntimeError, ValueError), match="no credentials were given.*anon") as error:
+        with pytest.raises((RuntimeError, ValueError), match=r"no credentials were given.*anon") as error:
             read("s3://bucket/data.zarr", storage_options=json.dumps(options))
         assert "s3://bucket/data.zarr" in str(error.value)
 
