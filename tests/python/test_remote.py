@@ -711,17 +711,19 @@ def test_large_chunks_of_a_url_are_copied_and_decoded_where_they_were_received(
     zarr.create_array(store=bucket / "bucket" / "data.zarr", data=data, chunks=chunks, **codecs)
     with serving(bucket) as server:
         url = f"{server.url}/bucket/data.zarr"
-        pipe = build(backend, url, window=[2], stride=[2], random_shuffle=True, seed=7, decode=decode)
+        # Pinned memory for answers grows by a block, 48 MiB of this budget, when as many bytes came elsewhere.
+        settings = {"window": [2], "stride": [2], "random_shuffle": True, "seed": 7, "decode": decode}
+        pipe = build(backend, url, host_memory_budget=256 << 20, **settings)
         # Memory is used again in later epochs.
         seen = Counter()
-        for _ in range(12):
+        for _ in range(32):
             for found in to_samples(pipe.run()[0]):
                 (number,) = np.flatnonzero(data[::2, 0, 0] == found[0, 0, 0])
                 np.testing.assert_array_equal(found, data[2 * number : 2 * number + 2])
                 seen[int(number)] += 1
         received = zarr_dali.stats(pipe)["bytes_received_pinned"]
         del pipe
-    assert set(seen.values()) == {3} and len(seen) == 20
+    assert set(seen.values()) == {8} and len(seen) == 20
     if backend.device == "cpu":
         assert received == 0
     elif (decode == "gpu" or kind == "raw") and "several" not in kind:
