@@ -410,9 +410,8 @@ def share_gpu(spent: Mapping[str, Any]) -> float | None:
     return spent.get("chunks_decoded_gpu", 0) / chunks if chunks else None
 
 
-def thread_seconds() -> dict[str, float]:
-    """CPU seconds of this process so far by the names of its threads that run, the reader's among them."""
-    seconds: dict[str, float] = {}
+def thread_times() -> Iterator[tuple[str, float]]:
+    """Name and CPU seconds so far of each thread of this process that runs, the reader's among them."""
     tick = os.sysconf("SC_CLK_TCK")
     for task in Path("/proc/self/task").iterdir():
         try:
@@ -421,7 +420,14 @@ def thread_seconds() -> dict[str, float]:
             # It ended meanwhile.
             continue
         user, system = rest.split()[11:13]
-        seconds[name] = seconds.get(name, 0.0) + (int(user) + int(system)) / tick
+        yield name, (int(user) + int(system)) / tick
+
+
+def thread_seconds() -> dict[str, float]:
+    """The CPU seconds of `thread_times` by name."""
+    seconds: dict[str, float] = {}
+    for name, spent in thread_times():
+        seconds[name] = seconds.get(name, 0.0) + spent
     return seconds
 
 

@@ -9,7 +9,7 @@ for the same objects and drop the bytes.
 |---|---|
 | `raw/http`, `raw/https` | bytes a second and CPU time beside bare readers, which drop or keep what comes |
 | `raw/http/12.5GB` | the same where all connections together give 12.5 GB/s, as 100 Gbit/s do |
-| `latency/30`, `latency/100` | the rate with 30 and 100 ms to the first byte, beside that without |
+| `latency/30`, `latency/100` | the rate with 30 and 100 ms to the first byte, beside that without, in turn |
 | `memory-bound` | the rate at 100 ms with a small budget, beside what that allows; memory that was taken |
 | `concurrency` | bare readers with 16 to 512 connections, and ours: 2.5 GB/s in all, 90 MB/s each, 50 ms |
 | `late` | 1 % of requests are 2 s late, beside none |
@@ -33,6 +33,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -70,6 +71,8 @@ POINTS = (
 )
 AMPLE_WARM_UP_S = 7.0
 """Pinned memory for answers, three quarters of a quarter of the budget, grows by some 4 GB/s at most."""
+LATENCY_ROUNDS = 3
+"""How often the rate with latency and the one without are measured in turn."""
 WINDOWS = {"late": 8.0, "busy": 6.0, "sharded": 6.0}
 """Seconds that faults last, at least, and that useful bytes are counted; in a quick run a quarter."""
 
@@ -137,16 +140,6 @@ class Points:
         """The rate of the raw store without latency, with memory for what is in flight."""
         return Reading(self.task, self.url(RAW), host_memory_budget=self.budget).rate(self.seconds)
 
-    def ample(self) -> dict[str, Any]:
-        """The rate of the raw store with memory for a second, behind the seconds in which that is pinned."""
-        reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
-        return reading.rate(self.seconds, warm_up=None if self.quick else AMPLE_WARM_UP_S)
-
-    @cached_property
-    def ample_undisturbed(self) -> dict[str, Any]:
-        """The same without latency."""
-        return self.ample()
-
     def raw(self, how: str) -> dict[str, Any]:
         """Beside bare readers."""
         scheme, _, network = how.partition("/")
@@ -155,10 +148,7 @@ class Points:
             bare = self.bare(RAW, scheme)
             reading = Reading(self.task, self.url(RAW, scheme), host_memory_budget=self.budget)
             ours = reading.rate(self.seconds)
-            threads = sum(
-                (task / "comm").read_text().startswith("zarr net")
-                for task in Path("/proc/self/task").iterdir()
-            )
+            threads = sum(name.startswith("zarr net") for name, _ in common.thread_times())
             del reading
             hyper = self.bare(RAW, scheme, hyper=threads)
             kept = self.bare(RAW, scheme, hyper=threads, kept_mib=KEPT_MIB)
@@ -175,14 +165,25 @@ class Points:
         }
 
     def latency(self, ms: int) -> dict[str, Any]:
-        """With a time to the first byte, beside without; both with more memory than latency wants."""
-        without = self.ample_undisturbed
-        with serving.answering(self.task["http"], ms=ms):
-            ours = self.ample()
+        """With a time to the first byte and without, in turn; the reader has more memory than latency wants."""
+        url = self.task["http"]
+        with serving.answering(url):
+            reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
+            reading.run(0.5 if self.quick else AMPLE_WARM_UP_S)
+            without, ours = [], []
+            for _ in range(1 if self.quick else LATENCY_ROUNDS):
+                for rows, now in ((without, 0), (ours, ms)):
+                    serving.tell(url, None, ms=now)
+                    # What was asked for before is gone then, and the reader has seen how long requests take.
+                    rows.append(reading.rate(self.seconds, warm_up=self.seconds))
+        rates, rates_without = ([row["wire_gb_per_s"] for row in rows] for rows in (ours, without))
         return {
-            "share_of_rate_without": ours["wire_gb_per_s"] / without["wire_gb_per_s"],
-            "wire_gb_per_s_without": without["wire_gb_per_s"],
-            **ours,
+            **ours[-1],
+            "share_of_rate_without": sum(rates) / sum(rates_without),
+            "wire_gb_per_s": statistics.mean(rates),
+            "wire_gb_per_s_without": statistics.mean(rates_without),
+            "rates": rates,
+            "rates_without": rates_without,
         }
 
     def memory_bound(self) -> dict[str, Any]:
