@@ -165,7 +165,7 @@ class Points:
         }
 
     def latency(self, ms: int) -> dict[str, Any]:
-        """With a time to the first byte and without, in turn; the reader has more memory than latency wants."""
+        """With and without a time to the first byte, in turn, and with more memory than that wants."""
         url = self.task["http"]
         with serving.answering(url):
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
