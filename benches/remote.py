@@ -171,19 +171,21 @@ class Points:
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
             reading.run(0.5 if self.quick else AMPLE_WARM_UP_S)
             without, ours = [], []
-            for _ in range(1 if self.quick else LATENCY_ROUNDS):
-                for rows, now in ((without, 0), (ours, ms)):
+            for turn in range(1 if self.quick else LATENCY_ROUNDS):
+                ways = [(without, 0), (ours, ms)]
+                for rows, now in ways if turn % 2 == 0 else reversed(ways):
                     serving.tell(url, None, ms=now)
                     # What was asked for before is gone then, and the reader has seen how long requests take.
                     rows.append(reading.rate(self.seconds, warm_up=self.seconds))
         rates, rates_without = ([row["wire_gb_per_s"] for row in rows] for rows in (ours, without))
         return {
-            **ours[-1],
             "share_of_rate_without": sum(rates) / sum(rates_without),
             "wire_gb_per_s": statistics.mean(rates),
             "wire_gb_per_s_without": statistics.mean(rates_without),
             "rates": rates,
             "rates_without": rates_without,
+            "net_cpu_s_per_gb": statistics.mean(row["net_cpu_s_per_gb"] for row in ours),
+            "requests_in_flight_peak": ours[-1]["requests_in_flight_peak"],
         }
 
     def memory_bound(self) -> dict[str, Any]:

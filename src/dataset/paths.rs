@@ -62,9 +62,24 @@ pub fn expand(paths: &[String], access: &Access, sessions: &Sessions) -> Result<
     Ok(stores)
 }
 
-/// Says of URLs that they are none of ours.
+/// Says of URLs that they are none of ours, or not written as URLs are.
 fn check_local(path: &str) -> Result<()> {
-    let Some((scheme, rest)) = path.split_once("://") else { return Ok(()) };
+    let url = path.trim();
+    if url != path && store::is_url(url) && !Path::new(path).exists() {
+        let shown = store::without_secrets(url);
+        return Err(argument("path", format!("\"{shown}\" has blanks around it; give the URL without")));
+    }
+    let Some((scheme, rest)) = path.split_once("://") else {
+        if let Some((scheme, rest)) = path.split_once(":/")
+            && store::is_url(&format!("{scheme}://{rest}"))
+            && !Path::new(path).exists()
+        {
+            let shown = store::without_secrets(&format!("{scheme}://{rest}"));
+            let problem = format!("is a URL with one slash behind \"{scheme}:\"; give \"{shown}\"");
+            return Err(argument("path", problem));
+        }
+        return Ok(());
+    };
     // Chains such as `zip::s3://` have several.
     let is_scheme = scheme.starts_with(|c: char| c.is_ascii_alphabetic())
         && scheme.chars().all(|c| c.is_ascii_alphanumeric() || "+-.:".contains(c));
@@ -133,9 +148,19 @@ fn entries(folder: &str, component: &str) -> std::io::Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Whether a URL without a query is a pattern.
+/// Whether a URL without a query, or a component of one, is a pattern. The brackets of an IPv6 address are none.
 fn is_url_pattern(url: &str) -> bool {
-    !url.contains('?') && url.contains(['*', '['])
+    let rest = match url.split_once("://[") {
+        Some((_, rest)) => rest.split_once(']').map_or(rest, |(_, rest)| rest),
+        None => url,
+    };
+    !url.contains('?') && rest.contains(['*', '['])
+}
+
+/// Whether this component of a URL, its bucket or host, is an IPv6 address.
+fn is_ipv6(host: &str) -> bool {
+    let address = host.strip_prefix('[').and_then(|host| host.split_once(']'));
+    address.is_some_and(|(address, _)| address.parse::<std::net::Ipv6Addr>().is_ok())
 }
 
 /// Whether a URL in which there is a bracket is that of a store. One with `*` is never taken for it.
@@ -154,7 +179,7 @@ fn url_matches(url: &str, access: &Access, sessions: &Sessions) -> Result<Vec<St
     let (shown, components) = (store::without_secrets(url), url.split('/').collect::<Vec<_>>());
     // Scheme, nothing, and the bucket or host.
     const ROOT: usize = 3;
-    let pattern = components.iter().position(|component| is_url_pattern(component));
+    let pattern = components.iter().position(|component| is_url_pattern(component) && !is_ipv6(component));
     let Some(first) = pattern.filter(|&first| first >= ROOT) else {
         let problem = format!("\"{shown}\" has a pattern for its bucket or host; list the stores");
         return Err(argument("path", problem));

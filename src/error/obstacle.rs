@@ -129,7 +129,7 @@ impl fmt::Display for Obstacle {
             Self::Request { problem, remedy } => write!(f, "{problem}; {remedy}"),
             Self::Forbidden { problem, remedy } => write!(
                 f,
-                "{problem}; {remedy}, or the object is absent and there is no permission to list the store (if that is sure, missing_chunks=\"fill-403\" reads the fill value)"
+                "{problem}; {remedy}; or the object is absent and there is no permission to list the store (if that is sure, missing_chunks=\"fill-403\" reads the fill value)"
             ),
             Self::Changed => f.write_str(
                 "the object changed while it was read; build the pipeline again when its writer has finished",

@@ -1,5 +1,6 @@
 //! How stores are accessed: what the user says of links, credentials and endpoints.
 
+use super::service::{Service, service_of};
 use crate::error::Result;
 use crate::options::{Arguments, argument};
 
@@ -75,8 +76,13 @@ impl StorageOptions {
                 options.all.insert(name, value);
                 continue;
             }
+            let prefix = without_secrets(&name);
+            if service_of(&name).is_none() {
+                return Err(refused(&format!(
+                    "has options for \"{prefix}\", which is no URL of a bucket or a web server"
+                )));
+            }
             let Value::Object(of_prefix) = value else {
-                let prefix = without_secrets(&name);
                 return Err(refused(&format!("has no options for \"{prefix}\": give it an object of them")));
             };
             options.by_prefix.insert(name, of_prefix.into_iter().collect());
@@ -122,15 +128,23 @@ impl StorageOptions {
 
 /// Whether an option is no credential and does not say where requests go.
 fn is_harmless(name: &str, value: &Value) -> bool {
-    const HARMLESS: [&str; 6] =
-        ["anon", "ca_bundle", "connect_timeout", "proxy_url", "read_timeout", "timeout"];
+    const HARMLESS: [&str; 7] =
+        ["anon", "ca_bundle", "connect_timeout", "proxy_url", "read_timeout", "retry_config", "timeout"];
     HARMLESS.contains(&name) || (name == "token" && value == "anon")
 }
 
-/// Whether a URL is at or below another. Credentials for one host or bucket are not for one whose name begins alike.
+/// Whether a URL is at or below another. Credentials for one host or bucket are not for one whose name begins alike. Schemes are alike if they are of one
+/// service, such as `s3` and `s3a`; that of web servers has to be the same.
 fn is_prefix(prefix: &str, url: &str) -> bool {
-    url.strip_prefix(prefix)
-        .is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with(['/', '?']))
+    let (Some((service, scheme, prefix)), Some((other, its, url))) = (service_of(prefix), service_of(url))
+    else {
+        return false;
+    };
+    let is_alike = service == other && (service != Service::Http || scheme == its);
+    is_alike
+        && url
+            .strip_prefix(prefix)
+            .is_some_and(|rest| rest.is_empty() || prefix.ends_with('/') || rest.starts_with(['/', '?']))
 }
 
 /// A URL as it may be shown: without a user's name and password, and without the query, in which signatures are.
@@ -138,6 +152,16 @@ pub fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.into() };
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    // What stands where a port would be is a password: one with a slash, or one in front of which the host is missing.
+    if let Some((before, port)) = authority.rsplit_once(':')
+        && !authority.contains(['@', '['])
+        && !port.bytes().all(|byte| byte.is_ascii_digit())
+    {
+        return match path.rsplit_once('@') {
+            Some((_, host)) => format!("{scheme}://{host}"),
+            None => format!("{scheme}://{before}{path}"),
+        };
+    }
     // In `abfss://container@account...` the part before the `@` is no secret.
     let has_container = ["abfs", "abfss", "wasbs"].iter().any(|azure| scheme.eq_ignore_ascii_case(azure));
     let authority = match authority.rsplit_once('@') {
@@ -178,6 +202,8 @@ mod tests {
         assert_eq!(of("s3://one/a"), json!({"anon": false, "key": "k"}));
         assert_eq!(of("s3://one"), json!({"anon": false, "key": "k"}));
         assert_eq!(of("s3://one/deep/a"), json!({"anon": true, "key": "d"}));
+        // Schemes of one service are alike, also in capitals.
+        assert_eq!(of("S3A://one/a"), json!({"anon": false, "key": "k"}));
         // Another bucket, and another host.
         assert_eq!(of("s3://one-more/a"), json!({"anon": false}));
         assert_eq!(of("https://one/a"), json!({"anon": false}));
@@ -216,6 +242,10 @@ mod tests {
             ("abfss://c@account.dfs.core.windows.net/a?sv=2", "abfss://c@account.dfs.core.windows.net/a"),
             ("/local/path?x", "/local/path?x"),
             ("HTTPS://user:pass@host/a", "HTTPS://host/a"),
+            ("http://user:pa/ss@host:80/a", "http://host:80/a"),
+            ("http://host:pass", "http://host"),
+            ("http://host:80/a@b", "http://host:80/a@b"),
+            ("http://[::1]:80/a", "http://[::1]:80/a"),
         ] {
             assert_eq!(without_secrets(text), shown);
         }

@@ -51,17 +51,16 @@ impl ClientBuilder {
         let options_text = Value::from_iter(options.clone());
         let name = format!("{scheme}://{host}?{query} {options_text}");
         let mut config = ClientConfig::new(service, options)?;
-        let mut given =
-            Given { headers: config.has_headers, query: !query.is_empty(), key_from: KeyFrom::Environment };
-        if config.has_access_key() {
-            given.key_from = KeyFrom::Options;
-        }
+        let of_options = config.has_access_key();
         if service == Service::S3 {
             config.add_profile(|name| std::env::var(name).ok())?;
-            if config.has_access_key() && !matches!(given.key_from, KeyFrom::Options) {
-                given.key_from = KeyFrom::Profile;
-            }
         }
+        let key_from = match (of_options, config.has_access_key()) {
+            (true, _) => KeyFrom::Options,
+            (false, true) => KeyFrom::Profile,
+            (false, false) => KeyFrom::Environment,
+        };
+        let given = Given { key_from, headers: config.has_headers, query: !query.is_empty() };
         config.allow_http();
         let (retries, certificates) = (config.retries, std::mem::take(&mut config.certificates).into());
         let of = match service {
@@ -101,6 +100,13 @@ impl ClientBuilder {
                 ));
             }
         }
+        for (name, url) in self.urls_of_credentials() {
+            if !is_url(&url) {
+                return refused(format!(
+                    "the {name}, which is given there or in the environment, is no URL of a server"
+                ));
+            }
+        }
         for (name, value) in self.words() {
             if !value.chars().all(|letter| letter.is_ascii_graphic()) {
                 return refused(format!(
@@ -130,6 +136,37 @@ impl ClientBuilder {
         found.into_iter().flatten().collect()
     }
 
+    /// Where credentials are asked for, with its name, as far as that is given.
+    fn urls_of_credentials(&self) -> Vec<(&'static str, String)> {
+        let found = match &self.of {
+            ServiceBuilder::S3(builder) => vec![
+                ("metadata endpoint", builder.get_config_value(&AmazonS3ConfigKey::MetadataEndpoint)),
+                ("endpoint of STS", builder.get_config_value(&AmazonS3ConfigKey::StsEndpoint)),
+                (
+                    "full URI of container credentials",
+                    builder.get_config_value(&AmazonS3ConfigKey::ContainerCredentialsFullUri),
+                ),
+                (
+                    "relative URI of container credentials",
+                    builder
+                        .get_config_value(&AmazonS3ConfigKey::ContainerCredentialsRelativeUri)
+                        .map(|path| format!("http://host{path}")),
+                ),
+            ],
+            ServiceBuilder::Google(_) => {
+                let hosts = ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"];
+                let url = |name| std::env::var(name).ok().map(|host| format!("http://{host}/"));
+                hosts.map(|name| (name, url(name))).to_vec()
+            }
+            ServiceBuilder::Azure(builder) => vec![
+                ("authority host", builder.get_config_value(&AzureConfigKey::AuthorityHost)),
+                ("endpoint of managed identities", builder.get_config_value(&AzureConfigKey::MsiEndpoint)),
+            ],
+            ServiceBuilder::Http(_) => vec![],
+        };
+        found.into_iter().filter_map(|(name, url)| Some((name, url?))).collect()
+    }
+
     /// What stands in headers and names of hosts, with its name.
     fn words(&self) -> Vec<(&'static str, String)> {
         let found = match &self.of {
@@ -144,9 +181,10 @@ impl ClientBuilder {
             ]
             .map(|(name, key)| (name, builder.get_config_value(&key)))
             .to_vec(),
-            ServiceBuilder::Azure(builder) => {
-                vec![("account name", builder.get_config_value(&AzureConfigKey::AccountName))]
-            }
+            ServiceBuilder::Azure(builder) => vec![
+                ("account name", builder.get_config_value(&AzureConfigKey::AccountName)),
+                ("tenant", builder.get_config_value(&AzureConfigKey::AuthorityId)),
+            ],
             ServiceBuilder::Google(_) | ServiceBuilder::Http(_) => vec![],
         };
         found.into_iter().filter_map(|(name, value)| Some((name, value?))).collect()
@@ -235,10 +273,15 @@ fn is_unsigned(builder: &AmazonS3Builder) -> bool {
 
 /// Whether requests can be sent to a URL and what stands behind it.
 fn is_of_server(url: &str) -> bool {
-    let sent = url.parse::<Uri>().is_ok_and(|uri| uri.query().is_none());
+    is_url(url) && url.parse::<Uri>().is_ok_and(|uri| uri.query().is_none())
+}
+
+/// Whether a request can be sent to a URL.
+fn is_url(url: &str) -> bool {
     // The scheme and the host that it has for the client, which does not ask for slashes.
     let parsed = reqwest::Url::parse(url);
-    sent && url.contains("://")
+    url.contains("://")
+        && url.parse::<Uri>().is_ok()
         && parsed.is_ok_and(|url| ["http", "https"].contains(&url.scheme()) && url.has_host())
 }
 
@@ -274,6 +317,32 @@ mod tests {
             ("gs", json!({"endpoint_url": "ftp://host"}), "is no URL of a server"),
             ("az", json!({"endpoint_url": "localhost:9000"}), "is no URL of a server"),
             ("s3", json!({"key": "k", "secret": "s3cr3t\n"}), "the secret key, which"),
+            ("s3", json!({"anon": "s3cr3t"}), "has \"anon\" that is neither true nor false"),
+            (
+                "s3",
+                json!({"skip_signature": "s3cr3t"}),
+                "skip_signature\", there or in the environment, that",
+            ),
+            (
+                "az",
+                json!({"use_emulator": "s3cr3t"}),
+                "emulator\", there or in the environment, that is neither",
+            ),
+            (
+                "gs",
+                json!({"allow_http": "s3cr3t"}),
+                "allow_http\", there or in the environment, that is neither",
+            ),
+            ("s3", json!({"metadata_endpoint": "s3cr3t"}), "the metadata endpoint, which"),
+            ("s3", json!({"metadata_endpoint": "http://a b"}), "the metadata endpoint, which"),
+            ("s3", json!({"container_credentials_relative_uri": " a b"}), "the relative URI of"),
+            ("az", json!({"authority_host": "s3cr3t", "account_name": "a"}), "the authority host, which"),
+            ("az", json!({"tenant_id": "s3cr3t t", "account_name": "a"}), "the tenant, which"),
+            (
+                "https",
+                json!({"headers": {"authorization: s3cr3t": "x"}}),
+                "has a header \"authorization\" that",
+            ),
             ("s3", json!({"region": "eu west"}), "the region, which"),
             ("s3", json!({"region": ""}), "is no name of a region"),
             ("s3", json!({"region": "host.example/x"}), "the region \"host.example/x\", which"),
@@ -290,7 +359,7 @@ mod tests {
                 json!({"client_options": {"timeout": true}}),
                 "has \"timeout\" true, which is no duration",
             ),
-            ("https", json!({"headers": {"a b": "s3cr3t"}}), "header \"a b\""),
+            ("https", json!({"headers": {"a b": "s3cr3t"}}), "header \"a\" that cannot be sent"),
         ] {
             let url = format!("{scheme}://host");
             let (service, scheme, host) = service_of(&url).unwrap();

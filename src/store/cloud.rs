@@ -276,8 +276,8 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
         text.truncate(end);
         text.push_str("...");
     }
-    let is_old = matches!(element(&said, "Code"), Some("ExpiredToken" | "InvalidToken"));
-    if is_old || matches!(error, Of::PermissionDenied { .. } | Of::Unauthenticated { .. }) {
+    let is_of_token = matches!(element(&said, "Code"), Some("ExpiredToken" | "InvalidToken"));
+    if is_of_token || matches!(error, Of::PermissionDenied { .. } | Of::Unauthenticated { .. }) {
         text = format!("{text} (requested with {})", credentials.kind);
     }
     let (kind, remedy) = match error {
@@ -291,11 +291,14 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
             "check the credentials and what they permit, the clock of this machine, and whether the object was archived",
         ),
         Of::Unauthenticated { .. } => (io::ErrorKind::PermissionDenied, credentials.remedy),
-        _ if is_old => (io::ErrorKind::PermissionDenied, credentials.remedy),
-        _ if is_of_metadata_service(&text) => (
-            io::ErrorKind::PermissionDenied,
-            "no credentials were given, and the machine has no role with some; give them in storage_options or the environment, or for public data storage_options={\"anon\": True}",
-        ),
+        _ if is_of_token => (io::ErrorKind::PermissionDenied, credentials.remedy),
+        _ if is_of_credentials(&text) => {
+            text = format!("{text} (for {})", credentials.kind);
+            (
+                io::ErrorKind::Other,
+                "no credentials could be had this way; give some in storage_options or the environment (of an AWS profile with single sign-on: aws configure export-credentials --format env), or for public data storage_options={\"anon\": True}",
+            )
+        }
         _ if matches!(error, Of::NotSupported { .. }) || text.contains("non-partial response") => (
             io::ErrorKind::Unsupported,
             "the server does not answer requests for a part of an object; use another server",
@@ -344,15 +347,19 @@ fn is_of_bucket(said: &str) -> bool {
     element(said, "Code").is_some_and(|code| code.contains("Bucket") || code.contains("Container"))
 }
 
-/// Whether an error is about a request to the metadata service of a cloud, which gives a machine the credentials of its role.
-fn is_of_metadata_service(text: &str) -> bool {
-    const PATHS: [&str; 4] = [
+/// Whether an error is about a request for credentials and not about one for an object.
+fn is_of_credentials(text: &str) -> bool {
+    const SIGNS: [&str; 8] = [
         "/latest/api/token",
         "/latest/meta-data/iam/",
         "/computeMetadata/v1/instance/service-accounts/",
         "/metadata/identity/oauth2/",
+        "//169.254.170.2/",
+        "/v1/credentials",
+        "performing token request",
+        "AssumeRoleWithWebIdentity",
     ];
-    PATHS.iter().any(|path| text.contains(path))
+    SIGNS.iter().any(|sign| text.contains(sign))
 }
 
 /// Whether a 403 can stand for an object that is absent: other codes than this are about objects that are there, such as archived ones.

@@ -575,7 +575,7 @@ def test_no_credentials_at_all_are_named(bucket, rng, monkeypatch):
     monkeypatch.setenv("HOME", str(bucket))
     with serving(bucket) as server:
         options = {"endpoint_url": server.url, "region": "r", "metadata_endpoint": f"{server.url}/nothing"}
-        with pytest.raises((RuntimeError, ValueError), match=r"no credentials were given.*anon") as error:
+        with pytest.raises((RuntimeError, ValueError), match=r"no credentials could be had.*anon") as error:
             read("s3://bucket/data.zarr", storage_options=json.dumps(options))
         assert "s3://bucket/data.zarr" in str(error.value)
 
@@ -711,7 +711,7 @@ def test_large_chunks_of_a_url_are_copied_and_decoded_where_they_were_received(
     zarr.create_array(store=bucket / "bucket" / "data.zarr", data=data, chunks=chunks, **codecs)
     with serving(bucket) as server:
         url = f"{server.url}/bucket/data.zarr"
-        # Pinned memory for answers grows by a block, 48 MiB of this budget, when as many bytes came elsewhere.
+        # Pinned memory grows by a block, of this budget 48 MiB, when as many bytes came elsewhere.
         settings = {"window": [2], "stride": [2], "random_shuffle": True, "seed": 7, "decode": decode}
         pipe = build(backend, url, host_memory_budget=256 << 20, **settings)
         # Memory is used again in later epochs.

@@ -263,6 +263,15 @@ def chain(error):
         ("s3://bucket/a.zarr", {"key": "KEY", "secret": SECRET, "region": "eu west"}, "region.*space"),
         ("s3://bu cket/a.zarr", {"anon": True}, "path.*bucket"),
         ("s3://bucket/a.zarr", {"retry_config": 3}, "retry_config.*no object"),
+        ("s3://bucket/a.zarr", {"metadata_endpoint": SECRET}, "metadata endpoint.*no URL"),
+        ("s3://bucket/a.zarr", {"container_credentials_relative_uri": f" {SECRET}"}, "relative URI.*no URL"),
+        ("az://bucket/a.zarr", {"account_name": "a", "authority_host": SECRET}, "authority host.*no URL"),
+        ("s3://bucket/a.zarr", {"skip_signature": SECRET}, '"aws_skip_signature".*neither true nor false'),
+        ("s3://bucket/a.zarr", {"anon": SECRET}, '"anon" that is neither true nor false'),
+        ("http://h/a.zarr", {"headers": {f"authorization: {SECRET}": "x"}}, 'header "authorization" that'),
+        ("http://h/a.zarr", {"ftp://h": {"anon": True}}, 'options for "ftp://h"'),
+        (f" http://h/a.zarr?sig={SECRET}", {}, '"http://h/a.zarr" has blanks around it'),
+        (f"http:/h/a.zarr?sig={SECRET}", {}, 'one slash behind "http:"; give "http://h/a.zarr"'),
     ],
 )
 def test_options_of_which_no_request_can_be_made(url, options, words):
@@ -271,6 +280,21 @@ def test_options_of_which_no_request_can_be_made(url, options, words):
         with pytest.raises(ValueError, match=words) as caught:
             use(url, device="cpu", storage_options=options)
         assert SECRET not in str(caught.value) and "internal error" not in str(caught.value)
+
+
+def test_a_server_with_an_ipv6_address_is_no_pattern():
+    retries = {"retry_config": {"max_retries": 0}}
+    for path in ("http://[::1]:1/a.zarr", "http://[::1]:1/a[0].zarr"):
+        with pytest.raises(ValueError, match=r"http://\[::1\]:1/a") as caught:
+            zarr_dali.info(path, storage_options=retries)
+        assert "bucket or host" not in str(caught.value)
+
+
+def test_a_password_that_is_no_password_of_a_url_is_not_shown():
+    for url in (f"http://user:pa/{SECRET}@127.0.0.1:1/a.zarr", f"http://host:{SECRET}/a.zarr"):
+        with pytest.raises(ValueError, match=r"a\.zarr") as caught:
+            zarr_dali.info(url, storage_options={"retry_config": {"max_retries": 0}})
+        assert SECRET not in str(caught.value)
 
 
 def test_unknown_urls_and_missing_stores_are_refused(bucket):

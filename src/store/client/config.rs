@@ -39,6 +39,7 @@ pub(super) struct ClientConfig {
     pub(super) certificates: Vec<CertificateDer<'static>>,
     /// Sent with every request.
     headers: HeaderMap,
+    /// Whether the options have any.
     pub(super) has_headers: bool,
     /// The name of a profile of the AWS tools.
     profile: Option<String>,
@@ -67,12 +68,11 @@ impl ClientConfig {
             retries: Retries::default(),
         };
         config.add(options)?;
-        config.has_headers = !config.headers.is_empty();
         config.client = config.client.with_default_headers(std::mem::take(&mut config.headers));
         Ok(config)
     }
 
-    /// Whether there is an access key of S3, not counting the environment's.
+    /// Whether there is an access key of S3 in the options, or in the profile once that is added.
     pub(super) fn has_access_key(&self) -> bool {
         self.named.iter().any(|(name, _)| name.ends_with("access_key_id"))
     }
@@ -81,7 +81,7 @@ impl ClientConfig {
     pub(super) fn add_profile(&mut self, environment: impl Fn(&str) -> Option<String>) -> Result<()> {
         let is_given = |(name, value): &(String, String)| {
             let key = AmazonS3ConfigKey::from_str(name).ok()?;
-            let is_off = key == AmazonS3ConfigKey::SkipSignature && value != "true";
+            let is_off = key == AmazonS3ConfigKey::SkipSignature && flag(value) != Some(true);
             (!is_off).then(|| key.as_ref().trim_start_matches("aws_").to_string())
         };
         let given = self.named.iter().filter_map(is_given).collect();
@@ -110,7 +110,18 @@ impl ClientConfig {
                 ("retry_config", Value::Object(retries)) => self.retries = Retries::new(&retries)?,
                 ("headers" | "default_headers", Value::Object(headers)) => self.add_headers(&headers)?,
                 ("token", token) if self.service == Service::Google && token != "anon" => {
-                    self.add_token(token)?
+                    self.add_token("token", token)?
+                }
+                (
+                    name @ ("service_account"
+                    | "service_account_path"
+                    | "google_service_account"
+                    | "google_service_account_path"
+                    | "application_credentials"
+                    | "google_application_credentials"),
+                    Value::String(text),
+                ) if self.service == Service::Google && text.trim_start().starts_with('{') => {
+                    self.add_token(name, text.into())?
                 }
                 (
                     name @ ("client_kwargs" | "client_options" | "retry_config" | "headers"
@@ -126,7 +137,10 @@ impl ClientConfig {
                 (name, Value::Object(_) | Value::Array(_)) => {
                     return refused(format!("has a \"{name}\" that is no text, number or truth value"));
                 }
-                ("anon", anon) => self.anonymous(anon == true || anon == "true"),
+                ("anon", anon) => match flag(&text_of(&anon)) {
+                    Some(is) => self.anonymous(is),
+                    None => return refused(format!("has \"anon\" {NO_FLAG}")),
+                },
                 ("token", token) if token == "anon" => self.anonymous(true),
                 ("profile", name) if self.service == Service::S3 => self.profile = Some(text_of(&name)),
                 ("ca_bundle", path) => self.add_certificates(&text_of(&path))?,
@@ -150,7 +164,7 @@ impl ClientConfig {
     }
 
     /// gcsfs' `token`: a file of credentials, or what is in one. No error shows it.
-    fn add_token(&mut self, token: Value) -> Result<()> {
+    fn add_token(&mut self, given: &str, token: Value) -> Result<()> {
         let text = match token {
             Value::Object(_) => token.to_string(),
             token => text_of(&token),
@@ -160,8 +174,10 @@ impl ClientConfig {
         } else if Path::new(&text).is_file() {
             "application_credentials"
         } else {
-            let problem = "has a \"token\" that is neither \"anon\", the path of a file of credentials nor what is in one";
-            return Err(argument("storage_options", problem.into()));
+            let problem = format!(
+                "has a \"{given}\" that is neither \"anon\", the path of a file of credentials nor what is in one"
+            );
+            return Err(argument("storage_options", problem));
         };
         self.named.push((name.into(), text));
         Ok(())
@@ -187,11 +203,14 @@ impl ClientConfig {
     }
 
     fn add_headers(&mut self, headers: &serde_json::Map<String, Value>) -> Result<()> {
+        self.has_headers |= !headers.is_empty();
         headers.iter().try_for_each(|(name, value)| self.add_header(name, &text_of(value)))
     }
 
     fn add_header(&mut self, name: &str, value: &str) -> Result<()> {
-        let refused = || argument("storage_options", format!("has a header \"{name}\" that cannot be sent"));
+        // A name that cannot be sent may have the value in it.
+        let shown = name.split(|c: char| c == ':' || !c.is_ascii_graphic()).next().unwrap_or_default();
+        let refused = || argument("storage_options", format!("has a header \"{shown}\" that cannot be sent"));
         let mut value = HeaderValue::from_str(value).map_err(|_| refused())?;
         value.set_sensitive(true);
         self.headers.insert(HeaderName::from_str(name).map_err(|_| refused())?, value);
@@ -233,6 +252,20 @@ impl ClientConfig {
         for (name, value) in self.named {
             builder = builder.with_config(key::<AmazonS3ConfigKey>(&name, "S3")?, value);
         }
+        use AmazonS3ConfigKey as Key;
+        let flags = [
+            Key::SkipSignature,
+            Key::VirtualHostedStyleRequest,
+            Key::UnsignedPayload,
+            Key::ImdsV1Fallback,
+            Key::S3Express,
+            Key::RequestPayer,
+        ];
+        for key in flags.into_iter().chain(CLIENT_FLAGS.map(Key::Client)) {
+            if let Some(is) = flag_of(key.as_ref(), builder.get_config_value(&key))? {
+                builder = builder.with_config(key, is);
+            }
+        }
         // Whatever else names a bucket, such as AWS_BUCKET: that of the URL is read.
         Ok(ServiceBuilder::S3(Box::new(builder.with_bucket_name(bucket))))
     }
@@ -243,6 +276,12 @@ impl ClientConfig {
         for (name, value) in self.named {
             builder = builder.with_config(key::<GoogleConfigKey>(&name, "Google Cloud Storage")?, value);
         }
+        use GoogleConfigKey as Key;
+        for key in [Key::SkipSignature].into_iter().chain(CLIENT_FLAGS.map(Key::Client)) {
+            if let Some(is) = flag_of(key.as_ref(), builder.get_config_value(&key))? {
+                builder = builder.with_config(key, is);
+            }
+        }
         Ok(ServiceBuilder::Google(Box::new(builder)))
     }
 
@@ -250,6 +289,13 @@ impl ClientConfig {
         let mut builder = MicrosoftAzureBuilder::from_env().with_client_options(self.client);
         for (name, value) in self.named {
             builder = builder.with_config(key::<AzureConfigKey>(&name, "Azure")?, value);
+        }
+        use AzureConfigKey as Key;
+        let flags = [Key::SkipSignature, Key::UseEmulator, Key::UseAzureCli, Key::UseFabricEndpoint];
+        for key in flags.into_iter().chain(CLIENT_FLAGS.map(Key::Client)) {
+            if let Some(is) = flag_of(key.as_ref(), builder.get_config_value(&key))? {
+                builder = builder.with_config(key, is);
+            }
         }
         let (container, account) = host.split_once('@').map_or((host, None), |(c, host)| (c, Some(host)));
         if let Some(account) = account {
@@ -274,11 +320,42 @@ impl ClientConfig {
     }
 }
 
+/// Options of all clients that are true or false.
+const CLIENT_FLAGS: [ClientConfigKey; 4] = [
+    ClientConfigKey::AllowHttp,
+    ClientConfigKey::AllowInvalidCertificates,
+    ClientConfigKey::Http1Only,
+    ClientConfigKey::RandomizeAddresses,
+];
+const NO_FLAG: &str = "that is neither true nor false";
+
+/// A truth value as `object_store` reads it.
+fn flag(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" | "on" | "yes" | "y" => Some(true),
+        "0" | "false" | "off" | "no" | "n" => Some(false),
+        _ => None,
+    }
+}
+
+/// The text of a truth value that is an option or in the environment, as clients write it.
+fn flag_of(name: &str, text: Option<String>) -> Result<Option<&'static str>> {
+    let Some(text) = text else { return Ok(None) };
+    match flag(&text) {
+        Some(true) => Ok(Some("true")),
+        Some(false) => Ok(Some("false")),
+        None => {
+            let problem = format!("has a \"{name}\", there or in the environment, {NO_FLAG}");
+            Err(argument("storage_options", problem))
+        }
+    }
+}
+
 /// Whether the environment names an endpoint without TLS, or allows it.
 fn environment_is_over_http() -> bool {
     let is = |name: &str, fits: fn(&str) -> bool| std::env::var(name).is_ok_and(|value| fits(&value));
     ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].iter().any(|name| is(name, is_over_http))
-        || is("AWS_ALLOW_HTTP", |value| value.eq_ignore_ascii_case("true"))
+        || is("AWS_ALLOW_HTTP", |value| flag(value) == Some(true))
 }
 
 fn is_over_http(url: &str) -> bool {

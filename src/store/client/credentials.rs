@@ -12,14 +12,14 @@ use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 /// The kind of credentials that requests carry.
 #[derive(Clone, Copy, Debug)]
 pub struct Credentials {
-    /// Behind "requested with".
+    /// In words that follow "requested with".
     pub kind: &'static str,
     /// What to try when they are refused.
     pub remedy: &'static str,
 }
 
-/// What users give credentials with.
-#[derive(Clone, Copy, Debug, Default)]
+/// What `storage_options` and a URL say of credentials, beside what the client knows.
+#[derive(Clone, Copy, Debug)]
 pub(super) struct Given {
     /// Where the access key of S3 is from, if there is one.
     pub key_from: KeyFrom,
@@ -29,36 +29,51 @@ pub(super) struct Given {
     pub query: bool,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub(super) enum KeyFrom {
     Options,
     Profile,
-    #[default]
     Environment,
 }
 
 impl Credentials {
     /// Those of a client, in the order in which `object_store` chooses.
     pub(super) fn of(builder: &ServiceBuilder, given: Given) -> Self {
-        let kind = match builder {
+        let signed = match builder {
             ServiceBuilder::S3(builder) => of_s3(builder, given.key_from),
             ServiceBuilder::Google(builder) => of_google(builder),
             ServiceBuilder::Azure(builder) => of_azure(builder),
-            ServiceBuilder::Http(_) => None,
+            ServiceBuilder::Http(_) => return Self::of_server(given),
         };
-        let is_of_server = matches!(builder, ServiceBuilder::Http(_));
-        let kind = kind
-            .or(given.headers.then_some("the headers of storage_options"))
-            .or(given.query.then_some("the query of the URL"));
-        let remedy = match (kind, is_of_server) {
-            (Some(_), true) => "check that they are right, not expired, and permit to read it",
-            (Some(_), false) => {
-                "check that they are right, not expired, and permit to read it (for public data give storage_options={\"anon\": True})"
-            }
-            (None, true) => "give storage_options={\"headers\": {\"authorization\": ...}} or a signed URL",
-            (None, false) => "give credentials in storage_options or the environment, and no \"anon\"",
+        match signed {
+            Some(kind) => Self {
+                kind,
+                remedy: "check that what it carried is right, not expired and permits to read it (for public data give storage_options={\"anon\": True})",
+            },
+            None => Self {
+                kind: if given.headers {
+                    "no credentials but the headers of storage_options"
+                } else {
+                    "no credentials"
+                },
+                remedy: "give credentials in storage_options or the environment, and ask for no unsigned requests there (anon, skip_signature)",
+            },
+        }
+    }
+
+    /// Those of a web server.
+    fn of_server(given: Given) -> Self {
+        const CHECK: &str = "check that what it carried is right, not expired and permits to read it";
+        let (kind, remedy) = match (given.headers, given.query) {
+            (false, false) => (
+                "no credentials",
+                "give storage_options={\"headers\": {\"authorization\": ...}} or a signed URL",
+            ),
+            (true, false) => ("the headers of storage_options", CHECK),
+            (false, true) => ("the query of the URL", CHECK),
+            (true, true) => ("the query of the URL and the headers of storage_options", CHECK),
         };
-        Self { kind: kind.unwrap_or("no credentials"), remedy }
+        Self { kind, remedy }
     }
 }
 
@@ -75,13 +90,13 @@ fn of_s3(builder: &AmazonS3Builder, key_from: KeyFrom) -> Option<&'static str> {
             KeyFrom::Environment => "the access key of AWS_ACCESS_KEY_ID",
         }
     } else if has(Key::WebIdentityTokenFile) && has(Key::RoleArn) {
-        "the web identity of AWS_WEB_IDENTITY_TOKEN_FILE"
+        "a web identity"
     } else if has(Key::ContainerCredentialsRelativeUri) {
         "the role of the container (ECS)"
     } else if has(Key::ContainerCredentialsFullUri) && has(Key::ContainerAuthorizationTokenFile) {
         "the role of the pod (EKS)"
     } else {
-        "the role of the machine (EC2), since no access key was given"
+        "the role of the machine (EC2), since no access key was found"
     })
 }
 
@@ -104,7 +119,7 @@ fn of_google(builder: &GoogleCloudStorageBuilder) -> Option<&'static str> {
     } else if default_file() {
         "the application default credentials of gcloud"
     } else {
-        "the service account of the machine, since no credentials were given"
+        "the service account of the machine, since no other credentials were found"
     })
 }
 
@@ -115,7 +130,19 @@ fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
     if value(Key::SkipSignature).as_deref() == Some("true") {
         return None;
     }
+    if value(Key::UseEmulator).as_deref() == Some("true") {
+        return Some(if has(&[Key::AccessKey]) {
+            "the account key"
+        } else if has(&[Key::Token]) {
+            "a bearer token"
+        } else if has(&[Key::SasKey]) {
+            "a shared access signature (SAS)"
+        } else {
+            "the emulator's account key"
+        });
+    }
     let chosen = value(Key::CredentialType).filter(|kind| kind != "auto");
+    let is_chosen = chosen.is_some();
     let kind = chosen.as_deref().unwrap_or_else(|| {
         let fabric = [
             Key::FabricTokenServiceUrl,
@@ -135,8 +162,6 @@ fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
             "client_secret"
         } else if has(&[Key::SasKey]) {
             "sas_token"
-        } else if value(Key::UseEmulator).as_deref() == Some("true") {
-            "access_key"
         } else if value(Key::UseAzureCli).as_deref() == Some("true") {
             "azure_cli"
         } else {
@@ -151,7 +176,8 @@ fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
         "client_secret" => "the secret of a client",
         "sas_token" => "a shared access signature (SAS)",
         "azure_cli" => "the login of the Azure CLI",
-        _ => "the managed identity of the machine, since no credentials were given",
+        _ if is_chosen => "the managed identity of the machine",
+        _ => "the managed identity of the machine, since no other credentials were found",
     })
 }
 
@@ -168,12 +194,16 @@ mod tests {
         for (url, options, kind) in [
             ("s3://b", json!({"anon": true}), "no credentials"),
             ("s3://b", json!({"key": "k", "secret": "s"}), "the access key of storage_options"),
+            ("s3://b", json!({"web_identity_token_file": "/t", "role_arn": "r"}), "a web identity"),
+            ("s3://b", json!({"skip_signature": "1"}), "no credentials"),
+            ("s3://b", json!({"skip_signature": "Yes", "key": "k", "secret": "s"}), "no credentials"),
+            ("s3://b", json!({"anon": "True"}), "no credentials"),
+            ("s3://b", json!({"anon": 0, "key": "k", "secret": "s"}), "the access key of storage_options"),
             (
                 "s3://b",
-                json!({"web_identity_token_file": "/t", "role_arn": "r"}),
-                "the web identity of AWS_WEB_IDENTITY_TOKEN_FILE",
+                json!({"anon": true, "headers": {"x-key": "s"}}),
+                "no credentials but the headers of storage_options",
             ),
-            ("s3://b", json!({"anon": true, "headers": {"x-key": "s"}}), "the headers of storage_options"),
             ("gs://b", json!({"token": "anon"}), "no credentials"),
             ("gs://b", json!({"bearer_token": "s"}), "a bearer token"),
             ("gs://b", json!({"token": {"type": "service_account"}}), "the key of a service account"),
@@ -182,11 +212,27 @@ mod tests {
             ("az://b", json!({"account_key": "cw==", account: "a"}), "the account key"),
             ("az://b", json!({"sas_token": "sig=s", account: "a"}), "a shared access signature (SAS)"),
             ("az://b", json!({"sas_token": "sig=s", "bearer_token": "s", account: "a"}), "a bearer token"),
-            ("az://b", json!({"use_emulator": "true"}), "the account key"),
-            ("az://b", json!({"use_azure_cli": "true", account: "a"}), "the login of the Azure CLI"),
+            ("az://b", json!({"use_emulator": "True"}), "the emulator's account key"),
+            (
+                "az://b",
+                json!({"use_emulator": 1, "account_key": "cw==", "bearer_token": "s"}),
+                "the account key",
+            ),
+            ("az://b", json!({"use_azure_cli": "on", account: "a"}), "the login of the Azure CLI"),
+            (
+                "az://b",
+                json!({"credential_type": "managed_identity", account: "a"}),
+                "the managed identity of the machine",
+            ),
+            ("gs://b", json!({"token": "anon", "requester_pays": "p"}), "no credentials"),
             ("https://b", json!({}), "no credentials"),
             ("https://b", json!({"headers": {"authorization": "s"}}), "the headers of storage_options"),
             ("https://b?sig=s", json!({}), "the query of the URL"),
+            (
+                "https://b?sig=s",
+                json!({"headers": {"accept": "x"}}),
+                "the query of the URL and the headers of storage_options",
+            ),
         ] {
             let (service, scheme, rest) = service_of(url).unwrap();
             let (host, query) = rest.split_once('?').unwrap_or((rest, ""));
