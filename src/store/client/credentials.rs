@@ -1,7 +1,6 @@
 //! What the requests of a client carry as credentials, in words: errors of refused requests say it.
 
 use super::config::ServiceBuilder;
-use super::is_unsigned;
 
 use std::path::PathBuf;
 
@@ -75,6 +74,11 @@ impl Credentials {
         };
         Self { kind, remedy }
     }
+}
+
+/// Whether the keys of a store, if it has any, are left alone.
+pub(super) fn is_unsigned(builder: &AmazonS3Builder) -> bool {
+    builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true")
 }
 
 fn of_s3(builder: &AmazonS3Builder, key_from: KeyFrom) -> Option<&'static str> {
@@ -179,66 +183,4 @@ fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
         _ if is_chosen => "the managed identity of the machine",
         _ => "the managed identity of the machine, since no other credentials were found",
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::super::service::service_of;
-    use super::super::ClientBuilder;
-
-    use serde_json::json;
-
-    #[test]
-    fn the_kind_of_credentials_is_named_without_them() {
-        let account = "account_name";
-        for (url, options, kind) in [
-            ("s3://b", json!({"anon": true}), "no credentials"),
-            ("s3://b", json!({"key": "k", "secret": "s"}), "the access key of storage_options"),
-            ("s3://b", json!({"web_identity_token_file": "/t", "role_arn": "r"}), "a web identity"),
-            ("s3://b", json!({"skip_signature": "1"}), "no credentials"),
-            ("s3://b", json!({"skip_signature": "Yes", "key": "k", "secret": "s"}), "no credentials"),
-            ("s3://b", json!({"anon": "True"}), "no credentials"),
-            ("s3://b", json!({"anon": 0, "key": "k", "secret": "s"}), "the access key of storage_options"),
-            (
-                "s3://b",
-                json!({"anon": true, "headers": {"x-key": "s"}}),
-                "no credentials but the headers of storage_options",
-            ),
-            ("gs://b", json!({"token": "anon"}), "no credentials"),
-            ("gs://b", json!({"bearer_token": "s"}), "a bearer token"),
-            ("gs://b", json!({"token": {"type": "service_account"}}), "the key of a service account"),
-            ("gs://b", json!({"token": env!("CARGO_MANIFEST_PATH")}), "a file of application credentials"),
-            ("az://b", json!({"anon": true, account: "a"}), "no credentials"),
-            ("az://b", json!({"account_key": "cw==", account: "a"}), "the account key"),
-            ("az://b", json!({"sas_token": "sig=s", account: "a"}), "a shared access signature (SAS)"),
-            ("az://b", json!({"sas_token": "sig=s", "bearer_token": "s", account: "a"}), "a bearer token"),
-            ("az://b", json!({"use_emulator": "True"}), "the emulator's account key"),
-            (
-                "az://b",
-                json!({"use_emulator": 1, "account_key": "cw==", "bearer_token": "s"}),
-                "the account key",
-            ),
-            ("az://b", json!({"use_azure_cli": "on", account: "a"}), "the login of the Azure CLI"),
-            (
-                "az://b",
-                json!({"credential_type": "managed_identity", account: "a"}),
-                "the managed identity of the machine",
-            ),
-            ("gs://b", json!({"token": "anon", "requester_pays": "p"}), "no credentials"),
-            ("https://b", json!({}), "no credentials"),
-            ("https://b", json!({"headers": {"authorization": "s"}}), "the headers of storage_options"),
-            ("https://b?sig=s", json!({}), "the query of the URL"),
-            (
-                "https://b?sig=s",
-                json!({"headers": {"accept": "x"}}),
-                "the query of the URL and the headers of storage_options",
-            ),
-        ] {
-            let (service, scheme, rest) = service_of(url).unwrap();
-            let (host, query) = rest.split_once('?').unwrap_or((rest, ""));
-            let options = serde_json::from_value(options).unwrap();
-            let builder = ClientBuilder::new(service, scheme, host, query, options).unwrap();
-            assert_eq!(builder.credentials().kind, kind, "{url}");
-        }
-    }
 }
