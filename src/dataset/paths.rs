@@ -70,12 +70,10 @@ fn check_local(path: &str) -> Result<()> {
         return Err(argument("path", format!("\"{shown}\" has blanks around it; give the URL without")));
     }
     let Some((scheme, rest)) = path.split_once("://") else {
-        if let Some((scheme, rest)) = path.split_once(":/")
-            && store::is_url(&format!("{scheme}://{rest}"))
-            && !Path::new(path).exists()
-        {
-            let shown = store::without_secrets(&format!("{scheme}://{rest}"));
-            let problem = format!("is a URL with one slash behind \"{scheme}:\"; give \"{shown}\"");
+        let url = path.replacen(":/", "://", 1);
+        if store::is_url(&url) && !Path::new(path).exists() {
+            let shown = store::without_secrets(&url);
+            let problem = format!("is a URL with one slash behind its scheme; give \"{shown}\"");
             return Err(argument("path", problem));
         }
         return Ok(());
@@ -148,16 +146,25 @@ fn entries(folder: &str, component: &str) -> std::io::Result<Vec<String>> {
     Ok(names.collect())
 }
 
-/// Whether a URL without a query, or a component of one, is a pattern. The brackets of an IPv6 address are none.
-fn is_url_pattern(url: &str) -> bool {
-    let rest = match url.split_once("://[") {
-        Some((_, rest)) => rest.split_once(']').map_or(rest, |(_, rest)| rest),
-        None => url,
+/// Of the components of a URL without a query, the first that is a pattern. The brackets of an IPv6 address are none.
+fn first_pattern(components: &[&str]) -> Option<usize> {
+    // Behind the scheme and nothing.
+    const HOST: usize = 2;
+    let is_pattern = |(at, component): &(usize, &&str)| {
+        is_component_pattern(component) && !(*at == HOST && is_ipv6(component))
     };
-    !url.contains('?') && rest.contains(['*', '['])
+    components.iter().enumerate().find(is_pattern).map(|(at, _)| at)
 }
 
-/// Whether this component of a URL, its bucket or host, is an IPv6 address.
+fn is_url_pattern(url: &str) -> bool {
+    !url.contains('?') && first_pattern(&url.split('/').collect::<Vec<_>>()).is_some()
+}
+
+/// `?` begins a query.
+fn is_component_pattern(component: &str) -> bool {
+    component.contains(['*', '['])
+}
+
 fn is_ipv6(host: &str) -> bool {
     let address = host.strip_prefix('[').and_then(|host| host.split_once(']'));
     address.is_some_and(|(address, _)| address.parse::<std::net::Ipv6Addr>().is_ok())
@@ -179,8 +186,7 @@ fn url_matches(url: &str, access: &Access, sessions: &Sessions) -> Result<Vec<St
     let (shown, components) = (store::without_secrets(url), url.split('/').collect::<Vec<_>>());
     // Scheme, nothing, and the bucket or host.
     const ROOT: usize = 3;
-    let pattern = components.iter().position(|component| is_url_pattern(component) && !is_ipv6(component));
-    let Some(first) = pattern.filter(|&first| first >= ROOT) else {
+    let Some(first) = first_pattern(&components).filter(|&first| first >= ROOT) else {
         let problem = format!("\"{shown}\" has a pattern for its bucket or host; list the stores");
         return Err(argument("path", problem));
     };
@@ -214,7 +220,7 @@ fn keys_matching(session: &Session, components: &[&str]) -> std::io::Result<Vec<
     let mut found = vec![String::new()];
     for component in components.iter().filter(|component| !component.is_empty()) {
         let pattern = compiled(component).map_err(std::io::Error::other)?;
-        let fits = |name: &String| match is_url_pattern(component) {
+        let fits = |name: &String| match is_component_pattern(component) {
             true => (!name.starts_with('.') || component.starts_with('.')) && pattern.matches(name),
             false => name == component,
         };

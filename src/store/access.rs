@@ -106,7 +106,9 @@ impl StorageOptions {
     /// The longest prefix of a URL that there are options for.
     pub(super) fn prefix_of(&self, url: &str) -> Option<&str> {
         let fitting = self.by_prefix.keys().filter(|prefix| is_prefix(prefix, url));
-        fitting.max_by_key(|prefix| prefix.len()).map(String::as_str)
+        // Behind the scheme, since several are alike.
+        let depth = |prefix: &&String| prefix.split_once("://").map_or(0, |(_, rest)| rest.len());
+        fitting.max_by_key(depth).map(String::as_str)
     }
 
     /// Adds options for what is below a URL, unless there are some for it.
@@ -152,8 +154,9 @@ pub fn without_secrets(url: &str) -> String {
     let Some((scheme, rest)) = url.split_once("://") else { return url.into() };
     let rest = rest.split(['?', '#']).next().unwrap_or_default();
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-    // What stands where a port would be is a password: one with a slash, or one in front of which the host is missing.
-    if let Some((before, port)) = authority.rsplit_once(':')
+    // What stands where a port would be is a password: one with a slash, or one behind which the host is missing. Names of buckets have no port.
+    if service_of(url).is_none_or(|(service, ..)| service == Service::Http)
+        && let Some((before, port)) = authority.rsplit_once(':')
         && !authority.contains(['@', '['])
         && !port.bytes().all(|byte| byte.is_ascii_digit())
     {
@@ -211,6 +214,18 @@ mod tests {
     }
 
     #[test]
+    fn the_longest_prefix_counts_whatever_its_scheme() {
+        let options =
+            StorageOptions::parse(r#"{"azure://c": {"a": 1}, "az://c/d": {"a": 2}, "http://h": {"a": 3}}"#)
+                .unwrap();
+        let of = |url: &str| serde_json::to_value(options.of(url)).unwrap();
+        assert_eq!(of("adl://c/d/e"), json!({"a": 2}));
+        assert_eq!(of("az://c/e"), json!({"a": 1}));
+        // Without TLS others can read them.
+        assert_eq!(of("https://h/x"), json!({}));
+    }
+
+    #[test]
     fn suggested_options_never_replace_those_of_the_user() {
         let mut options =
             StorageOptions::parse(r#"{"s3://one/a": {"key": "k"}, "s3://two/deep": {"key": "d"}}"#).unwrap();
@@ -245,6 +260,8 @@ mod tests {
             ("http://user:pa/ss@host:80/a", "http://host:80/a"),
             ("http://host:pass", "http://host"),
             ("http://host:80/a@b", "http://host:80/a@b"),
+            ("ftp://user:pa/ss@host/a", "ftp://host/a"),
+            ("s3://arn:aws:s3:r:1:accesspoint/a@b", "s3://arn:aws:s3:r:1:accesspoint/a@b"),
             ("http://[::1]:80/a", "http://[::1]:80/a"),
         ] {
             assert_eq!(without_secrets(text), shown);

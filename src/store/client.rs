@@ -328,6 +328,21 @@ mod tests {
                 json!({"allow_http": "s3cr3t"}),
                 "allow_http\", there or in the environment, that is neither",
             ),
+            (
+                "https",
+                json!({"randomize_addresses": "s3cr3t"}),
+                "addresses\", there or in the environment, that",
+            ),
+            (
+                "gs",
+                json!({"service_account": "{\"private_key\": \"s3cr3t\"}"}),
+                "file of credentials and not its path",
+            ),
+            (
+                "gs",
+                json!({"application_credentials": " {\"private_key\": \"s3cr3t\"}"}),
+                "file of credentials and not its path",
+            ),
             ("s3", json!({"metadata_endpoint": "s3cr3t"}), "the metadata endpoint, which"),
             ("s3", json!({"metadata_endpoint": "http://a b"}), "the metadata endpoint, which"),
             ("s3", json!({"container_credentials_relative_uri": " a b"}), "the relative URI of"),

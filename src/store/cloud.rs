@@ -290,8 +290,9 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
             io::ErrorKind::PermissionDenied,
             "check the credentials and what they permit, the clock of this machine, and whether the object was archived",
         ),
-        Of::Unauthenticated { .. } => (io::ErrorKind::PermissionDenied, credentials.remedy),
-        _ if is_of_token => (io::ErrorKind::PermissionDenied, credentials.remedy),
+        _ if is_of_token || matches!(error, Of::Unauthenticated { .. }) => {
+            (io::ErrorKind::PermissionDenied, credentials.remedy)
+        }
         _ if is_of_credentials(&text) => {
             text = format!("{text} (for {})", credentials.kind);
             (

@@ -271,7 +271,7 @@ def chain(error):
         ("http://h/a.zarr", {"headers": {f"authorization: {SECRET}": "x"}}, 'header "authorization" that'),
         ("http://h/a.zarr", {"ftp://h": {"anon": True}}, 'options for "ftp://h"'),
         (f" http://h/a.zarr?sig={SECRET}", {}, '"http://h/a.zarr" has blanks around it'),
-        (f"http:/h/a.zarr?sig={SECRET}", {}, 'one slash behind "http:"; give "http://h/a.zarr"'),
+        (f"http:/h/a.zarr?sig={SECRET}", {}, 'one slash behind its scheme; give "http://h/a.zarr"'),
     ],
 )
 def test_options_of_which_no_request_can_be_made(url, options, words):

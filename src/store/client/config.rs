@@ -110,18 +110,7 @@ impl ClientConfig {
                 ("retry_config", Value::Object(retries)) => self.retries = Retries::new(&retries)?,
                 ("headers" | "default_headers", Value::Object(headers)) => self.add_headers(&headers)?,
                 ("token", token) if self.service == Service::Google && token != "anon" => {
-                    self.add_token("token", token)?
-                }
-                (
-                    name @ ("service_account"
-                    | "service_account_path"
-                    | "google_service_account"
-                    | "google_service_account_path"
-                    | "application_credentials"
-                    | "google_application_credentials"),
-                    Value::String(text),
-                ) if self.service == Service::Google && text.trim_start().starts_with('{') => {
-                    self.add_token(name, text.into())?
+                    self.add_token(token)?
                 }
                 (
                     name @ ("client_kwargs" | "client_options" | "retry_config" | "headers"
@@ -164,7 +153,7 @@ impl ClientConfig {
     }
 
     /// gcsfs' `token`: a file of credentials, or what is in one. No error shows it.
-    fn add_token(&mut self, given: &str, token: Value) -> Result<()> {
+    fn add_token(&mut self, token: Value) -> Result<()> {
         let text = match token {
             Value::Object(_) => token.to_string(),
             token => text_of(&token),
@@ -174,10 +163,8 @@ impl ClientConfig {
         } else if Path::new(&text).is_file() {
             "application_credentials"
         } else {
-            let problem = format!(
-                "has a \"{given}\" that is neither \"anon\", the path of a file of credentials nor what is in one"
-            );
-            return Err(argument("storage_options", problem));
+            let problem = "has a \"token\" that is neither \"anon\", the path of a file of credentials nor what is in one";
+            return Err(argument("storage_options", problem.into()));
         };
         self.named.push((name.into(), text));
         Ok(())
@@ -261,10 +248,9 @@ impl ClientConfig {
             Key::S3Express,
             Key::RequestPayer,
         ];
-        for key in flags.into_iter().chain(CLIENT_FLAGS.map(Key::Client)) {
-            if let Some(is) = flag_of(key.as_ref(), builder.get_config_value(&key))? {
-                builder = builder.with_config(key, is);
-            }
+        let flags = flags.into_iter().chain(CLIENT_FLAGS.map(Key::Client));
+        for (key, is) in flags_of(flags, |key| builder.get_config_value(key))? {
+            builder = builder.with_config(key, is);
         }
         // Whatever else names a bucket, such as AWS_BUCKET: that of the URL is read.
         Ok(ServiceBuilder::S3(Box::new(builder.with_bucket_name(bucket))))
@@ -277,10 +263,19 @@ impl ClientConfig {
             builder = builder.with_config(key::<GoogleConfigKey>(&name, "Google Cloud Storage")?, value);
         }
         use GoogleConfigKey as Key;
-        for key in [Key::SkipSignature].into_iter().chain(CLIENT_FLAGS.map(Key::Client)) {
-            if let Some(is) = flag_of(key.as_ref(), builder.get_config_value(&key))? {
-                builder = builder.with_config(key, is);
+        for key in [Key::ServiceAccount, Key::ApplicationCredentials] {
+            // The client would show it as a path that is not there.
+            if builder.get_config_value(&key).is_some_and(|path| path.trim_start().starts_with('{')) {
+                let name = key.as_ref();
+                let problem = format!(
+                    "has a \"{name}\", there or in the environment, that is what is in a file of credentials and not its path; give it as \"token\""
+                );
+                return Err(argument("storage_options", problem));
             }
+        }
+        let flags = [Key::SkipSignature].into_iter().chain(CLIENT_FLAGS.map(Key::Client));
+        for (key, is) in flags_of(flags, |key| builder.get_config_value(key))? {
+            builder = builder.with_config(key, is);
         }
         Ok(ServiceBuilder::Google(Box::new(builder)))
     }
@@ -292,10 +287,9 @@ impl ClientConfig {
         }
         use AzureConfigKey as Key;
         let flags = [Key::SkipSignature, Key::UseEmulator, Key::UseAzureCli, Key::UseFabricEndpoint];
-        for key in flags.into_iter().chain(CLIENT_FLAGS.map(Key::Client)) {
-            if let Some(is) = flag_of(key.as_ref(), builder.get_config_value(&key))? {
-                builder = builder.with_config(key, is);
-            }
+        let flags = flags.into_iter().chain(CLIENT_FLAGS.map(Key::Client));
+        for (key, is) in flags_of(flags, |key| builder.get_config_value(key))? {
+            builder = builder.with_config(key, is);
         }
         let (container, account) = host.split_once('@').map_or((host, None), |(c, host)| (c, Some(host)));
         if let Some(account) = account {
@@ -315,6 +309,9 @@ impl ClientConfig {
         let mut client = self.client.with_allow_http(url.starts_with("http://"));
         for (name, value) in self.named {
             client = client.with_config(key::<ClientConfigKey>(&name, "HTTP")?, value);
+        }
+        for (key, is) in flags_of(CLIENT_FLAGS, |key| client.get_config_value(key))? {
+            client = client.with_config(key, is);
         }
         Ok(ServiceBuilder::Http(Box::new(HttpBuilder::new().with_url(url).with_client_options(client))))
     }
@@ -338,17 +335,25 @@ fn flag(text: &str) -> Option<bool> {
     }
 }
 
-/// The text of a truth value that is an option or in the environment, as clients write it.
-fn flag_of(name: &str, text: Option<String>) -> Result<Option<&'static str>> {
-    let Some(text) = text else { return Ok(None) };
-    match flag(&text) {
-        Some(true) => Ok(Some("true")),
-        Some(false) => Ok(Some("false")),
-        None => {
+/// Those of the keys that have a value, which is "true" or "false" then, however it was given.
+///
+/// # Errors
+/// Names the key whose value is neither.
+fn flags_of<K: AsRef<str>>(
+    keys: impl IntoIterator<Item = K>,
+    value: impl Fn(&K) -> Option<String>,
+) -> Result<Vec<(K, String)>> {
+    let mut flags = vec![];
+    for key in keys {
+        let Some(text) = value(&key) else { continue };
+        let Some(is) = flag(&text) else {
+            let name = key.as_ref();
             let problem = format!("has a \"{name}\", there or in the environment, {NO_FLAG}");
-            Err(argument("storage_options", problem))
-        }
+            return Err(argument("storage_options", problem));
+        };
+        flags.push((key, is.to_string()));
     }
+    Ok(flags)
 }
 
 /// Whether the environment names an endpoint without TLS, or allows it.

@@ -78,7 +78,12 @@ impl Credentials {
 
 /// Whether the keys of a store, if it has any, are left alone.
 pub(super) fn is_unsigned(builder: &AmazonS3Builder) -> bool {
-    builder.get_config_value(&AmazonS3ConfigKey::SkipSignature).as_deref() == Some("true")
+    is_on(builder.get_config_value(&AmazonS3ConfigKey::SkipSignature))
+}
+
+/// Whether an option is true, of a client whose truth values are "true" and "false".
+fn is_on(value: Option<String>) -> bool {
+    value.as_deref() == Some("true")
 }
 
 fn of_s3(builder: &AmazonS3Builder, key_from: KeyFrom) -> Option<&'static str> {
@@ -107,7 +112,7 @@ fn of_s3(builder: &AmazonS3Builder, key_from: KeyFrom) -> Option<&'static str> {
 fn of_google(builder: &GoogleCloudStorageBuilder) -> Option<&'static str> {
     use GoogleConfigKey as Key;
     let has = |key| builder.get_config_value(&key).is_some();
-    if builder.get_config_value(&Key::SkipSignature).as_deref() == Some("true") {
+    if is_on(builder.get_config_value(&Key::SkipSignature)) {
         return None;
     }
     let default_file = || {
@@ -131,10 +136,10 @@ fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
     use AzureConfigKey as Key;
     let value = |key| builder.get_config_value(&key);
     let has = |keys: &[Key]| keys.iter().all(|key| builder.get_config_value(key).is_some());
-    if value(Key::SkipSignature).as_deref() == Some("true") {
+    if is_on(value(Key::SkipSignature)) {
         return None;
     }
-    if value(Key::UseEmulator).as_deref() == Some("true") {
+    if is_on(value(Key::UseEmulator)) {
         return Some(if has(&[Key::AccessKey]) {
             "the account key"
         } else if has(&[Key::Token]) {
@@ -166,7 +171,7 @@ fn of_azure(builder: &MicrosoftAzureBuilder) -> Option<&'static str> {
             "client_secret"
         } else if has(&[Key::SasKey]) {
             "sas_token"
-        } else if value(Key::UseAzureCli).as_deref() == Some("true") {
+        } else if is_on(value(Key::UseAzureCli)) {
             "azure_cli"
         } else {
             "managed_identity"
