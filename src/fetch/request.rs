@@ -11,7 +11,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 /// What is asked for.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Request {
     /// Of which store.
     pub store: Arc<dyn Store>,

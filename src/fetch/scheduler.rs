@@ -10,17 +10,16 @@
 use super::request::{Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
-use super::transfer::{Client, Common, Stopped, Transfer, units};
+use super::transfer::{Client, Common, FetchPart, PartRequest, Stopped, THREAD_ENDED, Transfer, units};
 use crate::stats::Counters;
 use crate::store::{Buffers, Connections, Session, Store};
 
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::pin::pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Instant;
 
 use futures::future::{Either, poll_immediate, select};
 use tokio::runtime;
@@ -63,7 +62,29 @@ pub struct Scheduler<T> {
 /// What a network thread is told.
 enum Message<T> {
     Send(Box<Admitted<T>>),
+    Part(Box<PartRequest>),
     Stop,
+}
+
+/// The network threads, which get requests in turn.
+struct Threads<T> {
+    senders: Vec<mpsc::UnboundedSender<Message<T>>>,
+    next: AtomicUsize,
+}
+
+impl<T> Threads<T> {
+    /// Hands a message to the next thread. Returns whether the thread is there.
+    fn send(&self, message: Message<T>) -> bool {
+        let number = self.next.fetch_add(1, Ordering::Relaxed) % self.senders.len().max(1);
+        self.senders.get(number).is_some_and(|thread| thread.send(message).is_ok())
+    }
+}
+
+impl<T: Send> FetchPart for Threads<T> {
+    fn fetch(&self, part: PartRequest) {
+        // Whoever waits for the part hears that it is gone.
+        self.send(Message::Part(Box::new(part)));
+    }
 }
 
 /// A ticket that waits for its answer. It is answered with an error if it is dropped before, unless the scheduler stops.
@@ -75,6 +96,10 @@ struct Waiting<T> {
 
 impl<T> Waiting<T> {
     fn answer(mut self, answer: io::Result<Option<Received>>) {
+        // A thread that stops takes parts with it that others wait for.
+        if self.stopping.load(Ordering::Relaxed) {
+            return;
+        }
         if let Some(ticket) = self.ticket.take() {
             self.deliver.delivered(ticket, answer);
         }
@@ -85,8 +110,7 @@ impl<T> Drop for Waiting<T> {
     fn drop(&mut self) {
         let ticket = self.ticket.take().filter(|_| !self.stopping.load(Ordering::Relaxed));
         if let Some(ticket) = ticket {
-            self.deliver
-                .delivered(ticket, Err(io::Error::other("a network thread ended before the answer came")));
+            self.deliver.delivered(ticket, Err(io::Error::other(THREAD_ENDED)));
         }
     }
 }
@@ -202,7 +226,11 @@ impl<T: Send + 'static> Scheduler<T> {
         counters: Arc<Counters>,
     ) -> io::Result<Self> {
         let (queue, slots) = (Queue::new(), Slots::new(limits.requests));
+        let (senders, receivers): (Vec<_>, Vec<_>) =
+            (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
+        let network = Arc::new(Threads { senders: senders.clone(), next: AtomicUsize::new(0) });
         let common = Arc::new(Common {
+            threads: network.clone(),
             slots: slots.clone(),
             traffic: Arc::default(),
             counters,
@@ -212,22 +240,21 @@ impl<T: Send + 'static> Scheduler<T> {
         });
         let mut admission = Some(Closing(queue.clone()));
         let mut threads = vec![];
-        let (senders, receivers): (Vec<_>, Vec<_>) =
-            (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
         let mut start = |sender: &mpsc::UnboundedSender<Message<T>>, receiver| -> io::Result<()> {
             let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
             let connections =
                 Connections::new(Session::WHILE_READING, common.traffic.clone(), buffers.clone());
-            let network = Network { receiver, queue: queue.clone(), common: common.clone(), connections };
+            let clients = Clients { connections, by_address: HashMap::new() };
+            let thread = Network { receiver, queue: queue.clone(), common: common.clone(), clients };
             // The first thread admits requests, too.
             let admission =
-                admission.take().map(|queue| admit(queue, senders.clone(), common.clone(), deliver.clone()));
+                admission.take().map(|queue| admit(queue, network.clone(), common.clone(), deliver.clone()));
             let work = move || {
                 runtime.block_on(async move {
                     if let Some(admission) = admission {
                         tokio::spawn(admission);
                     }
-                    network.run().await;
+                    thread.run().await;
                 });
             };
             threads.push((sender.clone(), std::thread::Builder::new().name("zarr net".into()).spawn(work)?));
@@ -263,14 +290,13 @@ impl<T: Send + 'static> Scheduler<T> {
 /// Reserves memory and a slot for the most urgent request, and hands it to the next thread.
 async fn admit<T>(
     queue: Closing<T>,
-    threads: Vec<mpsc::UnboundedSender<Message<T>>>,
+    threads: Arc<Threads<T>>,
     common: Arc<Common>,
     deliver: Arc<dyn Deliver<T>>,
 ) {
     let Closing(queue) = &queue;
     let Common { all_units, slots, .. } = &*common;
     let memory = Arc::new(Semaphore::new(*all_units as usize));
-    let mut threads = threads.iter().cycle();
     loop {
         let Some((urgency, expected_bytes)) = queue.first() else {
             queue.changed.notified().await;
@@ -287,7 +313,7 @@ async fn admit<T>(
         let Some(()) = queue.reserved(urgency, paced, || false).await else { continue };
         let Some((request, ticket)) = queue.take(urgency) else { continue };
         let admitted = Admitted { request, ticket, memory, slot };
-        if threads.next().is_none_or(|thread| thread.send(Message::Send(Box::new(admitted))).is_err()) {
+        if !threads.send(Message::Send(Box::new(admitted))) {
             return;
         }
     }
@@ -299,42 +325,52 @@ struct Network<T> {
     /// For requests whose answers are longer than was expected.
     queue: Arc<Queue<T>>,
     common: Arc<Common>,
-    connections: Connections,
+    clients: Clients,
 }
 
 impl<T: Send + 'static> Network<T> {
     /// Polls requests until the scheduler is dropped.
     async fn run(mut self) {
-        let mut clients = Clients { connections: self.connections, by_address: HashMap::new() };
-        while let Some(Message::Send(admitted)) = self.receiver.recv().await {
-            let Admitted { mut request, ticket, memory, slot } = *admitted;
-            let client = match clients.of(&request.store) {
-                Ok(client) => client,
-                Err(error) => {
-                    ticket.answer(Err(error));
-                    continue;
-                }
-            };
-            let (common, queue) = (self.common.clone(), self.queue.clone());
-            tokio::spawn(async move {
-                let transfer = Transfer { request: &request, client: &client, common: &common };
-                let answer = transfer.receive(memory, slot).await;
-                common.counters.requests_repeated.add(common.traffic.take_failed());
-                common.counters.connections_opened.add(common.traffic.take_opened());
-                if common.traffic.take_refused() {
-                    common.slots.refused(Instant::now());
-                }
-                match answer {
-                    Ok(answer) => ticket.answer(Ok(answer)),
-                    Err(Stopped::Failed(error)) => ticket.answer(Err(error)),
-                    Err(Stopped::Longer(bytes)) => {
-                        common.counters.requests_repeated.add(1);
-                        (request.expected_bytes, request.was_present) = (bytes, true);
-                        queue.push(request, ticket);
-                    }
-                }
-            });
+        while let Some(message) = self.receiver.recv().await {
+            match message {
+                Message::Send(admitted) => match self.clients.of(&admitted.request.store) {
+                    Ok(client) => self.start(*admitted, client),
+                    Err(error) => admitted.ticket.answer(Err(error)),
+                },
+                Message::Part(part) => match self.clients.of(&part.request.store) {
+                    Ok(client) => self.start_part(*part, client),
+                    Err(error) => _ = part.answer.send(Err(error)),
+                },
+                Message::Stop => return,
+            }
         }
+    }
+
+    fn start(&self, admitted: Admitted<T>, client: Arc<Client>) {
+        let Admitted { mut request, ticket, memory, slot } = admitted;
+        let (common, queue) = (self.common.clone(), self.queue.clone());
+        tokio::spawn(async move {
+            let transfer = Transfer { request: &request, client: &client, common: &common };
+            let answer = transfer.receive(memory, slot).await;
+            common.note_traffic();
+            match answer {
+                Ok(answer) => ticket.answer(Ok(answer)),
+                Err(Stopped::Failed(error)) => ticket.answer(Err(error)),
+                Err(Stopped::Longer(bytes)) => {
+                    common.counters.requests_repeated.add(1);
+                    (request.expected_bytes, request.was_present) = (bytes, true);
+                    queue.push(request, ticket);
+                }
+            }
+        });
+    }
+
+    fn start_part(&self, part: PartRequest, client: Arc<Client>) {
+        let common = self.common.clone();
+        tokio::spawn(async move {
+            part.fetch(&client, &common).await;
+            common.note_traffic();
+        });
     }
 }
 
@@ -342,12 +378,12 @@ impl<T: Send + 'static> Network<T> {
 struct Clients {
     connections: Connections,
     /// Each with the store that has the address, which nothing else gets while it is here.
-    by_address: HashMap<*const (), (Arc<dyn Store>, Arc<Client>)>,
+    by_address: HashMap<usize, (Arc<dyn Store>, Arc<Client>)>,
 }
 
 impl Clients {
     fn of(&mut self, store: &Arc<dyn Store>) -> io::Result<Arc<Client>> {
-        let address = Arc::as_ptr(store).cast::<()>();
+        let address = Arc::as_ptr(store).addr();
         if let Some((_, known)) = self.by_address.get(&address) {
             return Ok(known.clone());
         }

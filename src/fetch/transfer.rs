@@ -19,7 +19,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 use futures::future::{Either, select, try_join, try_join_all};
 use futures::stream::FuturesUnordered;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 /// Memory is counted in units of this many bytes, because a semaphore counts in 32 bits.
 const UNIT_BYTES: u64 = 4096;
@@ -30,8 +30,8 @@ pub(super) fn units(bytes: u64) -> u32 {
 }
 
 /// What the requests of a scheduler have in common.
-#[derive(Debug)]
 pub(super) struct Common {
+    pub threads: Arc<dyn FetchPart>,
     pub slots: Arc<Slots>,
     pub traffic: Arc<Traffic>,
     pub counters: Arc<Counters>,
@@ -42,6 +42,17 @@ pub(super) struct Common {
     pub split_above_bytes: u64,
 }
 
+impl Common {
+    /// Counts what connections have had to do, and heeds stores that have no time.
+    pub fn note_traffic(&self) {
+        self.counters.requests_repeated.add(self.traffic.take_failed());
+        self.counters.connections_opened.add(self.traffic.take_opened());
+        if self.traffic.take_refused() {
+            self.slots.refused(Instant::now());
+        }
+    }
+}
+
 /// A store with the connections of one thread.
 #[derive(Debug)]
 pub(super) struct Client {
@@ -50,8 +61,43 @@ pub(super) struct Client {
     pub splits: AtomicBool,
 }
 
+/// Fetches parts of objects on the network threads in turn. The bytes of a body are read by one thread, so that parts that come at the same
+/// time are better read by several.
+pub(super) trait FetchPart: Send + Sync {
+    /// Hands the part to the next thread.
+    fn fetch(&self, part: PartRequest);
+}
+
+/// A part of a large object that is fetched by a thread of its own.
+pub(super) struct PartRequest {
+    /// With the extent and the version of the part.
+    pub request: Request,
+    pub slot: Option<Slot>,
+    /// Gets the part. What is in flight is dropped when nobody waits for it.
+    pub answer: oneshot::Sender<io::Result<Option<Part>>>,
+}
+
+impl PartRequest {
+    /// Fetches the part.
+    pub async fn fetch(self, client: &Client, common: &Common) {
+        let Self { request, slot, mut answer } = self;
+        let transfer = Transfer { request: &request, client, common };
+        let part = pin!(async {
+            match transfer.open(&request.extent, request.version.as_ref()).await? {
+                Some(body) => transfer.read_with(slot, &request.extent, body).await.map(Some),
+                None => Ok(None),
+            }
+        });
+        let fetched = match select(part, pin!(answer.closed())).await {
+            Either::Left((part, _)) => part,
+            Either::Right(_) => return,
+        };
+        let _ = answer.send(fetched);
+    }
+}
+
 /// A part of an object that has arrived.
-struct Part {
+pub(super) struct Part {
     head: Head,
     range: Range<u64>,
     pieces: Vec<Bytes>,
@@ -95,6 +141,9 @@ const MOST_REPEATS: u32 = 5;
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 /// How many requests for one answer that is late are in flight together, at most. That it is late three times is rare, unless the store is held up as a whole.
 const MOST_ASKED: u32 = 3;
+
+/// What becomes of requests whose thread panics.
+pub(super) const THREAD_ENDED: &str = "a network thread ended before the answer came";
 
 /// A request that may be sent.
 pub(super) struct Transfer<'a> {
@@ -197,9 +246,7 @@ impl Transfer<'_> {
         };
         let rest = split(part_bytes.min(likely)..likely, part_bytes).map(|range| async {
             let slot = self.common.slots.take().await;
-            let extent = Extent::Range(range);
-            let body = self.open(&extent, version).await?.ok_or(Obstacle::Changed)?;
-            self.read_with(slot, &extent, body).await
+            Ok(self.part(range, version, slot).await?.ok_or(Obstacle::Changed)?)
         });
         // What is wrong with the rest is an error if the first part says that there is a rest.
         let rest = async { Ok(try_join_all(rest).await) };
@@ -241,14 +288,26 @@ impl Transfer<'_> {
                     Some(slot) => Some(slot),
                     None => self.common.slots.take().await,
                 };
-                let extent = Extent::Range(range);
-                let body = self.open(&extent, version).await.map_err(Obstacle::of_present)?;
-                let body = body.ok_or(Obstacle::Changed)?;
-                self.read_with(slot, &extent, body).await
+                let part = self.part(range, version, slot).await.map_err(Obstacle::of_present)?;
+                part.ok_or_else(|| Obstacle::Changed.into())
             }
         });
         let (first, rest) = try_join(first, try_join_all(rest)).await?;
         Ok(first.into_iter().chain(rest).collect())
+    }
+
+    /// A part of the object, which the next thread fetches.
+    async fn part(
+        &self,
+        range: Range<u64>,
+        version: Option<&Version>,
+        slot: Option<Slot>,
+    ) -> io::Result<Option<Part>> {
+        let request =
+            Request { extent: Extent::Range(range), version: version.cloned(), ..self.request.clone() };
+        let (answer, part) = oneshot::channel();
+        self.common.threads.fetch(PartRequest { request, slot, answer });
+        part.await.unwrap_or_else(|_| Err(io::Error::other(THREAD_ENDED)))
     }
 
     /// Checks how long the answer is, which is known now, and gives back the memory that it does not need.
