@@ -214,8 +214,10 @@ impl OpenStore {
             found => found.map_err(self.unreadable(&key))?,
         };
         let Some((bytes, version)) = found else { return Ok(None) };
-        let value = json::parse(&bytes)
-            .map_err(|error| self.unusable(name, &key, format!("it is no JSON ({error})").into()))?;
+        let value = json::parse(&bytes).map_err(|error| match is_web_page(&bytes) {
+            true => self.unreadable(&key)(web_page()),
+            false => self.unusable(name, &key, format!("it is no JSON ({error})").into()),
+        })?;
         Ok(Some((value, MetadataFile::new(key, version, &bytes))))
     }
 
@@ -525,6 +527,18 @@ impl OpenStore {
 }
 
 /// The key of a file in a folder, or of a folder in another one.
+/// Whether a server sent a page for a browser in place of a file.
+fn is_web_page(bytes: &[u8]) -> bool {
+    let start = String::from_utf8_lossy(bytes.get(..64).unwrap_or(bytes)).trim_start().to_ascii_lowercase();
+    start.starts_with("<!doctype html") || start.starts_with("<html")
+}
+
+fn web_page() -> io::Error {
+    let problem = "the server sent a web page in place of it".into();
+    let remedy = "check the URL, and whether the server, or the network, asks for a login first";
+    Obstacle::Request { problem, remedy }.into()
+}
+
 fn key(folder: &str, file: &str) -> String {
     if folder.is_empty() { file.to_string() } else { format!("{folder}/{file}") }
 }

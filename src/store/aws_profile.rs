@@ -1,10 +1,11 @@
 //! Profiles of the AWS command line tools: `~/.aws/credentials` and `~/.aws/config`, which `object_store` does not read.
 
-use crate::error::Result;
+use crate::error::{Result, log_once};
 use crate::options::argument;
 
 use std::collections::{BTreeMap, HashSet};
-use std::path::PathBuf;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
 /// What is taken from a profile: its name there and for `object_store`.
 const CREDENTIALS: [(&str, &str); 3] = [
@@ -35,7 +36,7 @@ pub fn options(
         let path = environment(variable)
             .map(PathBuf::from)
             .or_else(|| Some(home.as_ref()?.join(".aws").join(usual)));
-        path.and_then(|path| std::fs::read_to_string(path).ok()).unwrap_or_default()
+        path.map(|path| text_of(&path)).unwrap_or_default()
     };
     let mut values = section(&file("AWS_CONFIG_FILE", "config"), name, true);
     values.extend(section(&file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), name, false));
@@ -74,6 +75,16 @@ pub fn options(
     }
     let value = |(theirs, ours): (&str, &str)| Some((ours.to_string(), values.remove(theirs)?));
     Ok(found.into_iter().filter_map(value).collect())
+}
+
+/// What is in a file; nothing if it is not there or cannot be read, which is no reason to refuse a store that needs nothing of it.
+fn text_of(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| {
+        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
+            log_once(&format!("\"{}\" cannot be read, its profiles are not used ({error})", path.display()));
+        }
+        String::new()
+    })
 }
 
 /// The values of a profile in a file of either kind. In `config` the names of sections begin with `profile`, but for the default one.

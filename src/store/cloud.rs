@@ -73,11 +73,17 @@ impl CloudStore {
             let what = if service == Service::Http { "host" } else { "bucket" };
             return Err(argument("path", format!("\"{shown}\" names no {what}")));
         }
-        if path.contains(['?', '#']) || host.contains(['?', '#']) {
-            let problem = format!(
-                "\"{shown}\" has a query or a fragment, which only URLs of web servers have; give the store's URL without it, and what signs requests in storage_options"
-            );
-            return Err(argument("path", problem));
+        let separators: &[char] = if service == Service::Http { &['#'] } else { &['?', '#'] };
+        if url.contains(separators) {
+            let remedy = match service {
+                Service::Http => {
+                    "a fragment (#...), which servers do not see; leave it out, or write %23 for a # in a name"
+                }
+                _ => {
+                    "a query or a fragment, which only URLs of web servers have; give the store's URL without it, and what signs requests in storage_options"
+                }
+            };
+            return Err(argument("path", format!("\"{shown}\" has {remedy}")));
         }
         if !query.bytes().all(|byte| byte.is_ascii_graphic()) {
             let problem = format!(
@@ -91,16 +97,17 @@ impl CloudStore {
             );
             return Err(argument("path", problem));
         }
-        let raw = |path: &str| {
-            Path::parse(path.trim_end_matches('/'))
-                .map_err(|error| argument("path", format!("\"{shown}\" cannot be a key ({error})")))
-        };
         let builder = ClientBuilder::new(service, scheme, host, query, options)?;
-        let prefix = match service {
-            Service::Http => Path::from_url_path(path.trim_end_matches('/'))
-                .map_err(|error| argument("path", format!("\"{shown}\" cannot be a URL ({error})")))?,
-            _ => raw(path)?,
+        let prefix = match (service, path.trim_end_matches('/')) {
+            (Service::Http, path) => Path::from_url_path(path),
+            (_, path) => Path::parse(path),
         };
+        let prefix = prefix.map_err(|error| {
+            let problem = format!(
+                "\"{shown}\" cannot be read ({error}); give a URL without empty parts (//), \".\" and \"..\", and move a store whose keys have them"
+            );
+            argument("path", problem)
+        })?;
         Ok(Self { url: shown, prefix, builder, connected: None })
     }
 
@@ -271,6 +278,7 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
     // Servers answer with whole pages.
     const MOST_SHOWN: usize = 1000;
     let said = with_causes(error);
+    let is_web = service_of(url).is_some_and(|(service, ..)| service == Service::Http);
     let mut text = redact(&without_answer(&said));
     if let Some((end, _)) = text.char_indices().nth(MOST_SHOWN) {
         text.truncate(end);
@@ -308,6 +316,10 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
             io::ErrorKind::Other,
             "the bucket or container is not there, or not any more; check its name, the endpoint and the account",
         ),
+        _ if is_web && text.contains("redirect without LOCATION") => (
+            io::ErrorKind::Other,
+            "the server answers that the object is elsewhere and not where; check the URL, also whether it is https",
+        ),
         _ if text.contains("incorrectly configured region")
             || element(&said, "Code") == Some("AuthorizationHeaderMalformed") =>
         {
@@ -324,12 +336,31 @@ fn failure(url: &str, credentials: Credentials, error: &object_store::Error) -> 
             io::ErrorKind::Unsupported,
             "the server, or a proxy before it, changes objects as it sends them, as Google Cloud Storage does with those that have Content-Encoding: gzip; store objects without it",
         ),
+        _ if text.contains("Invalid last modified") => (
+            io::ErrorKind::Unsupported,
+            "the server, or a proxy before it, sends a Last-Modified that is no date; use another server",
+        ),
+        _ if text.contains("416 R") => (
+            io::ErrorKind::Other,
+            "the object ends before the bytes that were asked for: it is cut short or was replaced, or what refers to it is wrong",
+        ),
+        _ if names_proxy(|name| std::env::var(name).ok()) => (
+            io::ErrorKind::Other,
+            "check URL, endpoint, region and credentials, the proxy that the environment names (HTTPS_PROXY and its like), and whether the network is there",
+        ),
         _ => (
             io::ErrorKind::Other,
             "check URL, endpoint, region and credentials, and whether the network is there",
         ),
     };
     io::Error::new(kind, Obstacle::Request { problem: format!("{url}: {text}"), remedy })
+}
+
+/// Whether the environment names a proxy.
+fn names_proxy(environment: impl Fn(&str) -> Option<String>) -> bool {
+    const NAMES: [&str; 7] =
+        ["http_proxy", "https_proxy", "all_proxy", "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "AWS_PROXY_URL"];
+    NAMES.iter().any(|name| environment(name).is_some_and(|value| !value.is_empty()))
 }
 
 /// An error without the answer of S3 and its like, of which code and message are left: the answer can repeat tokens and whole requests.
@@ -469,6 +500,36 @@ mod tests {
     }
 
     #[test]
+    fn what_a_server_says_comes_with_its_remedy() {
+        let generic =
+            |said: &'static str| object_store::Error::Generic { store: "HTTP", source: said.into() };
+        let anonymous = open("https://h/x", json!({})).unwrap().builder.credentials();
+        for (url, said, remedy) in [
+            (
+                "https://h/x",
+                "Received redirect without LOCATION, this normally indicates an incorrectly configured region",
+                "not where",
+            ),
+            (
+                "s3://b/x",
+                "Received redirect without LOCATION, this normally indicates an incorrectly configured region",
+                "in another region",
+            ),
+            ("https://h/x", "Invalid last modified 'never'", "no date"),
+            (
+                "https://h/x",
+                "Server returned non-2xx status code: 416 Range Not Satisfiable: ",
+                "ends before the bytes",
+            ),
+        ] {
+            let text = failure(url, anonymous, &generic(said)).to_string();
+            assert!(text.contains(said) && text.contains(remedy), "{text}");
+        }
+        assert!(names_proxy(|name| (name == "https_proxy").then(|| "http://h:9".into())));
+        assert!(!names_proxy(|_| Some(String::new())) && !names_proxy(|_| None));
+    }
+
+    #[test]
     fn a_content_encoding_that_compresses_is_told_from_others() {
         for (encoding, is) in
             [("gzip", true), ("aws-chunked, GZIP", true), ("zstd", true), ("aws-chunked", false), ("", false)]
@@ -563,11 +624,21 @@ mod tests {
             ("s3:///x", json!({}), "names no bucket"),
             ("https:///x", json!({}), "names no host"),
             ("https://h/x?sig=s3cr3t ", json!({}), "no URL has"),
-            ("https://h/x#s3cr3t", json!({}), "has a query or a fragment"),
+            ("https://h/x#s3cr3t", json!({}), "has a fragment (#...), which servers do not see"),
+            ("https://h/x?a#s3cr3t", json!({}), "has a fragment"),
+            ("https://h/x//y", json!({}), "without empty parts"),
+            ("s3://b/x#s3cr3t", json!({}), "has a query or a fragment"),
             ("az://c/x?sv=1&sig=s3cr3t", json!({"account_name": "a"}), "has a query"),
             ("HTTPS://u:s3cr3t@h/x", json!({}), "has a user"),
             ("abfss://c@account/x", json!({}), "names no account"),
-            ("s3://b/a//b", json!({}), "cannot be a key"),
+            ("s3://b/a//b", json!({}), "without empty parts"),
+            ("s3://b/a/../b", json!({}), "without empty parts"),
+            ("https://h/x", json!({"headers": {"Range": "bytes=0-3"}}), "\"range\", which the reader sets"),
+            (
+                "s3://b/x",
+                json!({"headers": {"if-match": "\"s3cr3t\""}}),
+                "\"if-match\", which the reader sets",
+            ),
             ("s3://b/x", json!({"sekret": "s3cr3t"}), "\"sekret\", which is no option of S3"),
         ] {
             let error = open(url, options).expect_err(url).to_string();

@@ -16,7 +16,7 @@ use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::http::HttpBuilder;
 use object_store::{Certificate, ClientConfigKey, ClientOptions, HeaderMap, HeaderValue};
-use reqwest::header::HeaderName;
+use reqwest::header::{self, HeaderName};
 use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
@@ -200,7 +200,12 @@ impl ClientConfig {
         let refused = || argument("storage_options", format!("has a header \"{shown}\" that cannot be sent"));
         let mut value = HeaderValue::from_str(value).map_err(|_| refused())?;
         value.set_sensitive(true);
-        self.headers.insert(HeaderName::from_str(name).map_err(|_| refused())?, value);
+        let name = HeaderName::from_str(name).map_err(|_| refused())?;
+        if OWN_HEADERS.contains(&name) {
+            let problem = format!("has a header \"{name}\", which the reader sets; leave it out");
+            return Err(argument("storage_options", problem));
+        }
+        self.headers.insert(name, value);
         Ok(())
     }
 
@@ -316,6 +321,19 @@ impl ClientConfig {
         Ok(ServiceBuilder::Http(Box::new(HttpBuilder::new().with_url(url).with_client_options(client))))
     }
 }
+
+/// Headers that say which bytes, of which version, are asked for, and how they are sent.
+const OWN_HEADERS: [HeaderName; 9] = [
+    header::CONNECTION,
+    header::CONTENT_LENGTH,
+    header::IF_MATCH,
+    header::IF_MODIFIED_SINCE,
+    header::IF_NONE_MATCH,
+    header::IF_RANGE,
+    header::IF_UNMODIFIED_SINCE,
+    header::RANGE,
+    header::TRANSFER_ENCODING,
+];
 
 /// Options of all clients that are true or false.
 const CLIENT_FLAGS: [ClientConfigKey; 4] = [
