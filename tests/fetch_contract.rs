@@ -465,10 +465,10 @@ fn a_large_object_is_fetched_in_parts_of_one_version() {
 }
 
 #[test]
-fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once() {
+fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once_by_all_threads() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     let object: Vec<u8> = (0..100_000u32).map(|i| (i % 251) as u8).collect();
-    let limits = Limits { split_above_bytes: 16_000, ..limits(2, 16, 1 << 20) };
+    let limits = Limits { split_above_bytes: 16_000, ..limits(4, 16, 1 << 20) };
     let fake = Arc::new(FakeStore { latency: Duration::from_millis(500), ..FakeStore::default() });
     fake.objects.put("c/0", object.clone());
     let store: Arc<dyn Store> = fake.clone();
@@ -482,6 +482,7 @@ fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once() {
     assert!(ended.into_iter().all(|answer| answer.is_err()) && asked_at_once());
     finished.recv_timeout(Duration::from_secs(30)).unwrap();
     assert_eq!((fake.requests(), counters.bytes_fetched.get()), (9, 100_000));
+    assert_eq!(fake.threads.lock().unwrap().len(), 4);
     // Of other lengths than was thought, and absent.
     scheduler.request(likely(70_000), 1);
     scheduler.request(likely(130_000), 2);

@@ -1,8 +1,10 @@
 //! What several tests share.
 
+use std::collections::HashSet;
 use std::io;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::ThreadId;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -52,6 +54,8 @@ pub struct FakeStore {
     pub requests_made: AtomicU64,
     /// What was asked for of chunks, in this order.
     pub asked: Mutex<Vec<(String, Extent)>>,
+    /// The threads that asked for chunks.
+    pub threads: Mutex<HashSet<ThreadId>>,
 }
 
 impl FakeStore {
@@ -92,6 +96,7 @@ impl FakeStore {
             return (0, None);
         }
         self.asked.lock().unwrap().push((key.into(), extent.clone()));
+        self.threads.lock().unwrap().insert(std::thread::current().id());
         let number = self.requests_made.fetch_add(1, Ordering::Relaxed) + 1;
         let fault = self.fault.filter(|(every, _)| number.is_multiple_of(*every));
         (number, fault.map(|(_, fault)| fault))
