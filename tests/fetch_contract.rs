@@ -404,20 +404,22 @@ fn requests_of_earlier_batches_are_sent_first_and_those_of_one_batch_in_their_or
 #[test]
 fn an_object_that_was_there_is_not_taken_for_absent_when_a_later_part_is_forbidden() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
-    let forbidden = |fault, bytes| {
+    let forbidden = |fault, bytes, likely_bytes| {
         let fake = Arc::new(FakeStore { fault, ..FakeStore::default() });
         fake.objects.put("c/0", vec![1; bytes as usize]);
         let store: Arc<dyn Store> = fake.clone();
         let limits = Limits { split_above_bytes: 16_000, ..limits(1, 8, 1 << 20) };
         let (scheduler, answers, finished, _) = started(limits);
-        scheduler.request(large(&store, bytes), 0);
+        scheduler.request(Request { likely_bytes, ..large(&store, bytes) }, 0);
         finished.recv_timeout(Duration::from_secs(30)).unwrap();
         let error = answers.0.lock().unwrap().remove(&0).unwrap().unwrap_err();
         matches!(Obstacle::of(&error), Some(Obstacle::Forbidden { .. }))
     };
     // The first answer says that nothing is known of the object; a later one does not.
-    assert!(forbidden(Some((1, Fault::Forbidden)), 100_000));
-    assert!(!forbidden(Some((3, Fault::Forbidden)), 100_000));
+    for likely_bytes in [None, Some(100_000)] {
+        assert!(forbidden(Some((1, Fault::Forbidden)), 100_000, likely_bytes));
+        assert!(!forbidden(Some((3, Fault::Forbidden)), 100_000, likely_bytes));
+    }
 }
 
 #[test]
@@ -494,6 +496,32 @@ fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once_by_all_threads() 
         assert_eq!(received.into_bytes().unwrap(), object, "{ticket}");
     }
     assert!(answers.remove(&3).unwrap().unwrap().is_none());
+}
+
+#[test]
+fn a_part_whose_task_panics_is_an_error_of_its_object_alone() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    let fake = Arc::new(FakeStore { fault: Some((5, Fault::Panic)), ..FakeStore::default() });
+    fake.objects.put("c/0", vec![1; 100_000]);
+    let store: Arc<dyn Store> = fake.clone();
+    let limits = Limits { split_above_bytes: 16_000, ..limits(3, 4, 1 << 20) };
+    let (scheduler, answers, finished, _) = started(limits);
+    let large = || Request { likely_bytes: Some(100_000), ..large(&store, 100_000) };
+    scheduler.request(large(), 0);
+    finished.recv_timeout(Duration::from_secs(30)).unwrap();
+    let error = answers.0.lock().unwrap().remove(&0).unwrap().unwrap_err().to_string();
+    assert!(error.contains("before the answer came"), "{error}");
+    // The thread goes on, and all slots are free again.
+    for ticket in 1..4 {
+        scheduler.request(Request { key: "c/1".into(), ..large() }, ticket);
+        finished.recv_timeout(Duration::from_secs(30)).unwrap();
+    }
+    let in_flight = || scheduler.slots().in_flight();
+    let until = Instant::now() + Duration::from_secs(30);
+    while in_flight() > 0 && Instant::now() < until {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(in_flight(), 0);
 }
 
 #[test]
@@ -642,17 +670,24 @@ fn requests_are_not_sent_in_crowds() {
 fn dropping_the_scheduler_ends_what_is_in_flight() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     let fake = FakeStore { latency: Duration::from_secs(3600), ..FakeStore::default() };
-    fake.objects.put("c/0", vec![1; 10]);
-    let store: Arc<dyn Store> = Arc::new(fake);
-    let answers = Arc::new(Answers::default());
-    let scheduler =
-        Scheduler::new(limits(2, 4, 4096), &Buffers::none(), answers.clone(), Arc::default()).unwrap();
-    // More than may be in flight.
-    (0..100).for_each(|i| scheduler.request(whole(&store, "c/0", 10), i));
-    let since = Instant::now();
-    drop(scheduler);
-    assert!(since.elapsed() < Duration::from_secs(10));
-    assert!(answers.0.lock().unwrap().is_empty());
+    fake.objects.put("c/0", vec![1; 100_000]);
+    let fake = Arc::new(fake);
+    let store: Arc<dyn Store> = fake.clone();
+    for likely_bytes in [None, Some(100_000)] {
+        let answers = Arc::new(Answers::default());
+        let limits = Limits { split_above_bytes: 16_000, ..limits(4, 40, 1 << 20) };
+        let scheduler = Scheduler::new(limits, &Buffers::none(), answers.clone(), Arc::default()).unwrap();
+        let before = fake.requests();
+        // More than may be in flight.
+        (0..100).for_each(|i| scheduler.request(Request { likely_bytes, ..large(&store, 100_000) }, i));
+        while fake.requests() < before + 8 {
+            std::thread::yield_now();
+        }
+        let since = Instant::now();
+        drop(scheduler);
+        assert!(since.elapsed() < Duration::from_secs(10));
+        assert!(answers.0.lock().unwrap().is_empty());
+    }
 }
 
 /// Metadata of a float32 array of 40 x 6, with chunks of 2 x 6 or, sharded, inner chunks of 1 x 3 in shards of 4 x 6.

@@ -214,9 +214,11 @@ impl OpenStore {
             found => found.map_err(self.unreadable(&key))?,
         };
         let Some((bytes, version)) = found else { return Ok(None) };
-        let value = json::parse(&bytes).map_err(|error| match is_web_page(&bytes) {
-            true => self.unreadable(&key)(web_page()),
-            false => self.unusable(name, &key, format!("it is no JSON ({error})").into()),
+        let value = json::parse(&bytes).map_err(|error| {
+            match self.store.costs_requests() && is_web_page(&bytes) {
+                true => self.unreadable(&key)(web_page()),
+                false => self.unusable(name, &key, format!("it is no JSON ({error})").into()),
+            }
         })?;
         Ok(Some((value, MetadataFile::new(key, version, &bytes))))
     }
@@ -526,7 +528,6 @@ impl OpenStore {
     }
 }
 
-/// The key of a file in a folder, or of a folder in another one.
 /// Whether a server sent a page for a browser in place of a file.
 fn is_web_page(bytes: &[u8]) -> bool {
     let start = String::from_utf8_lossy(bytes.get(..64).unwrap_or(bytes)).trim_start().to_ascii_lowercase();
@@ -539,6 +540,7 @@ fn web_page() -> io::Error {
     Obstacle::Request { problem, remedy }.into()
 }
 
+/// The key of a file in a folder, or of a folder in another one.
 fn key(folder: &str, file: &str) -> String {
     if folder.is_empty() { file.to_string() } else { format!("{folder}/{file}") }
 }

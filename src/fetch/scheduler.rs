@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! request() --> queue --> admission: memory, a request slot and its time, for the most urgent --> one of the network threads --> delivered()
+//!                                           the other parts of a large answer, a slot for each --> the next ones --> that thread
 //! ```
 //!
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. The most urgent request is that of
@@ -10,7 +11,7 @@
 use super::request::{Received, Request};
 use super::slots::{Slot, Slots};
 use super::tail::Tail;
-use super::transfer::{Client, Common, FetchPart, PartRequest, Stopped, THREAD_ENDED, Transfer, units};
+use super::transfer::{Client, Common, PartRequest, Stopped, THREAD_ENDED, Transfer, units};
 use crate::stats::Counters;
 use crate::store::{Buffers, Connections, Session, Store};
 
@@ -80,13 +81,6 @@ impl<T> Threads<T> {
     }
 }
 
-impl<T: Send> FetchPart for Threads<T> {
-    fn fetch(&self, part: PartRequest) {
-        // Whoever waits for the part hears that it is gone.
-        self.send(Message::Part(Box::new(part)));
-    }
-}
-
 /// A ticket that waits for its answer. It is answered with an error if it is dropped before, unless the scheduler stops.
 struct Waiting<T> {
     ticket: Option<T>,
@@ -96,20 +90,20 @@ struct Waiting<T> {
 
 impl<T> Waiting<T> {
     fn answer(mut self, answer: io::Result<Option<Received>>) {
-        // A thread that stops takes parts with it that others wait for.
-        if self.stopping.load(Ordering::Relaxed) {
-            return;
-        }
-        if let Some(ticket) = self.ticket.take() {
+        if let Some(ticket) = self.take() {
             self.deliver.delivered(ticket, answer);
         }
+    }
+
+    /// The ticket, unless the scheduler stops: an answer can be then that another thread took a part along.
+    fn take(&mut self) -> Option<T> {
+        self.ticket.take().filter(|_| !self.stopping.load(Ordering::Relaxed))
     }
 }
 
 impl<T> Drop for Waiting<T> {
     fn drop(&mut self) {
-        let ticket = self.ticket.take().filter(|_| !self.stopping.load(Ordering::Relaxed));
-        if let Some(ticket) = ticket {
+        if let Some(ticket) = self.take() {
             self.deliver.delivered(ticket, Err(io::Error::other(THREAD_ENDED)));
         }
     }
@@ -229,8 +223,10 @@ impl<T: Send + 'static> Scheduler<T> {
         let (senders, receivers): (Vec<_>, Vec<_>) =
             (0..limits.threads.max(1)).map(|_| mpsc::unbounded_channel()).unzip();
         let network = Arc::new(Threads { senders: senders.clone(), next: AtomicUsize::new(0) });
+        let to_next = network.clone();
         let common = Arc::new(Common {
-            threads: network.clone(),
+            // Whoever waits for the part hears that it is gone if the thread is.
+            fetch_part: Box::new(move |part| _ = to_next.send(Message::Part(Box::new(part)))),
             slots: slots.clone(),
             traffic: Arc::default(),
             counters,

@@ -31,7 +31,9 @@ pub(super) fn units(bytes: u64) -> u32 {
 
 /// What the requests of a scheduler have in common.
 pub(super) struct Common {
-    pub threads: Arc<dyn FetchPart>,
+    /// Hands a part to the next network thread. The bytes of a body are read by one thread, so that those of parts that come at the same time are
+    /// better read by several.
+    pub fetch_part: Box<dyn Fn(PartRequest) + Send + Sync>,
     pub slots: Arc<Slots>,
     pub traffic: Arc<Traffic>,
     pub counters: Arc<Counters>,
@@ -61,19 +63,13 @@ pub(super) struct Client {
     pub splits: AtomicBool,
 }
 
-/// Fetches parts of objects on the network threads in turn. The bytes of a body are read by one thread, so that parts that come at the same
-/// time are better read by several.
-pub(super) trait FetchPart: Send + Sync {
-    /// Hands the part to the next thread.
-    fn fetch(&self, part: PartRequest);
-}
-
-/// A part of a large object that is fetched by a thread of its own.
+/// A part of a large object, which any of the threads can fetch.
 pub(super) struct PartRequest {
     /// With the extent and the version of the part.
     pub request: Request,
     pub slot: Option<Slot>,
-    /// Gets the part. What is in flight is dropped when nobody waits for it.
+    /// Gets the part. What is in flight is dropped as soon as its thread sees that nobody waits for it. Until then it has memory that is not
+    /// reserved any more.
     pub answer: oneshot::Sender<io::Result<Option<Part>>>,
 }
 
@@ -88,9 +84,9 @@ impl PartRequest {
                 None => Ok(None),
             }
         });
-        let fetched = match select(part, pin!(answer.closed())).await {
-            Either::Left((part, _)) => part,
-            Either::Right(_) => return,
+        let fetched = match select(pin!(answer.closed()), part).await {
+            Either::Left(_) => return,
+            Either::Right((part, _)) => part,
         };
         let _ = answer.send(fetched);
     }
@@ -142,7 +138,7 @@ const REPEAT_PAUSE: Duration = Duration::from_millis(100);
 /// How many requests for one answer that is late are in flight together, at most. That it is late three times is rare, unless the store is held up as a whole.
 const MOST_ASKED: u32 = 3;
 
-/// What becomes of requests whose thread panics.
+/// What becomes of requests whose task or thread panics.
 pub(super) const THREAD_ENDED: &str = "a network thread ended before the answer came";
 
 /// A request that may be sent.
@@ -176,7 +172,13 @@ impl Transfer<'_> {
                 if range.end - range.start > above && version.is_some_and(Version::tells_bytes) =>
             {
                 self.check_length(range.end - range.start, &mut memory)?;
-                self.parts(None, slot, split(range.clone(), part_bytes), version).await?
+                let mut ranges = split(range.clone(), part_bytes);
+                let first = Extent::Range(ranges.next().unwrap_or(range.clone()));
+                let first = async {
+                    let body = self.open(&first, version).await.map_err(Obstacle::of_present)?;
+                    self.read_with(slot, &first, body.ok_or(Obstacle::Changed)?).await
+                };
+                together(first, self.rest(ranges, version)).await?
             }
             // The first part tells how long the object is.
             Extent::Whole if *expected_bytes > above && self.client.splits.load(Ordering::Relaxed) => {
@@ -202,7 +204,9 @@ impl Transfer<'_> {
                     drop(first);
                     present(self.alone(&mut memory, slot).await)?.into_iter().collect()
                 } else {
-                    self.parts(Some(first), slot, split(rest, part_bytes), Some(&found)).await?
+                    let extent = Extent::Range(first.range.clone());
+                    let first = self.read_with(slot, &extent, first);
+                    together(first, self.rest(split(rest, part_bytes), Some(&found))).await?
                 }
             }
             _ => {
@@ -244,12 +248,9 @@ impl Transfer<'_> {
             }
             self.read_with(slot, &Extent::Range(body.range.clone()), body).await.map_err(Unlike::Failed)
         };
-        let rest = split(part_bytes.min(likely)..likely, part_bytes).map(|range| async {
-            let slot = self.common.slots.take().await;
-            Ok(self.part(range, version, slot).await?.ok_or(Obstacle::Changed)?)
-        });
+        let rest = self.rest(split(part_bytes.min(likely)..likely, part_bytes), version);
         // What is wrong with the rest is an error if the first part says that there is a rest.
-        let rest = async { Ok(try_join_all(rest).await) };
+        let rest = async { Ok(rest.await) };
         let (first, rest) = try_join(first, rest).await?;
         let rest = rest.map_err(Unlike::Failed)?;
         match rest.iter().all(|part| part.head == first.head) {
@@ -266,34 +267,18 @@ impl Transfer<'_> {
         Ok(Some(self.read_with(slot, extent, body).await?))
     }
 
-    /// All parts of an object of that version, in their order, of which the first may have been asked for before. It has `slot`; each of the
-    /// others takes one of its own.
-    async fn parts(
+    /// Parts of an object that is there, all asked for together. Each takes a slot.
+    async fn rest(
         &self,
-        first: Option<Body>,
-        slot: Slot,
-        rest: impl Iterator<Item = Range<u64>>,
+        ranges: impl Iterator<Item = Range<u64>>,
         version: Option<&Version>,
     ) -> io::Result<Vec<Part>> {
-        let mut slot = Some(slot);
-        let first = first.map(|body| (slot.take(), body));
-        let first = async {
-            let Some((slot, body)) = first else { return Ok(None) };
-            self.read_with(slot, &Extent::Range(body.range.clone()), body).await.map(Some)
-        };
-        let rest = rest.map(|range| {
-            let slot = slot.take();
-            async move {
-                let slot = match slot {
-                    Some(slot) => Some(slot),
-                    None => self.common.slots.take().await,
-                };
-                let part = self.part(range, version, slot).await.map_err(Obstacle::of_present)?;
-                part.ok_or_else(|| Obstacle::Changed.into())
-            }
+        let parts = ranges.map(|range| async {
+            let slot = self.common.slots.take().await;
+            let part = self.part(range, version, slot).await.map_err(Obstacle::of_present)?;
+            part.ok_or_else(|| Obstacle::Changed.into())
         });
-        let (first, rest) = try_join(first, try_join_all(rest)).await?;
-        Ok(first.into_iter().chain(rest).collect())
+        try_join_all(parts).await
     }
 
     /// A part of the object, which the next thread fetches.
@@ -306,7 +291,7 @@ impl Transfer<'_> {
         let request =
             Request { extent: Extent::Range(range), version: version.cloned(), ..self.request.clone() };
         let (answer, part) = oneshot::channel();
-        self.common.threads.fetch(PartRequest { request, slot, answer });
+        (self.common.fetch_part)(PartRequest { request, slot, answer });
         part.await.unwrap_or_else(|_| Err(io::Error::other(THREAD_ENDED)))
     }
 
@@ -430,6 +415,15 @@ impl Transfer<'_> {
         }
         Ok(Part { head, range, pieces })
     }
+}
+
+/// The first part of an object and the others, in their order.
+async fn together(
+    first: impl Future<Output = io::Result<Part>>,
+    rest: impl Future<Output = io::Result<Vec<Part>>>,
+) -> io::Result<Vec<Part>> {
+    let (first, rest) = try_join(first, rest).await?;
+    Ok(std::iter::once(first).chain(rest).collect())
 }
 
 /// The answer for an object that was there before: that it is absent or forbidden now is an error.

@@ -1,6 +1,6 @@
 //! Profiles of the AWS command line tools: `~/.aws/credentials` and `~/.aws/config`, which `object_store` does not read.
 
-use crate::error::{Result, log_once};
+use crate::error::Result;
 use crate::options::argument;
 
 use std::collections::{BTreeMap, HashSet};
@@ -36,10 +36,16 @@ pub fn options(
         let path = environment(variable)
             .map(PathBuf::from)
             .or_else(|| Some(home.as_ref()?.join(".aws").join(usual)));
-        path.map(|path| text_of(&path)).unwrap_or_default()
+        path.map_or_else(|| Ok(String::new()), |path| text_of(&path))
     };
-    let mut values = section(&file("AWS_CONFIG_FILE", "config"), name, true);
-    values.extend(section(&file("AWS_SHARED_CREDENTIALS_FILE", "credentials"), name, false));
+    let files = [file("AWS_CONFIG_FILE", "config"), file("AWS_SHARED_CREDENTIALS_FILE", "credentials")];
+    let (mut values, mut unreadable) = (BTreeMap::new(), None);
+    for (file, is_config) in files.into_iter().zip([true, false]) {
+        match file {
+            Ok(text) => values.extend(section(&text, name, is_config)),
+            Err(problem) => unreadable = Some(problem),
+        }
+    }
     let refused = |problem: String| Err(argument("storage_options", problem));
     let in_environment = |names: &[&str]| {
         profile.is_none() && names.iter().any(|name| environment(name).is_some_and(|value| !value.is_empty()))
@@ -48,9 +54,8 @@ pub fn options(
     let has_credentials = ["access_key_id", "skip_signature"].iter().any(|name| given.contains(*name))
         || in_environment(&["AWS_ACCESS_KEY_ID", "AWS_WEB_IDENTITY_TOKEN_FILE"]);
     if values.is_empty() && (profile.is_some() || named.is_some() && !has_credentials) {
-        return refused(format!(
-            "names the AWS profile \"{name}\", which ~/.aws/config and ~/.aws/credentials do not have"
-        ));
+        let problem = unreadable.unwrap_or("~/.aws/config and ~/.aws/credentials do not have it".into());
+        return refused(format!("names the AWS profile \"{name}\", and {problem}"));
     }
     if !has_credentials {
         let elsewhere = ELSEWHERE.iter().find(|name| values.contains_key(**name));
@@ -77,14 +82,14 @@ pub fn options(
     Ok(found.into_iter().filter_map(value).collect())
 }
 
-/// What is in a file; nothing if it is not there or cannot be read, which is no reason to refuse a store that needs nothing of it.
-fn text_of(path: &Path) -> String {
-    std::fs::read_to_string(path).unwrap_or_else(|error| {
-        if !matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) {
-            log_once(&format!("\"{}\" cannot be read, its profiles are not used ({error})", path.display()));
+/// What is in a file; nothing if it is not there.
+fn text_of(path: &Path) -> std::result::Result<String, String> {
+    match std::fs::read_to_string(path) {
+        Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+            Ok(String::new())
         }
-        String::new()
-    })
+        text => text.map_err(|error| format!("\"{}\" cannot be read ({error})", path.display())),
+    }
 }
 
 /// The values of a profile in a file of either kind. In `config` the names of sections begin with `profile`, but for the default one.
@@ -165,13 +170,22 @@ mod tests {
     #[test]
     fn a_profile_that_cannot_be_used_is_refused_by_name() {
         for (profile, words) in [
-            ("nothing", "\"nothing\", which"),
-            ("dev2", "\"dev2\", which"),
+            ("nothing", "\"nothing\", and ~/.aws/config"),
+            ("dev2", "\"dev2\", and ~/.aws/config"),
             ("sso", "its sso_session, which"),
         ] {
             let error = found(Some(profile), &[], &[]).unwrap_err().to_string();
             assert!(error.contains(words), "{error}");
             assert!(found(None, &[], &[("AWS_PROFILE", profile)]).is_err());
         }
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_where_its_profile_is_needed() {
+        // A folder.
+        let unreadable = ("AWS_CONFIG_FILE", "/");
+        let error = found(Some("sso"), &[], &[unreadable]).unwrap_err().to_string();
+        assert!(error.contains("\"sso\", and \"/\" cannot be read"), "{error}");
+        assert_eq!(found(None, &["skip_signature"], &[unreadable]).unwrap(), "");
     }
 }

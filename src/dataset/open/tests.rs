@@ -67,14 +67,16 @@ fn metadata_that_cannot_be_used_are_named_with_their_file() {
 }
 
 #[test]
-fn a_web_page_in_place_of_metadata_is_told_from_damage() {
-    let folder = tempfile::tempdir().unwrap();
-    std::fs::write(folder.path().join("zarr.json"), " <!DOCTYPE HTML><p>Please log in").unwrap();
-    let path = folder.path().to_str().unwrap();
-    let store = OpenStore::new(path, &Access::to_folders(true), &sessions());
-    let error = store.and_then(|store| store.arrays(&[]).map(drop)).unwrap_err().to_string();
-    assert!(error.contains("zarr.json") && error.contains("web page"), "{error}");
-    assert!(!is_web_page(b"<") && !is_web_page(b"") && !is_web_page(b"{}"));
+fn a_web_page_is_told_from_damaged_metadata() {
+    for (bytes, is) in [
+        (" <!DOCTYPE HTML><p>Please log in", true),
+        ("<html>", true),
+        ("<", false),
+        ("", false),
+        ("{}", false),
+    ] {
+        assert_eq!(is_web_page(bytes.as_bytes()), is, "{bytes}");
+    }
 }
 
 #[test]

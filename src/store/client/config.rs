@@ -202,7 +202,8 @@ impl ClientConfig {
         value.set_sensitive(true);
         let name = HeaderName::from_str(name).map_err(|_| refused())?;
         if OWN_HEADERS.contains(&name) {
-            let problem = format!("has a header \"{name}\", which the reader sets; leave it out");
+            let problem =
+                format!("has a header \"{name}\", which would change what is asked for; leave it out");
             return Err(argument("storage_options", problem));
         }
         self.headers.insert(name, value);
@@ -322,10 +323,10 @@ impl ClientConfig {
     }
 }
 
-/// Headers that say which bytes, of which version, are asked for, and how they are sent.
+/// Headers that say which bytes are asked for, of which version and of whom.
 const OWN_HEADERS: [HeaderName; 9] = [
-    header::CONNECTION,
     header::CONTENT_LENGTH,
+    header::HOST,
     header::IF_MATCH,
     header::IF_MODIFIED_SINCE,
     header::IF_NONE_MATCH,
