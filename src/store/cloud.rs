@@ -80,7 +80,7 @@ impl CloudStore {
                     "a fragment (#...), which servers do not see; leave it out, or write %23 for a # in a name"
                 }
                 _ => {
-                    "a query or a fragment, which only URLs of web servers have; give the store's URL without it, and what signs requests in storage_options"
+                    "a query or a fragment, which no URL of a bucket has; give the store's URL without it, and what signs requests in storage_options"
                 }
             };
             return Err(argument("path", format!("\"{shown}\" has {remedy}")));
