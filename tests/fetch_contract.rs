@@ -499,7 +499,7 @@ fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once_by_all_threads() 
 }
 
 #[test]
-fn a_part_whose_task_panics_is_an_error_of_its_object_alone() {
+fn a_part_whose_task_panics_is_an_error_and_leaves_no_slot_taken() {
     let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
     let fake = Arc::new(FakeStore { fault: Some((5, Fault::Panic)), ..FakeStore::default() });
     fake.objects.put("c/0", vec![1; 100_000]);
@@ -511,7 +511,7 @@ fn a_part_whose_task_panics_is_an_error_of_its_object_alone() {
     finished.recv_timeout(Duration::from_secs(30)).unwrap();
     let error = answers.0.lock().unwrap().remove(&0).unwrap().unwrap_err().to_string();
     assert!(error.contains("before the answer came"), "{error}");
-    // The thread goes on, and all slots are free again.
+    // Later requests are answered, and all slots are free again.
     for ticket in 1..4 {
         scheduler.request(Request { key: "c/1".into(), ..large() }, ticket);
         finished.recv_timeout(Duration::from_secs(30)).unwrap();

@@ -95,7 +95,7 @@ impl<T> Waiting<T> {
         }
     }
 
-    /// The ticket, unless the scheduler stops: an answer can be then that another thread took a part along.
+    /// The ticket; `None` while the scheduler stops, because an error may only mean then that another thread stopped with a part of the answer.
     fn take(&mut self) -> Option<T> {
         self.ticket.take().filter(|_| !self.stopping.load(Ordering::Relaxed))
     }

@@ -73,17 +73,18 @@ impl CloudStore {
             let what = if service == Service::Http { "host" } else { "bucket" };
             return Err(argument("path", format!("\"{shown}\" names no {what}")));
         }
-        let separators: &[char] = if service == Service::Http { &['#'] } else { &['?', '#'] };
+        let (separators, problem): (&[char], _) = match service {
+            Service::Http => (
+                &['#'],
+                "a fragment (#...), which servers do not see; leave it out, or write %23 for a # in a name",
+            ),
+            _ => (
+                &['?', '#'],
+                "a query or a fragment, which no URL of a bucket has; give the store's URL without it, and what signs requests in storage_options",
+            ),
+        };
         if url.contains(separators) {
-            let remedy = match service {
-                Service::Http => {
-                    "a fragment (#...), which servers do not see; leave it out, or write %23 for a # in a name"
-                }
-                _ => {
-                    "a query or a fragment, which no URL of a bucket has; give the store's URL without it, and what signs requests in storage_options"
-                }
-            };
-            return Err(argument("path", format!("\"{shown}\" has {remedy}")));
+            return Err(argument("path", format!("\"{shown}\" has {problem}")));
         }
         if !query.bytes().all(|byte| byte.is_ascii_graphic()) {
             let problem = format!(
