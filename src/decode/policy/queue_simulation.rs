@@ -51,6 +51,8 @@ struct Setting {
     /// Chunks whose bytes come slowly, the first of all, and seconds for each.
     slow_chunks: u64,
     slow_seconds: f64,
+    /// A network that becomes fast: seconds for a chunk at first, and the time in which that falls by a factor of e, until it is no limit any more.
+    network: Option<(f64, f64)>,
     /// How many times as long as later ones each core's first chunk takes, for which its memory has to be mapped.
     first: f64,
 }
@@ -86,6 +88,8 @@ const LANES: usize = 4;
 /// Chunks that a lane has memory for.
 const GROUP: usize = 100;
 const BYTES: u64 = 1000;
+/// A source that delivers a chunk in this share of the GPU's time for it is no limit.
+const NO_LIMIT: f64 = 0.2;
 /// Batches that are not counted.
 const SETTLING: u64 = 100;
 
@@ -124,7 +128,7 @@ impl Setting {
         let gpu_seconds = gpu / chunks as f64;
         let step = gpu * scaled(random, 0.3, 20.0);
         let slow_chunks = if chance_of(random, 0.3) { u64::MAX } else { 100 * chunks };
-        Self {
+        let mut setting = Self {
             seed,
             batches: SETTLING + 400,
             in_flight: scaled(random, 2.0, 129.0) as u64,
@@ -149,8 +153,13 @@ impl Setting {
             overhead: between(random, 1e-4, 1e-3),
             slow_chunks: if is_slow { slow_chunks } else { 0 },
             slow_seconds: step.max(gpu) * between(random, 0.3, 2.0) / chunks as f64,
+            network: None,
             first: between(random, 1.0, 10.0),
+        };
+        if chance_of(random, 0.3) {
+            setting.network = Some((gpu_seconds * between(random, 5.0, 30.0), between(random, 0.1, 0.5)));
         }
+        setting
     }
 
     /// Seconds of training step number `number`.
@@ -371,6 +380,12 @@ impl<'a> Simulation<'a> {
     /// Seconds until a chunk's bytes are there.
     fn fetch(&mut self) -> f64 {
         self.fetched += 1;
+        let Setting { network, gpu_seconds, .. } = *self.setting;
+        let begins = network.map_or(0.0, |(seconds, falls)| seconds * (-self.now / falls).exp());
+        if begins > NO_LIMIT * gpu_seconds {
+            self.source_free = self.source_free.max(self.now) + begins;
+            return self.source_free - self.now;
+        }
         if self.fetched > self.setting.slow_chunks {
             return 0.0;
         }
@@ -467,8 +482,10 @@ fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
     let all = behind(0..300);
     let near =
         |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
-    // Wanted is 99 % within 1 %; of 10,000 settings it was 93.1 %, 95.4 % were within 3 % and 98.8 % within 20 %.
+    // Wanted is 99 % within 1 %; of 5,000 settings it was 92.3 %, 94.8 % were within 3 % and 98.5 % within 20 %.
     assert!(near(0.01) > 0.88 && near(0.1) > 0.94 && near(0.2) > 0.97, "{} and {}", near(0.01), near(0.2));
+    // What a network that becomes fast leaves behind is over soon.
+    assert!(near(1.0) == 1.0, "{}", near(1.0));
 }
 
 /// The share of its speed that a U-Net keeps on an H100 with `in_flight` batches in flight and `cores` cores: steps of 141 ms, batches of 629 MB in
@@ -496,6 +513,7 @@ fn kept(in_flight: u64, cores: u64, decode: Decode) -> f64 {
         overhead: 1e-3,
         slow_chunks: 0,
         slow_seconds: 0.0,
+        network: None,
         first: 9.0,
     };
     (setting.batches - SETTLING) as f64 * step / setting.run(decode)

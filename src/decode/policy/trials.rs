@@ -48,6 +48,9 @@ impl Trials {
     /// All sides are tried again after this many trials of the best one, because what limited all alike, such as a disk, may be gone. The
     /// number begins with the first of these and doubles each time that the same side is best, up to the second.
     const TERM: (u64, u64) = (64, 512);
+    /// The first of these behind the first round, if another side than the GPU was best in it. The GPU is tried first, and the source of a reader that
+    /// has just begun may become faster meanwhile, as a network does: what is tried last looks best.
+    const FIRST_TERM: u64 = 4;
 
     /// Who decodes now.
     pub fn side(&self) -> Side {
@@ -111,8 +114,12 @@ impl Trials {
         }
         let next = self.next();
         if in_round && self.all_tried() {
-            let same = self.best.is_some_and(|(best, _)| best == next);
-            self.term = if same { (2 * self.term).min(Self::TERM.1) } else { Self::TERM.0 };
+            let is_first = self.term == 0;
+            self.term = match self.best {
+                Some((best, _)) if best == next => (2 * self.term).clamp(Self::TERM.0, Self::TERM.1),
+                _ if is_first && next != Side::Gpu => Self::FIRST_TERM,
+                _ => Self::TERM.0,
+            };
             self.best = self.rates[next as usize].map(|rate| (next, rate));
             self.kept = 0;
         }
@@ -211,6 +218,18 @@ mod tests {
                 let shares = simulated.run(20_000, |_| warm);
                 assert!(shares[best] > 0.95, "{cold:?}, {warm:?} after {warming}: {shares:?}");
             }
+        }
+    }
+
+    #[test]
+    fn cores_that_were_tried_last_while_a_network_became_fast_are_not_kept_for_long() {
+        let able: [f64; 3] = [40e3, 30e3, 8e3];
+        // Batches in which the network becomes twice as fast.
+        for doubles in [10.0, 20.0, 40.0, 60.0, 80.0, 120.0] {
+            let mut simulated = Simulated::default();
+            simulated.run(500, |batch| able.map(|rate| rate.min(2e3 * f64::exp2(batch as f64 / doubles))));
+            let shares = simulated.run(500, |_| able);
+            assert!(shares[2] < 0.1, "{doubles}: {shares:?}");
         }
     }
 
