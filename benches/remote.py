@@ -71,10 +71,12 @@ POINTS = (
 )
 AMPLE_WARM_UP_S = 7.0
 """Pinned memory for answers, three quarters of a quarter of the budget, grows by some 4 GB/s at most."""
-LATENCY_ROUNDS = 3
-"""How often the rate with latency and the one without are measured in turn."""
-WINDOWS = {"late": 8.0, "busy": 6.0, "sharded": 6.0}
-"""Seconds that faults last, at least, and that useful bytes are counted; in a quick run a quarter."""
+WARM_UP_S = 3.0
+"""The same of what has less memory."""
+ROUNDS = 3
+"""How often rates with a fault of the server and without are measured in turn; the last one is with it."""
+WINDOWS = {"late": 3.0, "busy": 2.0, "sharded": 6.0}
+"""Seconds of one measurement; in a quick run a quarter."""
 
 
 # --- in a child -----------------------------------------------------------------------------------
@@ -164,28 +166,52 @@ class Points:
             "hyper_kept": kept,
         }
 
-    def latency(self, ms: int) -> dict[str, Any]:
-        """With and without a time to the first byte, in turn, and with more memory than that wants."""
-        url = self.task["http"]
-        with serving.answering(url):
-            reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
-            reading.run(0.5 if self.quick else AMPLE_WARM_UP_S)
-            without, ours = [], []
-            for turn in range(1 if self.quick else LATENCY_ROUNDS):
-                ways = [(without, 0), (ours, ms)]
-                for rows, now in ways if turn % 2 == 0 else reversed(ways):
-                    serving.tell(url, None, ms=now)
-                    # What was asked for before is gone then, and the reader has seen how long requests take.
-                    rows.append(reading.rate(self.seconds, warm_up=self.seconds))
-        rates, rates_without = ([row["wire_gb_per_s"] for row in rows] for rows in (ours, without))
-        return {
+    def in_turn(
+        self,
+        reading: Reading,
+        fault: dict[str, float],
+        without: dict[str, float],
+        seconds: float,
+        warm_up: float,
+    ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The rates with a fault of the server and without, in turn, each behind a warm-up of its own.
+
+        Args:
+            reading: the reader.
+            fault: settings of the server.
+            without: the settings that end it.
+            seconds: of each measurement.
+            warm_up: seconds, in which what was asked for before is answered.
+
+        Returns:
+            What is told of both, and the rows with the fault.
+        """
+        rows, others = [], []
+        for turn in range(1 if self.quick else ROUNDS):
+            ways = [(others, without), (rows, fault)]
+            for kept, settings in ways if turn % 2 == 0 else reversed(ways):
+                serving.tell(self.task["http"], None, **settings)
+                kept.append(reading.rate(seconds, warm_up=warm_up))
+        rates, rates_without = ([row["wire_gb_per_s"] for row in one] for one in (rows, others))
+        told = {
             "share_of_rate_without": sum(rates) / sum(rates_without),
             "wire_gb_per_s": statistics.mean(rates),
             "wire_gb_per_s_without": statistics.mean(rates_without),
             "rates": rates,
             "rates_without": rates_without,
-            "net_cpu_s_per_gb": statistics.mean(row["net_cpu_s_per_gb"] for row in ours),
-            "requests_in_flight_peak": ours[-1]["requests_in_flight_peak"],
+        }
+        return told, rows
+
+    def latency(self, ms: int) -> dict[str, Any]:
+        """With and without a time to the first byte, and with more memory than that wants."""
+        with serving.answering(self.task["http"]):
+            reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
+            reading.run(0.5 if self.quick else AMPLE_WARM_UP_S)
+            told, rows = self.in_turn(reading, {"ms": ms}, {"ms": 0}, self.seconds, self.seconds)
+        return {
+            **told,
+            "net_cpu_s_per_gb": statistics.mean(row["net_cpu_s_per_gb"] for row in rows),
+            "requests_in_flight_peak": rows[-1]["requests_in_flight_peak"],
         }
 
     def memory_bound(self) -> dict[str, Any]:
@@ -222,44 +248,35 @@ class Points:
 
     def late(self) -> dict[str, Any]:
         """1 % of the answers begin after 2 s."""
-        url = self.task["http"]
-        with serving.answering(url, ms=30):
+        with serving.answering(self.task["http"], ms=30):
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.budget)
-            without = reading.rate(self.seconds)
-            serving.tell(url, None, late=0.01)
-            reading.run(self.seconds / 4)
-            ours = reading.rate(self.task["windows"]["late"], warm_up=0.0)
-        return {
-            "share_of_rate_without": ours["wire_gb_per_s"] / without["wire_gb_per_s"],
-            "more_requests": (ours["requests_doubled"] + ours["requests_repeated"]) / ours["requests"],
-            "wire_gb_per_s_without": without["wire_gb_per_s"],
-            **ours,
-        }
+            reading.run(0.5 if self.quick else WARM_UP_S)
+            window = self.task["windows"]["late"]
+            # Behind the last late answers.
+            told, rows = self.in_turn(reading, {"late": 0.01}, {"late": 0}, window, 1.25 * self.seconds)
+        asked, more = (
+            sum(row[name] for row in rows for name in names)
+            for names in (["requests"], ["requests_doubled", "requests_repeated"])
+        )
+        return {**rows[-1], **told, "more_requests": more / asked}
 
     def busy(self) -> dict[str, Any]:
         """5 % of the answers are 503; then none."""
         url = self.task["http"]
         with serving.answering(url, ms=30):
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.budget)
-            without = reading.rate(self.seconds)
-            serving.tell(url, None, busy=0.05)
-            reading.run(self.seconds / 4)
-            ours = reading.rate(self.task["windows"]["busy"], warm_up=0.0)
+            reading.run(0.5 if self.quick else WARM_UP_S)
+            window = self.task["windows"]["busy"]
+            told, rows = self.in_turn(reading, {"busy": 0.05}, {"busy": 0}, window, self.seconds)
             serving.tell(url, None, busy=0)
             back, began = None, time.perf_counter()
             after = []
             while back is None and time.perf_counter() - began < 8:
                 second = reading.rate(self.seconds / 4, warm_up=0.0)
                 after.append(second["wire_gb_per_s"])
-                if second["wire_gb_per_s"] >= 0.95 * without["wire_gb_per_s"]:
+                if second["wire_gb_per_s"] >= 0.95 * told["wire_gb_per_s_without"]:
                     back = time.perf_counter() - began
-        return {
-            "share_of_rate_without": ours["wire_gb_per_s"] / without["wire_gb_per_s"],
-            "back_after_s": back,
-            "gb_per_s_after": after,
-            "wire_gb_per_s_without": without["wire_gb_per_s"],
-            **ours,
-        }
+        return {**rows[-1], **told, "back_after_s": back, "gb_per_s_after": after}
 
     def sharded(self) -> dict[str, Any]:
         """Useful bytes and requests in the steady state, of shuffled windows."""
