@@ -19,7 +19,7 @@ for the same objects and drop the bytes.
 | `unet` | the U-Net of pipelines/train_unet.py at 50 ms beside the same from the local folder |
 | `disk-cache` | an epoch from `cache_dir` beside one from the local folder, both not in the page cache |
 
-Rates are those of the steady state: what was read ahead is used up before the clock starts. "The wire" is the
+Rates are those of the steady state, behind a warm-up. "The wire" is the
 loopback interface.
 
     cargo build --release --example range_server --example range_readers
@@ -37,7 +37,6 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,7 @@ WINDOWS = {"late": 3.0, "busy": 2.0, "sharded": 6.0}
 
 
 class Points:
-    """Measures points; what several of them need is measured once.
+    """Measures points.
 
     Args:
         task: what the parent asked for.
@@ -136,11 +135,6 @@ class Points:
             for connections in counts
         ]  # fmt: skip
         return max(tried, key=lambda one: one["gb_per_s"])
-
-    @cached_property
-    def undisturbed(self) -> dict[str, Any]:
-        """The rate of the raw store without latency, with memory for what is in flight."""
-        return Reading(self.task, self.url(RAW), host_memory_budget=self.budget).rate(self.seconds)
 
     def raw(self, how: str) -> dict[str, Any]:
         """Beside bare readers."""
@@ -218,7 +212,7 @@ class Points:
         """With less memory than latency wants. A quarter of the budget is for what is in flight or waits."""
         ms = 100
         budget = self.task["small_budget"]
-        without = self.undisturbed
+        without = Reading(self.task, self.url(RAW), host_memory_budget=self.budget).rate(self.seconds)
         with serving.answering(self.task["http"], ms=ms):
             ours = Reading(self.task, self.url(RAW), host_memory_budget=budget).rate(self.seconds)
         bound = budget / 4 / (ms / 1000) / 1e9
@@ -423,7 +417,7 @@ def cores_of(text: str) -> list[int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line entry point; returns the exit status."""
-    # An epoch has more chunks than are in flight: one that two epochs need is requested ahead for the first.
+    # More chunks than are in flight: one that two epochs need would be requested once for both.
     line = common.parser("Time readers of stores behind a web server.", 2.0, quick_seconds=0.6, steps=256)
     client, server = halves()
     line.add_argument(

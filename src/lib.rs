@@ -28,7 +28,7 @@
 //! - which chunks are missing and read as the fill value: `ChunkSource::find` in [`decode::chunk_source`]
 //! - threads, where they begin and end: [`reader`]
 //!
-//! [`store`] is files and objects, [`dataset`] arrays and groups, [`gpu`] owns what belongs to CUDA, [`options`] holds every tunable and
+//! [`store`] is files and objects, [`dataset`] arrays and groups, [`gpu`] owns what belongs to CUDA, [`options`] holds what users can set and
 //! [`error`] everything that can go wrong. [`foreground`] finds the samples that a mask keeps,
 //! [`presence`] those that touch no missing chunk, [`info`] says beforehand what a reader would do with a store, and [`python`] lends stores to Python.
 //!

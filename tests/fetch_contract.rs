@@ -490,12 +490,23 @@ fn parts_of_an_object_of_a_likely_length_are_asked_for_at_once_by_all_threads() 
     scheduler.request(likely(130_000), 2);
     scheduler.request(Request { key: "c/1".into(), ..likely(100_000) }, 3);
     (0..3).for_each(|_| _ = finished.recv_timeout(Duration::from_secs(30)).unwrap());
-    let mut answers = answers.0.lock().unwrap();
+    let mut received_all = answers.0.lock().unwrap();
     for ticket in 0..3 {
-        let received = answers.remove(&ticket).unwrap().unwrap().unwrap();
+        let received = received_all.remove(&ticket).unwrap().unwrap().unwrap();
         assert_eq!(received.into_bytes().unwrap(), object, "{ticket}");
     }
-    assert!(answers.remove(&3).unwrap().unwrap().is_none());
+    assert!(received_all.remove(&3).unwrap().unwrap().is_none());
+    drop(received_all);
+    // One that needs more memory than was thought is asked for by its own length then.
+    let begins = |asked: &[(String, Extent)]| {
+        asked.iter().filter(|(_, extent)| *extent == Extent::Prefix(12_000)).count()
+    };
+    let before = begins(&fake.asked.lock().unwrap());
+    scheduler.request(Request { expected_bytes: 70_000, ..likely(70_000) }, 4);
+    finished.recv_timeout(Duration::from_secs(30)).unwrap();
+    let received = answers.0.lock().unwrap().remove(&4).unwrap().unwrap().unwrap();
+    assert_eq!(received.into_bytes().unwrap(), object);
+    assert_eq!(begins(&fake.asked.lock().unwrap()) - before, 3);
 }
 
 #[test]
@@ -565,6 +576,23 @@ fn a_body_that_breaks_off_is_fetched_to_its_end() {
             let more = if untagged { repeated * 4000 } else { 0 };
             assert_eq!(counters.bytes_fetched.get(), 8 * 8000 + more);
         }
+    }
+}
+
+#[test]
+fn a_body_is_asked_for_again_more_often_where_the_client_cannot_resume_it() {
+    let _others = OTHERS.read().unwrap_or_else(PoisonError::into_inner);
+    // A client resumes objects that have entity tags.
+    for (untagged, immutable, repeats) in [(false, false, 1), (false, true, 5), (true, false, 5)] {
+        let fault = Some((1, Fault::CutShort));
+        let fake = Arc::new(FakeStore { fault, untagged, immutable, ..FakeStore::default() });
+        fake.objects.put("c/0", vec![1; 8000]);
+        let store: Arc<dyn Store> = fake;
+        let (scheduler, answers, finished, counters) = started(limits(1, 1, 1 << 20));
+        scheduler.request(whole(&store, "c/0", 8000), 0);
+        finished.recv_timeout(Duration::from_secs(30)).unwrap();
+        assert!(answers.0.lock().unwrap().remove(&0).unwrap().is_err());
+        assert_eq!(counters.requests_repeated.get(), repeats);
     }
 }
 

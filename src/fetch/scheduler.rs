@@ -248,7 +248,8 @@ impl<T: Send + 'static> Scheduler<T> {
             let work = move || {
                 runtime.block_on(async move {
                     if let Some(admission) = admission {
-                        tokio::spawn(admission);
+                        // It gives answers back when memory is not there at once, which a task whose share of time is used up could not tell.
+                        tokio::spawn(tokio::task::coop::unconstrained(admission));
                     }
                     thread.run().await;
                 });
@@ -272,9 +273,10 @@ impl<T: Send + 'static> Scheduler<T> {
         self.queue.push(request, waiting);
     }
 
-    /// Whether memory for the most urgent request can be given back is asked again.
+    /// Whether memory for the most urgent request can be given back, and whether its batch is planned, is asked again.
     pub fn look_again(&self) {
         self.queue.changed.notify_one();
+        self.slots.look_again();
     }
 
     /// How many requests are in flight.
@@ -354,7 +356,8 @@ impl<T: Send + 'static> Network<T> {
                 Err(Stopped::Failed(error)) => ticket.answer(Err(error)),
                 Err(Stopped::Longer(bytes)) => {
                     common.counters.requests_repeated.add(1);
-                    (request.expected_bytes, request.was_present) = (bytes, true);
+                    (request.expected_bytes, request.likely_bytes, request.was_present) =
+                        (bytes, Some(bytes), true);
                     queue.push(request, ticket);
                 }
             }

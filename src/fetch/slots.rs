@@ -1,7 +1,7 @@
 //! How many requests may be in flight: fewer when a store says that it has no time, more again when it answers.
 //!
 //! Requests for batches that are not planned yet have a lower limit, which is found by measuring: more in flight are worth it as long as
-//! requests take hardly longer than they did with fewer. And requests are paced, so that they do not wait for each other in crowds; but for
+//! requests take hardly longer than they did with fewer. And requests are paced, so that they do not wait for each other in crowds, except
 //! the parts of one object, which are asked for together.
 
 mod pacing;
@@ -147,6 +147,11 @@ impl Slots {
         (state.limit, state.answers) = (state.limit + more, 0);
     }
 
+    /// Whether the request that waits in [`Slots::take_ahead`] is planned is asked again.
+    pub fn look_again(&self) {
+        self.changed.notify_one();
+    }
+
     /// How many are taken now.
     pub fn in_flight(&self) -> usize {
         self.lock().in_flight
@@ -237,7 +242,7 @@ mod tests {
         taken.extend(block_on(first));
         assert!(second.as_mut().now_or_never().is_none());
         planned.set(true);
-        taken.pop();
+        slots.look_again();
         taken.extend([block_on(second).unwrap(), take(&slots).unwrap()]);
         taken.extend((taken.len()..256).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none() && ahead().is_none());

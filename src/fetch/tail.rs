@@ -10,6 +10,8 @@ pub(super) struct Tail(Mutex<State>);
 #[derive(Debug, Default)]
 struct State {
     times: Vec<Duration>,
+    /// What was asked for and not used up by asking again, in requests.
+    credit: u32,
     /// Where the next goes.
     next: usize,
     delay: Option<Duration>,
@@ -22,6 +24,10 @@ impl Tail {
     const EVERY: usize = 64;
     /// The shortest delay, because a second request has its price.
     pub const LEAST: Duration = Duration::from_millis(50);
+    /// So many requests let one be made again, because each has its price,
+    const REQUESTS: u32 = 50;
+    /// and no more than this at once, because a store that stands still as a whole is not helped by more.
+    const AT_ONCE: u32 = 16;
 
     pub fn new() -> Self {
         Self(Mutex::default())
@@ -44,6 +50,20 @@ impl Tail {
         }
     }
 
+    /// Notes that a request is made for the first time.
+    pub fn note_request(&self) {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.credit = (state.credit + 1).min(Self::REQUESTS * Self::AT_ONCE);
+    }
+
+    /// Whether a request that is late may be made again, which is then counted.
+    pub fn may_ask_again(&self) -> bool {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let left = state.credit.checked_sub(Self::REQUESTS);
+        state.credit = left.unwrap_or(state.credit);
+        left.is_some()
+    }
+
     /// How long nearly all answers take at most; `None` until enough are known.
     pub fn delay(&self) -> Option<Duration> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).delay
@@ -53,6 +73,17 @@ impl Tail {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_request_in_fifty_is_made_again_and_few_at_once() {
+        let tail = Tail::new();
+        (0..49).for_each(|_| tail.note_request());
+        assert!(!tail.may_ask_again());
+        tail.note_request();
+        assert!(tail.may_ask_again() && !tail.may_ask_again());
+        (0..100_000).for_each(|_| tail.note_request());
+        assert_eq!((0..1000).filter(|_| tail.may_ask_again()).count(), 16);
+    }
 
     #[test]
     fn an_answer_is_late_that_takes_longer_than_nearly_all_others() {

@@ -130,8 +130,8 @@ enum Unlike {
     Other,
 }
 
-/// How often a part is asked for again whose connection broke, of objects whose versions do not tell their bytes. Answers that a store refuses
-/// are repeated by its client, and so are the bodies of other objects: what fails then has failed for long.
+/// How often a part is asked for again whose connection broke, of objects without an entity tag that tells their bytes. Answers that a store refuses
+/// are repeated by its client, and so are the bodies of objects with such a tag: what fails then has failed for long.
 const MOST_REPEATS: u32 = 5;
 /// Before the first of them; doubles with each.
 const REPEAT_PAUSE: Duration = Duration::from_millis(100);
@@ -312,6 +312,7 @@ impl Transfer<'_> {
     /// Makes a request.
     async fn open(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
         self.common.counters.requests.add(1);
+        self.common.tail.note_request();
         self.ask(extent, version).await
     }
 
@@ -351,15 +352,15 @@ impl Transfer<'_> {
     }
 
     /// Waits until the answer to a request of that time takes longer than nearly all others, as far as is known by then, and another request
-    /// may be made: a few only, since a store that is slow as a whole is not helped by more.
+    /// may be made.
     async fn late(&self, asked: Instant) {
-        let Common { counters, tail, .. } = self.common;
+        let tail = &self.common.tail;
         loop {
-            let may = 50 * counters.requests_doubled.get() < counters.requests.get();
-            let left = tail.delay().filter(|_| may).map(|delay| delay.saturating_sub(asked.elapsed()));
+            let left = tail.delay().map(|delay| delay.saturating_sub(asked.elapsed()));
             match left {
-                Some(Duration::ZERO) => return,
-                left => tokio::time::sleep(left.unwrap_or(Tail::LEAST)).await,
+                Some(Duration::ZERO) if tail.may_ask_again() => return,
+                None | Some(Duration::ZERO) => tokio::time::sleep(Tail::LEAST).await,
+                Some(left) => tokio::time::sleep(left).await,
             }
         }
     }
@@ -382,7 +383,8 @@ impl Transfer<'_> {
     async fn read(&self, extent: &Extent, mut body: Body) -> io::Result<Part> {
         let (head, range) = (body.head.clone(), body.range.clone());
         let (mut pieces, mut had) = (vec![], 0);
-        let most_repeats = if head.version.tells_bytes() { 1 } else { MOST_REPEATS };
+        let is_resumed = matches!(head.version, Version::ETag(_)) && head.version.tells_bytes();
+        let most_repeats = if is_resumed { 1 } else { MOST_REPEATS };
         let began = Instant::now();
         for repeats in 0.. {
             let read = body.read_pieces(&mut pieces).await;

@@ -147,7 +147,7 @@ impl CloudStore {
         Path::parse(text).map_err(|error| io::Error::new(io::ErrorKind::InvalidInput, error))
     }
 
-    /// Asks for an object. The range is known to have bytes.
+    /// Asks for an object.
     async fn answer(
         &self,
         key: &str,

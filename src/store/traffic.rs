@@ -46,7 +46,7 @@ impl Default for Traffic {
 }
 
 impl Traffic {
-    /// Requests that failed and are sent again, since this was called last.
+    /// Requests that failed since this was called last, most of which are sent again.
     pub fn take_failed(&self) -> u64 {
         self.failed.swap(0, Ordering::Relaxed)
     }

@@ -48,6 +48,8 @@ pub struct FakeStore {
     pub late_at_first: Option<(&'static str, usize, Duration)>,
     /// Whether it has no entity tags, but times, which do not change here.
     pub untagged: bool,
+    /// Whether its objects never change and have no entity tags.
+    pub immutable: bool,
     /// Objects of which every request fails, and folders that cannot be listed.
     pub faulty: Vec<(&'static str, Fault)>,
     /// Requests that were made for chunks.
@@ -81,9 +83,10 @@ impl FakeStore {
 
     /// What the store says of an object.
     fn shown(&self, head: Head) -> Head {
-        match self.untagged {
-            true => Head { version: Version::Modified { at_ns: 7 }, ..head },
-            false => head,
+        match (self.untagged, self.immutable) {
+            (true, _) => Head { version: Version::Modified { at_ns: 7 }, ..head },
+            (_, true) => Head { version: Version::Immutable, ..head },
+            _ => head,
         }
     }
 
@@ -127,7 +130,7 @@ impl Store for FakeStore {
             {
                 self.objects.put(key, bytes.iter().map(|byte| !byte).collect::<Vec<u8>>());
             }
-            let version = expected.filter(|_| !self.untagged);
+            let version = expected.filter(|_| !self.untagged && !self.immutable);
             let Some(body) = self.objects.get(key, extent, version).await? else { return Ok(None) };
             let (head, range) = (self.shown(body.head.clone()), body.range.clone());
             let mut bytes = Vec::new();

@@ -55,7 +55,7 @@ pub struct Policy {
     cpu_rate: f64,
     /// Seconds from a chunk's arrival on the GPU to its elements in the outputs.
     gpu_latency: f64,
-    /// Chunks that cores have decoded, and when the last one was decoded.
+    /// Chunks that cores have decoded, and when the last one was decoded, or cores were taken to be faster because none was for long.
     chunks: u64,
     core_ended: f64,
     /// Decoded bytes of one core in a second, and of a chunk.
@@ -92,9 +92,9 @@ impl Policy {
     const LOW: (u64, u64) = (1, 4);
     /// The GPU goes on to help until this share of the submitted batches is complete.
     const HIGH: (u64, u64) = (3, 4);
-    /// The GPU keeps to its SM partition while at least one of this many submitted batches is complete.
+    /// The GPU keeps to its SM partition while at least one of this many submitted batches is complete; with fewer in flight always.
     const IN_STORE: u64 = 8;
-    /// The consumer counts as one that waits all the time until it has gone without a wait for this many times its longest wait. With fewer than
+    /// The consumer counts as one that waits until it has gone without a wait for this many times its longest wait, and most batches are complete. With fewer than
     /// four batches in flight it is twice the number of these: all batches in flight may be completed together, and all but the first of them
     /// come without a wait then.
     const SERVED_LONGER: u64 = 8;

@@ -1,7 +1,7 @@
-//! Who decodes while the consumer waits for every batch: what gets most done, found out by trial.
+//! Who decodes from when the consumer had to wait for a batch until it has gone without a wait for long: what gets most done, found out by trial.
 #![forbid(unsafe_code)]
 
-/// Who decodes while the consumer waits all the time.
+/// Who decodes then.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Side {
     #[default]
@@ -18,7 +18,7 @@ pub struct Trials {
     rates: [Option<f64>; 3],
     /// The side that was best when all had been tried last, and its rate then.
     best: Option<(Side, f64)>,
-    /// Trials of the best side since all had been tried last, and after how many of these the next round begins.
+    /// Trials since all sides had been tried last, and after how many of these the next round begins.
     kept: u64,
     term: u64,
     /// When the present trial began, which is when the batches that the side before had begun with are through; batches and bytes since.
@@ -63,7 +63,7 @@ impl Trials {
         self.all_bytes += bytes;
     }
 
-    /// The consumer wants a batch, in a time in which it waits for every batch. `cores_rate`: bytes that all cores together can decode in a second, 0 if that
+    /// The consumer wants a batch, in a time in which it has to wait. `cores_rate`: bytes that all cores together can decode in a second, 0 if that
     /// is not known.
     pub fn batch(&mut self, in_flight: u64, cores_rate: f64, now: f64) {
         self.batches += 1;

@@ -8,9 +8,9 @@ use std::time::Duration;
 pub(super) struct Plateau {
     limit: usize,
     most: usize,
-    /// A request had to wait since the limit changed.
+    /// A request had to wait since the limit was last looked at.
     was_full: bool,
-    /// Times of requests, from when they were sent to the last byte, since the limit changed.
+    /// Times of requests, from when they were sent to the last byte, since then.
     times: Vec<Duration>,
     /// The time of requests that do not wait for each other: that with the least limit, or less. A store that becomes slower brings the limit down to
     /// the least, where it is measured anew.
