@@ -306,7 +306,7 @@ async fn admit<T>(
             (memory.clone().acquire_many_owned(wanted), || deliver.give_back(urgency.0));
         let Some(Ok(memory)) = queue.reserved(urgency, memory, give_back).await else { continue };
         let slot = async { slots.take_ahead(|| deliver.is_planned(urgency.0)).await };
-        let Some(Some(mut slot)) = queue.reserved(urgency, slot, || false).await else { continue };
+        let Some(mut slot) = queue.reserved(urgency, slot, || false).await else { continue };
         let paced = slot.paced((*all_units / wanted) as usize);
         let Some(()) = queue.reserved(urgency, paced, || false).await else { continue };
         let Some((request, ticket)) = queue.take(urgency) else { continue };

@@ -93,19 +93,20 @@ impl Slots {
         Arc::new(Self { semaphore, most, state: Mutex::new(state), changed: Notify::new() })
     }
 
-    /// Waits for a slot, behind all that waited before. `None` never comes as long as the slots are there.
-    pub async fn take(self: &Arc<Self>) -> Option<Slot> {
-        let permit = self.semaphore.clone().acquire_owned().await.ok()?;
+    /// Waits for a slot, behind all that waited before.
+    pub async fn take(self: &Arc<Self>) -> Slot {
+        // It is never closed, which would be an error.
+        let permit = self.semaphore.clone().acquire_owned().await.ok();
         let mut state = self.lock();
         state.in_flight += 1;
         state.most_in_flight = state.most_in_flight.max(state.in_flight);
         drop(state);
-        Some(Slot { slots: self.clone(), permit: Some(permit), taken: Instant::now(), received: false })
+        Slot { slots: self.clone(), permit, taken: Instant::now(), received: false }
     }
 
     /// Waits for a slot for a request for a batch that is not planned yet: until fewer are taken than is worth it, or the batch `is_planned`. Only one
     /// waits at a time.
-    pub async fn take_ahead(self: &Arc<Self>, is_planned: impl Fn() -> bool) -> Option<Slot> {
+    pub async fn take_ahead(self: &Arc<Self>, is_planned: impl Fn() -> bool) -> Slot {
         while !is_planned() && self.is_full_ahead() {
             self.changed.notified().await;
         }
@@ -194,13 +195,13 @@ mod tests {
     use proptest::prelude::*;
 
     fn take(slots: &Arc<Slots>) -> Option<Slot> {
-        slots.take().now_or_never().flatten()
+        slots.take().now_or_never()
     }
 
     #[test]
     fn a_store_without_time_halves_the_limit_once_a_moment_and_answers_raise_it_again() {
         let slots = Slots::new(64);
-        let mut taken: Vec<Slot> = (0..64).map(|_| block_on(slots.take()).unwrap()).collect();
+        let mut taken: Vec<Slot> = (0..64).map(|_| block_on(slots.take())).collect();
         assert!(take(&slots).is_none());
         let now = Instant::now();
         (0..10).for_each(|_| slots.refused(now));
@@ -226,7 +227,7 @@ mod tests {
     #[test]
     fn requests_ahead_leave_slots_to_others() {
         let slots = Slots::new(256);
-        let ahead = || slots.take_ahead(|| false).now_or_never().flatten();
+        let ahead = || slots.take_ahead(|| false).now_or_never();
         let end = |mut slot: Slot| {
             slot.taken = Instant::now() - Duration::from_millis(100);
             slot.received();
@@ -239,11 +240,11 @@ mod tests {
         let (mut first, mut second) = (std::pin::pin!(first), std::pin::pin!(second));
         assert!(first.as_mut().now_or_never().is_none());
         taken.pop().map(end);
-        taken.extend(block_on(first));
+        taken.push(block_on(first));
         assert!(second.as_mut().now_or_never().is_none());
         planned.set(true);
         slots.look_again();
-        taken.extend([block_on(second).unwrap(), take(&slots).unwrap()]);
+        taken.extend([block_on(second), take(&slots).unwrap()]);
         taken.extend((taken.len()..256).map(|_| take(&slots).unwrap()));
         assert!(take(&slots).is_none() && ahead().is_none());
         // More of them are worth it where requests take as long as before. Those that were not sent do not count.
@@ -260,14 +261,14 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let slots = Slots::new(256);
-            let mut slot = slots.take().await.unwrap();
+            let mut slot = slots.take().await;
             assert!(slot.paced(8).now_or_never().is_some());
             slot.taken = Instant::now() - Duration::from_millis(100);
             slot.received();
             // One in 10 ms, but for what may be made up for.
             let began = Instant::now();
             for _ in 0..10 {
-                slots.take().await.unwrap().paced(8).await;
+                slots.take().await.paced(8).await;
             }
             assert!(began.elapsed() > Duration::from_millis(70));
         });

@@ -67,7 +67,7 @@ pub(super) struct Client {
 pub(super) struct PartRequest {
     /// With the extent and the version of the part.
     pub request: Request,
-    pub slot: Option<Slot>,
+    pub slot: Slot,
     /// Gets the part. What is in flight is dropped as soon as its thread sees that nobody waits for it. Until then it has memory that is not
     /// reserved any more.
     pub answer: oneshot::Sender<io::Result<Option<Part>>>,
@@ -189,8 +189,7 @@ impl Transfer<'_> {
                         Err(Unlike::Failed(error)) => return Err(error.into()),
                         Err(Unlike::Other) => {}
                     }
-                    let again = self.common.slots.take().await;
-                    slot = again.ok_or_else(|| io::Error::other("there are no slots any more"))?;
+                    slot = self.common.slots.take().await;
                 }
                 let Some(first) = self.open(&Extent::Prefix(part_bytes), version).await? else {
                     return Ok(None);
@@ -286,7 +285,7 @@ impl Transfer<'_> {
         &self,
         range: Range<u64>,
         version: Option<&Version>,
-        slot: Option<Slot>,
+        slot: Slot,
     ) -> io::Result<Option<Part>> {
         let request =
             Request { extent: Extent::Range(range), version: version.cloned(), ..self.request.clone() };
@@ -366,15 +365,9 @@ impl Transfer<'_> {
     }
 
     /// As [`Transfer::read`], and gives the slot of the request back.
-    async fn read_with(
-        &self,
-        slot: impl Into<Option<Slot>>,
-        extent: &Extent,
-        body: Body,
-    ) -> io::Result<Part> {
-        let slot = slot.into();
+    async fn read_with(&self, slot: Slot, extent: &Extent, body: Body) -> io::Result<Part> {
         let part = self.read(extent, body).await?;
-        slot.into_iter().for_each(Slot::received);
+        slot.received();
         Ok(part)
     }
 
