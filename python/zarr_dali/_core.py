@@ -106,7 +106,7 @@ def as_json(options: StorageOptions) -> str:
 
     Raises:
         TypeError: They are no dictionary, or hold what JSON has not.
-        ValueError: They hold a number that is not finite.
+        ValueError: They hold a number that is not finite, or themselves.
     """
     if options is None:
         return ""
@@ -116,17 +116,33 @@ def as_json(options: StorageOptions) -> str:
         )
     if isinstance(options, str):
         return Secret(options)
-    if unfinite := next(_unfinite(options), None):
+    try:
+        unfinite = next(_unfinite(options), None)
+        text = "" if unfinite else json.dumps(dict(options), default=_plain, check_circular=False)
+    except RecursionError:
+        raise ValueError(
+            "argument `storage_options`: holds itself; give a dictionary of options, with dictionaries of "
+            "options in it at most"
+        ) from None
+    if unfinite:
         raise ValueError(
             f'argument `storage_options`: has "{unfinite[0]}" {unfinite[1]}, which is no finite number; give '
             'one, for a timeout of seconds such as 30, or a text with units, such as "30 s"'
         )
-    return Secret(json.dumps(dict(options), default=_plain))
+    return Secret(text)
 
 
 def _unfinite(options: Mapping[Any, Any]) -> Iterator[tuple[Any, float]]:
-    """Names and values of numbers that are infinite or none."""
+    """Names and values of numbers that are infinite or none.
+
+    Raises:
+        TypeError: An option has a name that is no text.
+    """
     for name, value in options.items():
+        if not isinstance(name, str):
+            raise TypeError(
+                f"argument `storage_options`: has an option named {name!r}; names of options are texts"
+            )
         if isinstance(value, Mapping):
             yield from _unfinite(value)
         elif isinstance(value, float) and not math.isfinite(value):

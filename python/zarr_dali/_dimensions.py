@@ -126,14 +126,19 @@ def _consolidated(objects: Objects) -> dict[str, Node]:
     """All nodes of a store with consolidated metadata."""
     root = _json(objects, "zarr.json")
     if root is not None:
-        inside = (root.get("consolidated_metadata") or {}).get("metadata") or {}
+        inside = _dict(_dict(root.get("consolidated_metadata")).get("metadata"))
         return {"": _node(root, None)} | {path: _node(one, None) for path, one in inside.items()}
-    files = (_json(objects, ".zmetadata") or {}).get("metadata") or {}
+    files = _dict((_json(objects, ".zmetadata") or {}).get("metadata"))
     return {
         posixpath.dirname(key): _node(None, content)
         for key, content in files.items()
         if posixpath.basename(key) == ".zattrs"
     }
+
+
+def _dict(value: Any) -> dict[str, Any]:
+    """The value, or nothing where it is no dictionary, which the reader ignores as well."""
+    return value if isinstance(value, dict) else {}
 
 
 def _node(metadata: Any, attributes: Any) -> Node:

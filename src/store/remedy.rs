@@ -71,8 +71,17 @@ pub(super) fn failure(url: &str, credentials: Credentials, error: &object_store:
         ),
         _ if text.contains("Content-Length") => (
             io::ErrorKind::Unsupported,
-            "the server, or a proxy before it, changes objects as it sends them, as Google Cloud Storage does with those that have Content-Encoding: gzip; store objects without it",
+            "the server, or a proxy before it, does not send the length of the object: it sends it in pieces (Transfer-Encoding: chunked), or changes it, as Google Cloud Storage does with objects that have Content-Encoding: gzip; use a server that sends objects as they are stored, or store them without that encoding",
         ),
+        _ if (text.contains("Requested ") && text.contains(", got "))
+            || text.contains("CONTENT_RANGE")
+            || text.contains("Content-Range") =>
+        {
+            (
+                io::ErrorKind::Unsupported,
+                "the server, or a proxy before it, answers with other bytes than those that were asked for; use another server",
+            )
+        }
         _ if text.contains("Invalid last modified") => (
             io::ErrorKind::Unsupported,
             "the server, or a proxy before it, sends a Last-Modified that is no date; use another server",
@@ -185,6 +194,9 @@ mod tests {
                 "in another region",
             ),
             ("https://h/x", "Invalid last modified 'never'", "no date"),
+            ("https://h/x", "Requested 164..232, got 165..233", "other bytes than those"),
+            ("https://h/x", "Content-Range header not present in partial response", "other bytes than those"),
+            ("https://h/x", "Content-Length Header missing from response", "does not send the length"),
             (
                 "https://h/x",
                 "Server returned non-2xx status code: 416 Range Not Satisfiable: ",

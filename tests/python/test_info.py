@@ -700,3 +700,13 @@ def test_import_stays_light():
     code = "import sys, zarr_dali; print([m for m in ('rich', 'click', 'torch', 'zarr') if m in sys.modules])"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert shown.stdout.strip() == "[]", shown.stderr
+
+
+@pytest.mark.parametrize("consolidated", ["x", [1], {"metadata": "x"}, {"metadata": [1]}, None], ids=str)
+def test_consolidated_metadata_of_another_type_are_ignored(tmp_path, consolidated):
+    if 3 not in FORMATS:
+        pytest.skip("this zarr-python writes no Zarr v3")
+    write_array(tmp_path / "g.zarr", "a", np.zeros((4, 2), "f4"), chunks=(1, 2), zarr_format=3)
+    group = write_group(tmp_path / "g.zarr", 3)
+    edit_metadata(group / "zarr.json", lambda metadata: metadata.update(consolidated_metadata=consolidated))
+    assert [array.name for array in zarr_dali.info(group, device="cpu").arrays] == ["a"]

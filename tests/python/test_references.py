@@ -6,6 +6,7 @@ a document must not name is refused.
 import json
 import os
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -342,3 +343,24 @@ def test_damaged_parquet_files_are_errors_that_name_the_file(served, rng):
         catalogue.write_text(text)
         with pytest.raises((RuntimeError, ValueError), match=problem):
             read(str(document), arrays=["data"])
+
+
+@pytest.mark.parametrize("kind", ["zip", "json"])
+def test_a_folder_without_a_name_is_not_taken_for_the_one_that_it_is_in(tmp_path, kind):
+    array = {"zarr_format": 2, "shape": [4], "chunks": [4], "dtype": "<f4", "fill_value": 7, "order": "C"}
+    objects = {
+        ".zgroup": json.dumps({"zarr_format": 2}),
+        "a/.zarray": json.dumps({**array, "compressor": None, "filters": None}),
+        "/x/.zattrs": "{}",
+        "a//.zattrs": "{}",
+    }
+    path = tmp_path / f"s.{kind}"
+    if kind == "zip":
+        with zipfile.ZipFile(path, "w") as file:
+            for name, text in objects.items():
+                file.writestr(name, text)
+    else:
+        path.write_text(json.dumps(objects))
+    assert [found.name for found in zarr_dali.info(str(path), device="cpu").arrays] == ["a"]
+    with pytest.raises(ValueError, match=r'"b" of .* is not an array; the arrays there are: "a"'):
+        read(str(path), arrays=["b"])

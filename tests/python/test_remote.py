@@ -491,6 +491,18 @@ def test_a_duration_that_is_none_is_named(options, words):
                 use(url, storage_options=options)
 
 
+def test_options_that_hold_themselves_or_have_no_names_are_refused():
+    itself, row = {}, []
+    itself["a"], _ = itself, row.append(row)
+    for options, error, words in [
+        (itself, ValueError, "holds itself"),
+        ({"client_options": row}, ValueError, "holds itself"),
+        ({b"key": "value"}, TypeError, "an option named b'key'"),
+    ]:
+        with pytest.raises(error, match=f"argument `storage_options`: .*{words}"):
+            zarr_dali.open_store("https://localhost/a.zarr", storage_options=options)
+
+
 @pytest.mark.parametrize("duration", ["30 s", "1min 30s", "500ms", 30, 1.5, timedelta(seconds=30)], ids=str)
 def test_durations(duration):
     for options in ({"read_timeout": duration}, {"retry_config": {"retry_timeout": duration}}):

@@ -64,7 +64,8 @@ impl Table {
         }
     }
 
-    /// Names of the folders directly below one, whose name ends with a slash unless it is empty.
+    /// Names of the folders directly below one, whose name ends with a slash unless it is empty. A folder without a name, as in `/a` and `a//b`, is none: its
+    /// path would be that of the folder that it is in.
     pub fn folders(&self, below: &str) -> Vec<String> {
         let key = |at: usize| self.entries.get(at).map(|(span, _)| self.texts.get(*span));
         let first = |from: &[u8]| self.entries.partition_point(|(span, _)| self.texts.get(*span) < from);
@@ -77,7 +78,9 @@ impl Table {
             let name = String::from_utf8_lossy(&rest[..end]).into_owned();
             // '0' is what follows the slash.
             at = first(format!("{below}{name}0").as_bytes());
-            names.push(name);
+            if !name.is_empty() {
+                names.push(name);
+            }
         }
         names
     }

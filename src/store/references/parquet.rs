@@ -98,11 +98,13 @@ impl Catalogue {
         coordinates.next().is_none().then_some(Row { array, record, row })
     }
 
-    /// Names of the folders directly below one, whose name ends with a slash unless it is empty.
+    /// Names of the folders directly below one, whose name ends with a slash unless it is empty. A folder without a name, as in `/a` and `a//b`, is none: its
+    /// path would be that of the folder that it is in.
     pub fn folders(&self, below: &str) -> Vec<String> {
         let files = self.metadata.range(below.to_string()..).map_while(|(key, _)| key.strip_prefix(below));
         let mut names: Vec<String> =
             files.filter_map(|key| Some(key.split_once('/')?.0.to_string())).collect();
+        names.retain(|name| !name.is_empty());
         names.dedup();
         names
     }
@@ -219,15 +221,21 @@ impl Columns {
         if let Some(Some(raw)) = self.raw.get(row) {
             return packer.inline(raw.data());
         }
-        let Some(Some(path)) = self.path.get(row) else { return Ok(Packed::Missing) };
-        let path = std::str::from_utf8(path.data()).map_err(|_| "has a path that is no UTF-8")?;
         let number = |column: &[Option<i64>], name: &str| match column.get(row) {
             None | Some(None) => Ok(0),
             Some(Some(number)) => {
                 u64::try_from(*number).map_err(|_| format!("has the {name} {number}, which no object has"))
             }
         };
-        match (number(&self.offset, "offset")?, number(&self.size, "size")?) {
+        let (start, bytes) = (number(&self.offset, "offset")?, number(&self.size, "size")?);
+        let Some(Some(path)) = self.path.get(row) else {
+            return match (start, bytes) {
+                (0, 0) => Ok(Packed::Missing),
+                _ => Err(format!("has an offset or a size ({start}, {bytes}) and no path")),
+            };
+        };
+        let path = std::str::from_utf8(path.data()).map_err(|_| "has a path that is no UTF-8")?;
+        match (start, bytes) {
             (0, 0) => packer.whole(path),
             (start, bytes) => packer.piece(path, start, bytes),
         }
@@ -374,7 +382,7 @@ pub mod tests {
 
     fn catalogue(record_size: u64) -> Catalogue {
         let document = format!(
-            r#"{{"record_size": {record_size}, "metadata": {{".zattrs": {{"x": NaN}}, "a/.zarray": {{"shape": [5, 7], "chunks": [2, 3]}}, "g/s/.zarray": "{{\"shape\": [], \"chunks\": []}}"}}}}"#
+            r#"{{"record_size": {record_size}, "metadata": {{".zattrs": {{"x": NaN}}, "a/.zarray": {{"shape": [5, 7], "chunks": [2, 3]}}, "g/s/.zarray": "{{\"shape\": [], \"chunks\": []}}", "/a/.zattrs": {{}}, "g//.zattrs": {{}}}}}}"#
         );
         Catalogue::parse(document.into()).unwrap()
     }
@@ -449,6 +457,7 @@ pub mod tests {
         for (rows, problem) in [
             (&[(Some("x"), -1, 2, None)][..], "offset -1"),
             (&[(Some("x"), 1, -2, None)], "size -2"),
+            (&[(None, 0, 2, None)], "row 0 has an offset or a size (0, 2) and no path"),
             (&[(None, 0, 0, None); 6], "more rows than the record_size, 5"),
             (&[(None, 0, 0, Some(&b"base64:A*"[..]))], "row 0 is no base64"),
         ] {

@@ -151,11 +151,13 @@ impl Directory {
         self.entries.get(name)
     }
 
-    /// Names of the folders directly below one, whose name ends with a slash unless it is empty.
+    /// Names of the folders directly below one, whose name ends with a slash unless it is empty. A folder without a name, as in `/a` and `a//b`, is none: its
+    /// path would be that of the folder that it is in.
     pub fn folders(&self, below: &str) -> Vec<String> {
         let files = self.entries.range(below.to_string()..).map_while(|(name, _)| name.strip_prefix(below));
         let mut names: Vec<String> =
             files.filter_map(|name| Some(name.split_once('/')?.0.to_string())).collect();
+        names.retain(|name| !name.is_empty());
         names.dedup();
         names
     }
@@ -389,7 +391,15 @@ pub mod tests {
     #[test]
     fn folders_are_named_once() {
         let file = zip(
-            &[("a/b/c", 0, b""), ("a/b/d", 0, b""), ("a/x", 0, b""), ("a/y/z", 0, b""), ("ab/c", 0, b"")],
+            &[
+                ("/e/f", 0, b""),
+                ("a//c", 0, b""),
+                ("a/b/c", 0, b""),
+                ("a/b/d", 0, b""),
+                ("a/x", 0, b""),
+                ("a/y/z", 0, b""),
+                ("ab/c", 0, b""),
+            ],
             Made::default(),
         );
         let directory = opened(&file).unwrap();
