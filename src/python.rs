@@ -124,7 +124,7 @@ unsafe fn asked(text: *const c_char) -> Result<Value> {
     };
     // What the parser says could quote a secret.
     let asked = serde_json::from_str(&text.to_string_lossy()).ok().filter(Value::is_object);
-    asked.ok_or_else(|| argument("path", "this or another argument has a text that is no Unicode, such as a file's name with bytes that are no UTF-8, or a number that is not finite; rename the file, or give a finite number".into()))
+    asked.ok_or_else(|| argument("path", "this or another argument cannot be written as JSON: it has a text that is no Unicode, such as a file's name with bytes that are no UTF-8, or a number that is not finite; rename the file, or give a finite number".into()))
 }
 
 fn access(asked: &Value) -> Result<Access> {
