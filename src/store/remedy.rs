@@ -71,7 +71,7 @@ pub(super) fn failure(url: &str, credentials: Credentials, error: &object_store:
         ),
         _ if text.contains("Content-Length") => (
             io::ErrorKind::Unsupported,
-            "the server, or a proxy before it, does not send the length of the object: it sends it in pieces (Transfer-Encoding: chunked), or changes it, as Google Cloud Storage does with objects that have Content-Encoding: gzip; use a server that sends objects as they are stored, or store them without that encoding",
+            "the server, or a proxy before it, does not send the length of the object: it sends it in pieces (Transfer-Encoding: chunked), or changes it, as Google Cloud Storage does with objects that have Content-Encoding: gzip; use a server that sends objects as they are stored with their length, or for that encoding store objects without it",
         ),
         _ if (text.contains("Requested ") && text.contains(", got "))
             || text.contains("CONTENT_RANGE")
