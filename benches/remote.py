@@ -19,8 +19,7 @@ for the same objects and drop the bytes.
 | `unet` | the U-Net of pipelines/train_unet.py at 50 ms beside the same from the local folder |
 | `disk-cache` | an epoch from `cache_dir` beside one from the local folder, both not in the page cache |
 
-Rates are those of the steady state, behind a warm-up. "The wire" is the
-loopback interface.
+Rates are those of the steady state, behind a warm-up. "The wire" is the loopback interface.
 
     cargo build --release --example range_server --example range_readers
     python benches/remote.py
@@ -70,8 +69,6 @@ POINTS = (
 )
 AMPLE_WARM_UP_S = 7.0
 """Pinned memory for answers, three quarters of a quarter of the budget, grows by some 4 GB/s at most."""
-WARM_UP_S = 3.0
-"""The same of what has less memory."""
 ROUNDS = 3
 """How often rates with a fault of the server and without are measured in turn; the last one is with it."""
 WINDOWS = {"late": 3.0, "busy": 2.0, "sharded": 6.0}
@@ -200,7 +197,7 @@ class Points:
         """With and without a time to the first byte, and with more memory than that wants."""
         with serving.answering(self.task["http"]):
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.task["ample_budget"])
-            reading.run(0.5 if self.quick else AMPLE_WARM_UP_S)
+            reading.warm_up(AMPLE_WARM_UP_S)
             told, rows = self.in_turn(reading, {"ms": ms}, {"ms": 0}, self.seconds, self.seconds)
         return {
             **told,
@@ -244,7 +241,7 @@ class Points:
         """1 % of the answers begin after 2 s."""
         with serving.answering(self.task["http"], ms=30):
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.budget)
-            reading.run(0.5 if self.quick else WARM_UP_S)
+            reading.warm_up()
             window = self.task["windows"]["late"]
             # Behind the last late answers.
             told, rows = self.in_turn(reading, {"late": 0.01}, {"late": 0}, window, 1.25 * self.seconds)
@@ -259,7 +256,7 @@ class Points:
         url = self.task["http"]
         with serving.answering(url, ms=30):
             reading = Reading(self.task, self.url(RAW), host_memory_budget=self.budget)
-            reading.run(0.5 if self.quick else WARM_UP_S)
+            reading.warm_up()
             window = self.task["windows"]["busy"]
             told, rows = self.in_turn(reading, {"busy": 0.05}, {"busy": 0}, window, self.seconds)
             serving.tell(url, None, busy=0)

@@ -43,6 +43,10 @@ class Reading:
             self.batch_bytes = len(output) * math.prod(output[0].shape()) * 4
         return count
 
+    def warm_up(self, seconds: float = 3.0) -> None:
+        """Reads for some seconds, in which pinned memory for answers grows; shorter in a quick run."""
+        self.run(0.5 if self.quick else seconds)
+
     def rate(self, seconds: float, *, warm_up: float | None = None) -> dict[str, Any]:
         """The steady state, timed for some seconds behind a warm-up.
 
@@ -52,9 +56,9 @@ class Reading:
             what the reader counted. GB are 10^9 bytes.
         """
         if warm_up is None:
-            # Pinned memory for answers grows for some seconds.
-            warm_up = 0.5 if self.quick else 3.0
-        self.run(warm_up)
+            self.warm_up()
+        else:
+            self.run(warm_up)
         before, cpu, threads = common.counters(self.pipe), time.process_time(), common.thread_seconds()
         with highest_rss() as highest:
             began = time.perf_counter()

@@ -117,19 +117,17 @@ def as_json(options: StorageOptions) -> str:
     if isinstance(options, str):
         return Secret(options)
     try:
-        unfinite = next(_unfinite(options), None)
-        text = "" if unfinite else json.dumps(dict(options), default=_plain, check_circular=False)
+        if unfinite := next(_unfinite(options), None):
+            raise ValueError(
+                f'argument `storage_options`: has "{unfinite[0]}" {unfinite[1]}, which is no finite number; '
+                'give one, for a timeout of seconds such as 30, or a text with units, such as "30 s"'
+            )
+        return Secret(json.dumps(dict(options), default=_plain, check_circular=False))
     except RecursionError:
         raise ValueError(
             "argument `storage_options`: holds itself; give a dictionary of options, with dictionaries of "
             "options in it at most"
         ) from None
-    if unfinite:
-        raise ValueError(
-            f'argument `storage_options`: has "{unfinite[0]}" {unfinite[1]}, which is no finite number; give '
-            'one, for a timeout of seconds such as 30, or a text with units, such as "30 s"'
-        )
-    return Secret(text)
 
 
 def _unfinite(options: Mapping[Any, Any]) -> Iterator[tuple[Any, float]]:

@@ -5,6 +5,7 @@ use super::folder::Folder;
 use super::stamp::Stamp;
 use crate::error::Obstacle;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::ops::Range;
@@ -140,10 +141,20 @@ impl Body {
 /// The groups and arrays below a key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
-    /// Names directly below the key, in no order.
+    /// Names directly below the key, in no order. None is empty: its key would be the one that is listed.
     pub names: Vec<String>,
     /// What tells this folder from others where links can lead back to it: device and inode.
     pub identity: Option<(u64, u64)>,
+}
+
+/// Names of the folders directly below one, whose name ends with a slash unless it is empty, by the names of all objects. A folder without a name, as
+/// in `/a` and `a//b`, is none: its key would be that of the folder that it is in.
+pub fn folders_below<T>(objects: &BTreeMap<String, T>, below: &str) -> Vec<String> {
+    let objects = objects.range(below.to_string()..).map_while(|(name, _)| name.strip_prefix(below));
+    let folders = objects.filter_map(|name| Some(name.split_once('/')?.0));
+    let mut names: Vec<String> = folders.filter(|name| !name.is_empty()).map(str::to_string).collect();
+    names.dedup();
+    names
 }
 
 /// A store of objects by key. Keys have no leading slash; the empty key is the store's root.

@@ -460,16 +460,16 @@ impl<'a> Simulation<'a> {
 }
 
 /// By which share `auto` is slower than the better fixed choice, in a random setting for each of `seeds`, sorted; with the seeds.
-fn behind(seeds: std::ops::Range<u64>) -> Vec<(f64, u64)> {
-    let one = |seed: u64| {
+fn behind(seeds: &[u64]) -> Vec<(f64, u64)> {
+    let one = |&seed: &u64| {
         let setting = Setting::random(seed);
         let fixed = [Decode::Cpu, Decode::Gpu].map(|decode| setting.run(decode));
         (setting.run(Decode::Auto) / fixed[0].min(fixed[1]) - 1.0, seed)
     };
-    let half = seeds.start + (seeds.end - seeds.start) / 2;
+    let (first, second) = seeds.split_at(seeds.len() / 2);
     let mut all = std::thread::scope(|scope| {
-        let other = scope.spawn(move || (half..seeds.end).map(one).collect::<Vec<_>>());
-        let mut all: Vec<_> = (seeds.start..half).map(one).collect();
+        let other = scope.spawn(move || second.iter().map(one).collect::<Vec<_>>());
+        let mut all: Vec<_> = first.iter().map(one).collect();
         all.extend(other.join().unwrap());
         all
     });
@@ -477,15 +477,25 @@ fn behind(seeds: std::ops::Range<u64>) -> Vec<(f64, u64)> {
     all
 }
 
+/// The share of settings in which `auto` is behind by at most this.
+fn near(all: &[(f64, u64)], bound: f64) -> f64 {
+    all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64
+}
+
 #[test]
 fn auto_is_near_the_better_fixed_choice_in_most_random_settings() {
-    let all = behind(0..300);
-    let near =
-        |bound: f64| all.iter().filter(|(behind, _)| *behind <= bound).count() as f64 / all.len() as f64;
+    let all = behind(&Vec::from_iter(0..300));
+    let near = |bound| near(&all, bound);
     // Wanted is 99 % within 1 %; of 5,000 settings it was 92.3 %, 94.8 % were within 3 % and 98.5 % within 20 %.
     assert!(near(0.01) > 0.88 && near(0.1) > 0.94 && near(0.2) > 0.97, "{} and {}", near(0.01), near(0.2));
-    // What a network that becomes fast leaves behind is over soon.
-    assert!(near(1.0) == 1.0, "{}", near(1.0));
+}
+
+#[test]
+fn a_reader_whose_network_becomes_fast_is_near_the_better_fixed_choice() {
+    let is_one = |setting: &Setting| setting.step == 0.0 && setting.network.is_some();
+    let all = behind(&Vec::from_iter((0..5000).filter(|&seed| is_one(&Setting::random(seed)))));
+    // It was 98.3 %; 94.9 % where what was tried last is kept for 64 trials.
+    assert!(all.len() > 250 && near(&all, 0.2) > 0.97, "{}", near(&all, 0.2));
 }
 
 /// The share of its speed that a U-Net keeps on an H100 with `in_flight` batches in flight and `cores` cores: steps of 141 ms, batches of 629 MB in

@@ -64,8 +64,7 @@ impl Table {
         }
     }
 
-    /// Names of the folders directly below one, whose name ends with a slash unless it is empty. A folder without a name, as in `/a` and `a//b`, is none: its
-    /// path would be that of the folder that it is in.
+    /// Names of the folders directly below one, as `contract::folders_below` has them.
     pub fn folders(&self, below: &str) -> Vec<String> {
         let key = |at: usize| self.entries.get(at).map(|(span, _)| self.texts.get(*span));
         let first = |from: &[u8]| self.entries.partition_point(|(span, _)| self.texts.get(*span) < from);

@@ -3,6 +3,7 @@
 //!
 //! Source: fsspec's `LazyReferenceMapper`, which kerchunk and VirtualiZarr write with. It knows arrays of Zarr format 2 only.
 
+use super::super::contract::folders_below;
 use super::table::{Packed, Packer, Reference, Texts};
 use crate::error::Error;
 use crate::json;
@@ -98,15 +99,9 @@ impl Catalogue {
         coordinates.next().is_none().then_some(Row { array, record, row })
     }
 
-    /// Names of the folders directly below one, whose name ends with a slash unless it is empty. A folder without a name, as in `/a` and `a//b`, is none: its
-    /// path would be that of the folder that it is in.
+    /// Names of the folders directly below one, as [`folders_below`] has them.
     pub fn folders(&self, below: &str) -> Vec<String> {
-        let files = self.metadata.range(below.to_string()..).map_while(|(key, _)| key.strip_prefix(below));
-        let mut names: Vec<String> =
-            files.filter_map(|key| Some(key.split_once('/')?.0.to_string())).collect();
-        names.retain(|name| !name.is_empty());
-        names.dedup();
-        names
+        folders_below(&self.metadata, below)
     }
 
     /// Reads a parquet file.

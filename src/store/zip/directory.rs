@@ -2,6 +2,8 @@
 //!
 //! Source: PKWARE's APPNOTE.TXT 6.3.10, sections 4.3.7, 4.3.12 and 4.3.14 to 4.3.16, and 4.5.3 for files and entries of more than 4 GiB.
 
+use super::super::contract::folders_below;
+
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -151,15 +153,9 @@ impl Directory {
         self.entries.get(name)
     }
 
-    /// Names of the folders directly below one, whose name ends with a slash unless it is empty. A folder without a name, as in `/a` and `a//b`, is none: its
-    /// path would be that of the folder that it is in.
+    /// Names of the folders directly below one, as [`folders_below`] has them.
     pub fn folders(&self, below: &str) -> Vec<String> {
-        let files = self.entries.range(below.to_string()..).map_while(|(name, _)| name.strip_prefix(below));
-        let mut names: Vec<String> =
-            files.filter_map(|name| Some(name.split_once('/')?.0.to_string())).collect();
-        names.retain(|name| !name.is_empty());
-        names.dedup();
-        names
+        folders_below(&self.entries, below)
     }
 }
 
