@@ -9,7 +9,7 @@
 use super::work::{Decoder, Pass, Stream, Verdict, Work};
 use super::zlib;
 
-use std::ops::RangeInclusive;
+use std::ops::{Range, RangeInclusive};
 
 const HEADER_BYTES: u64 = 16;
 /// The version of the format that c-blosc 1 reads and writes.
@@ -140,32 +140,85 @@ pub fn work(encoded: &[u8], decoded: u64, work: &mut Work) -> Result<Verdict, St
     Ok(verdict)
 }
 
-fn blocks(encoded: &[u8], header: &Header, work: &mut Work) -> Result<Verdict, String> {
-    let count = header.decoded_bytes.div_ceil(header.block_bytes);
-    let table_end = HEADER_BYTES + count * 4;
-    if table_end > encoded.len() as u64 {
-        return Err(format!("the Blosc container ends inside its table of {count} blocks"));
+/// How the content of a container is divided.
+pub(super) struct Layout {
+    decoded_bytes: u64,
+    block_bytes: u64,
+    /// How many streams a whole block has.
+    splits: u64,
+}
+
+/// The streams of a block.
+pub(super) struct BlockStreams {
+    /// How many.
+    pub count: u64,
+    /// What each decodes to.
+    pub bytes: u64,
+    /// Where the block begins in the content.
+    start: u64,
+}
+
+impl Layout {
+    /// That of a container of `encoded` bytes whose first bytes are `start`. `None`: it is not divided, or is none that the GPU decodes to
+    /// `decoded` bytes.
+    pub(super) fn of(start: &[u8], encoded: u64, decoded: u64) -> Option<Self> {
+        let header = Header::parse(start).ok()?;
+        header.check(encoded, decoded).ok()?;
+        if header.flags & COPIED != 0 {
+            return None;
+        }
+        Self::new(&header, encoded).ok()?.ok()
     }
-    let split = header.flags & NOT_SPLIT == 0
-        && header.element_bytes <= MAX_SPLITS
-        && header.block_bytes / header.element_bytes >= LEAST_SPLIT_BYTES;
-    if split && !header.block_bytes.is_multiple_of(header.element_bytes) {
-        return Ok(Verdict::Cpu("its Blosc blocks do not hold whole elements"));
+
+    /// That of a container with this header, or why it is left to the CPU.
+    fn new(header: &Header, encoded: u64) -> Result<Result<Self, &'static str>, String> {
+        let split = header.flags & NOT_SPLIT == 0
+            && header.element_bytes <= MAX_SPLITS
+            && header.block_bytes / header.element_bytes >= LEAST_SPLIT_BYTES;
+        let splits = if split { header.element_bytes } else { 1 };
+        let layout = Self { decoded_bytes: header.decoded_bytes, block_bytes: header.block_bytes, splits };
+        if layout.table().end > encoded {
+            return Err(format!("the Blosc container ends inside its table of {} blocks", layout.blocks()));
+        }
+        Ok(if !header.block_bytes.is_multiple_of(splits) {
+            Err("its Blosc blocks do not hold whole elements")
+        } else if layout.blocks() * splits > max_gpu_streams(header.decoded_bytes) {
+            Err("its Blosc blocks are very small")
+        } else {
+            Ok(layout)
+        })
     }
-    let splits = if split { header.element_bytes } else { 1 };
-    if count * splits > max_gpu_streams(header.decoded_bytes) {
-        return Ok(Verdict::Cpu("its Blosc blocks are very small"));
+
+    fn blocks(&self) -> u64 {
+        self.decoded_bytes.div_ceil(self.block_bytes)
     }
-    for number in 0..count {
-        let start = number * header.block_bytes;
-        let end = header.decoded_bytes.min(start + header.block_bytes);
+
+    /// Where in the container the table is of where blocks begin, four bytes each.
+    pub(super) fn table(&self) -> Range<u64> {
+        HEADER_BYTES..HEADER_BYTES + self.blocks() * 4
+    }
+
+    /// The streams of block `number`.
+    pub(super) fn block(&self, number: u64) -> BlockStreams {
+        let start = number * self.block_bytes;
+        let bytes = self.block_bytes.min(self.decoded_bytes - start);
         // A block that is cut short by the end of the content is never split.
-        let splits = if end - start < header.block_bytes { 1 } else { splits };
-        let bytes = (end - start) / splits;
+        let count = if bytes < self.block_bytes { 1 } else { self.splits };
+        BlockStreams { count, bytes: bytes / count, start }
+    }
+}
+
+fn blocks(encoded: &[u8], header: &Header, work: &mut Work) -> Result<Verdict, String> {
+    let layout = match Layout::new(header, encoded.len() as u64)? {
+        Ok(layout) => layout,
+        Err(reason) => return Ok(Verdict::Cpu(reason)),
+    };
+    for number in 0..layout.blocks() {
+        let BlockStreams { count, bytes, start } = layout.block(number);
         let mut at = word(encoded, HEADER_BYTES + number * 4)
-            .filter(|&at| at >= table_end)
+            .filter(|&at| at >= layout.table().end)
             .ok_or_else(|| format!("Blosc block {number} does not start behind the table of blocks"))?;
-        for part in 0..splits {
+        for part in 0..count {
             let size = word(encoded, at)
                 .ok_or_else(|| format!("Blosc block {number} starts past the end of the container"))?;
             let from = at + 4..at + 4 + size;
@@ -194,7 +247,7 @@ fn stream(
     codec: u8,
     content: &[u8],
     offset: u64,
-    to: std::ops::Range<u64>,
+    to: Range<u64>,
     work: &mut Work,
 ) -> Result<Verdict, String> {
     let bytes = to.end - to.start;

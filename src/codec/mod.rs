@@ -15,6 +15,7 @@ mod delta;
 mod direct;
 mod guarded;
 mod gzip;
+pub mod headers;
 mod lz4;
 mod pcodec;
 mod read_only;

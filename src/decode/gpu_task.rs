@@ -6,11 +6,11 @@ use super::verified::Identity;
 use crate::batch::{PendingUnit, PendingUnits};
 use crate::codec::Work;
 use crate::error::{Context, Error};
+use crate::gpu::LentEvent;
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use cudarc::driver::CudaEvent;
 use smallvec::smallvec;
 
 /// A chunk whose bytes are on the GPU or are being copied there.
@@ -43,7 +43,7 @@ impl GpuTask {
     }
 
     /// Notes that the bytes of the chunk are on the GPU once `event` has happened.
-    pub fn arrives_with(&mut self, event: &Arc<CudaEvent>) {
+    pub fn arrives_with(&mut self, event: &Arc<LentEvent>) {
         if let Payload::OnDevice(on_device) = &mut self.payload {
             on_device.arrived = Some(event.clone());
         }
@@ -76,7 +76,7 @@ pub struct OnDevice {
     /// How the bytes are decoded.
     pub work: Work,
     /// Happens when the bytes have been copied. `None` until the copy is submitted.
-    pub arrived: Option<Arc<CudaEvent>>,
+    pub arrived: Option<Arc<LentEvent>>,
 }
 
 /// The elements of a chunk start at a multiple of this many bytes, so that they are gathered with wide accesses.

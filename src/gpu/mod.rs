@@ -3,6 +3,7 @@
 //! The driver is loaded at run time; nothing here is touched on a machine without one.
 
 mod driver;
+mod event_pool;
 mod green;
 mod image;
 mod kernels;
@@ -11,6 +12,7 @@ mod pinned;
 mod stream_pool;
 mod zstd;
 
+pub use event_pool::{EventPool, LentEvent};
 pub use green::GreenContext;
 pub use kernels::{
     CheckOnDevice, DeltaOnDevice, FramesToCheck, HeadersOnDevice, Kernels, ShuffledOnDevice, StreamKernel,

@@ -25,7 +25,7 @@ use crate::error::{Error, GpuWork, Result, log_once};
 use crate::fetch::cufile::Memory;
 use crate::fetch::scheduler::Limits;
 use crate::fetch::{self, DiskCache, Fetch, Gds, Locator, Posix};
-use crate::gpu::{DeviceMemory, GreenContext, Kernels, PinnedPool};
+use crate::gpu::{DeviceMemory, EventPool, GreenContext, Kernels, PinnedPool};
 use crate::options::{self, Io, MissingChunks, Options, argument};
 use crate::store::{BodyMemory, Buffers};
 
@@ -151,6 +151,7 @@ impl Running {
         let uploader = UploaderParts {
             gpu: device.gpu.clone(),
             kernels: kernels.clone(),
+            events: EventPool::new(&device.gpu),
             pinned,
             received: bodies.map(|bodies| bodies.pool().clone()),
             queue: self.gpu_tasks.clone(),

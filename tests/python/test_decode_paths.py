@@ -1,5 +1,6 @@
 """How chunks are read, decoded and kept changes nothing but the counters: `io`, `decode`, `cache_bytes`."""
 
+import fnmatch
 import random
 import re
 import sys
@@ -70,6 +71,46 @@ def test_every_chain_is_read_the_same_way(folder, values, name, backend, io):
     np.testing.assert_array_equal(epochs(pipe, 2), np.concatenate([values, values]))
     by_cufile = zarr_dali.stats(pipe)["bytes_read_gds"]
     assert (by_cufile > 0) == (io == "gds")
+
+
+PASSING = (
+    "zstd",
+    "zstd with checksum",
+    "zlib",
+    "lz4",
+    "gzip",
+    "crc32c over zstd",
+    *fnmatch.filter(CHAINS, "blosc * *shuffle"),
+)
+"""Chains with large chunks. All but gzip and the outer checksum pass in pieces."""
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("budget", [None, 32 << 20])
+@pytest.mark.parametrize("name", PASSING)
+def test_large_chunks_pass_in_pieces(folder, name, budget):
+    """Encoded chunks of several megabytes; with a small budget there is no memory for their pieces."""
+    values = np.random.default_rng(5).integers(0, 1 << 20, (BATCH, 2048, 1024)).astype(np.float32)
+    path = write(folder, f"large {name}", values, chunks=(1, 2048, 1024), **CHAINS[name])
+    assert min(file.stat().st_size for file in chunk_files(path)) > 4 << 20
+    limits = {} if budget is None else {"host_memory_budget": budget}
+    pipe = build(GPU, path, batch_size=BATCH, decode="gpu", **limits)
+    for (samples,) in run_batches(pipe, 6):
+        assert_same_bits(np.stack(samples), values)
+    assert zarr_dali.stats(pipe)["chunks_decoded_gpu"] >= 6 * BATCH
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["zstd", "blosc lz4 shuffle", "blosc zstd shuffle"])
+def test_large_chunks_that_are_damaged_behind_their_first_piece(tmp_path, name):
+    values = np.random.default_rng(5).integers(0, 1 << 20, (1, 2048, 1024)).astype(np.float32)
+    path = write(tmp_path, "large", values, chunks=(1, 2048, 1024), **CHAINS[name])
+    (file,) = chunk_files(path)
+    encoded = bytearray(file.read_bytes())
+    encoded[3 << 20 :] = bytes(len(encoded) - (3 << 20))
+    file.write_bytes(encoded)
+    with pytest.raises(RuntimeError, match="damaged"):
+        run_batches(build(GPU, path, batch_size=1, decode="gpu"), 1)
 
 
 @pytest.mark.gpu

@@ -40,8 +40,8 @@ pub fn gpu_scratch_bound(decoded: u64) -> u64 {
 }
 
 /// Frames of more blocks than this are left to the CPU: encoders make blocks of 128 KiB and split them a few times. As in
-/// `headers.cuh`, which copies the headers of no more.
-fn max_gpu_blocks(decoded: u64) -> u64 {
+/// `headers.cuh` and `headers.rs`, which copy the headers of no more.
+pub(super) fn max_gpu_blocks(decoded: u64) -> u64 {
     16 + decoded / (8 << 10)
 }
 

@@ -1,10 +1,12 @@
 //! What a worker does with a chunk on the GPU backend.
 
 use super::destination::{Copies, Destination, Destinations, UploadContext, copy_to_all};
+use super::passing::PassingChunk;
 use super::submission::{OnComplete, Source};
 use super::uploader::Uploader;
 use crate::batch::{PendingUnits, Times};
-use crate::codec::{DecodePath, GpuChain, Prepared, Work};
+use crate::codec::headers::copy_headers;
+use crate::codec::{DecodePath, GpuChain, HeaderFormat, Prepared, Work};
 use crate::dataset::ArrayInfo;
 use crate::decode::chunk::Chunk;
 use crate::decode::cpu::{CpuDecoder, Scratch, check_uncompressed_size};
@@ -40,6 +42,17 @@ struct Filled {
     /// Whether it is the GPU that decodes them.
     by_gpu: bool,
     identity: Option<Identity>,
+}
+
+/// An encoded chunk whose copy to the GPU was enqueued.
+struct Copied {
+    /// How the GPU decodes it.
+    work: Work,
+    times: Times,
+    /// The last of the pieces that it was read in.
+    last_piece: Option<PinnedBuffer>,
+    /// Whether there are copies from the memory in which the host has read its headers.
+    keeps_source: bool,
 }
 
 impl Filled {
@@ -231,8 +244,13 @@ impl<'a> ChunkUpload<'a> {
             }
             _ => {
                 let Some(mut buffer) = uploader.buffer(bytes as usize)? else { return Ok(true) };
-                let copied = catch_unwind(AssertUnwindSafe(|| {
-                    self.copy_encoded(encoded, chain, uploader, &allocation, &mut buffer, at)
+                let in_pieces = bytes > Uploader::PIECE_BYTES as u64 && uploader.cufile(encoded).is_none();
+                let copied = catch_unwind(AssertUnwindSafe(|| match chain.headers().filter(|_| in_pieces) {
+                    Some(format) => {
+                        let chain = (chain, format);
+                        self.copy_pieces(encoded, chain, uploader, &allocation, &mut buffer, at)
+                    }
+                    None => self.copy_encoded(encoded, chain, uploader, &allocation, &mut buffer, at),
                 }));
                 (buffer.into(), copied)
             }
@@ -242,13 +260,17 @@ impl<'a> ChunkUpload<'a> {
             uploader.abort();
         }
         let copied = copied.unwrap_or_else(|payload| resume_unwind(payload));
-        let Some((work, times)) = copied? else { return Ok(false) };
+        let Some(Copied { work, times, last_piece, keeps_source }) = copied? else { return Ok(false) };
+        let mut source = keeps_source.then_some(source);
+        if let Some(before) = last_piece.and_then(|piece| source.replace(piece.into())) {
+            uploader.add(Some(before), OnComplete::Piece)?;
+        }
         let (address, allocation, identity) = (allocation.address(), Arc::new(allocation), identity(&work));
         let on_device =
             Payload::OnDevice(OnDevice { address, allocation: Some(allocation), work, arrived: None });
         let task =
             GpuTask { identity, by_gpu: true, ..GpuTask::new(self.chunk.clone(), on_device, at.clone()) };
-        uploader.add(Some(source), self.with_units(task, times).into())?;
+        uploader.add(source, self.with_units(task, times).into())?;
         Ok(true)
     }
 
@@ -260,14 +282,14 @@ impl<'a> ChunkUpload<'a> {
         uploader: &Uploader,
         allocation: &Allocation,
         at: &Context,
-    ) -> Result<Option<(Work, Times)>> {
+    ) -> Result<Option<Copied>> {
         let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
         let Some((part, work)) = self.prepare(chain, received, at)? else { return Ok(None) };
         let copied = if chain.is_verified_by_host() { &received[part] } else { received };
         // SAFETY: the allocation has the size of the chunk and belongs to the chunk alone.
         unsafe { uploader.copy(copied, allocation.address())? };
         self.decoder.chunk_source.counters.bytes_received_pinned.add(received.len() as u64);
-        Ok(Some((work, times)))
+        Ok(Some(Copied { work, times, last_piece: None, keeps_source: true }))
     }
 
     /// Reads an encoded chunk to `buffer` and copies it to `allocation`. `None` if the GPU cannot decode the chunk.
@@ -279,7 +301,7 @@ impl<'a> ChunkUpload<'a> {
         allocation: &Allocation,
         buffer: &mut PinnedBuffer,
         at: &Context,
-    ) -> Result<Option<(Work, Times)>> {
+    ) -> Result<Option<Copied>> {
         let bytes = encoded.bytes();
         let mut start = 0;
         if let Some(handle) = uploader.cufile(encoded) {
@@ -317,7 +339,27 @@ impl<'a> ChunkUpload<'a> {
             // SAFETY: as above.
             unsafe { uploader.copy(&buffer.bytes()[part], allocation.address())? };
         }
-        Ok(Some((work, times)))
+        Ok(Some(Copied { work, times, last_piece: None, keeps_source: true }))
+    }
+
+    /// Reads an encoded chunk piece by piece, copies it to `allocation` and its headers to `buffer`. `None` if the GPU cannot decode the chunk.
+    fn copy_pieces(
+        &self,
+        encoded: &Encoded,
+        (chain, format): (&GpuChain, HeaderFormat),
+        uploader: &mut Uploader,
+        allocation: &Allocation,
+        buffer: &mut PinnedBuffer,
+        at: &Context,
+    ) -> Result<Option<Copied>> {
+        // SAFETY: the allocation has the size of the chunk and belongs to the chunk alone.
+        let mut pieces = unsafe { PassingChunk::new(uploader, encoded, allocation.address(), at) };
+        copy_headers(format, chain.area_bytes(), &mut pieces, buffer.bytes_mut())?;
+        pieces.pass(buffer.bytes_mut())?;
+        let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
+        let Some((_, work)) = self.prepare(chain, buffer.bytes(), at)? else { return Ok(None) };
+        let (last_piece, keeps_source) = pieces.into_last();
+        Ok(Some(Copied { work, times, last_piece, keeps_source }))
     }
 
     /// Reads the chunk with cuFile.

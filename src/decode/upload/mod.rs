@@ -5,6 +5,7 @@ mod cufile;
 mod destination;
 mod event;
 mod packed;
+mod passing;
 mod received;
 mod submission;
 mod uploader;

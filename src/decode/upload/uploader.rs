@@ -16,7 +16,7 @@ use crate::decode::watchdog::Watchdog;
 use crate::error::{Error, GpuWork, Result};
 use crate::fetch::Encoded;
 use crate::fetch::cufile::Handle;
-use crate::gpu::{Gpu, HeadersOnDevice, Kernels, PinnedBuffer, PinnedPool};
+use crate::gpu::{EventPool, Gpu, HeadersOnDevice, Kernels, LentEvent, PinnedBuffer, PinnedPool};
 use crate::store::Buffers;
 
 use std::collections::VecDeque;
@@ -32,6 +32,8 @@ pub struct UploaderParts {
     pub gpu: Arc<Gpu>,
     /// The kernels, loaded.
     pub kernels: Arc<Kernels>,
+    /// The events of submissions.
+    pub events: Arc<EventPool>,
     /// The sources of copies.
     pub pinned: Arc<PinnedPool>,
     /// Pinned memory that answers of stores are received in.
@@ -52,7 +54,7 @@ pub struct Uploader {
     /// The submission that copies are added to.
     pending: Submission,
     /// Submissions in flight, the oldest first, each with its event.
-    submissions: VecDeque<(Arc<CudaEvent>, Submission)>,
+    submissions: VecDeque<(Arc<LentEvent>, Submission)>,
     /// Bytes of all submissions in flight.
     bytes: usize,
     staging: Option<GdsStaging>,
@@ -209,6 +211,14 @@ impl Uploader {
         self.parts.pinned.take(bytes)
     }
 
+    /// Allocates pinned memory, if there is some.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn try_buffer(&self, bytes: usize) -> Result<Option<PinnedBuffer>> {
+        self.parts.pinned.try_take(bytes)
+    }
+
     /// The bytes of a chunk piece by piece, if all of them were received in pinned memory. They can be copied from there. Otherwise makes room for
     /// later answers.
     pub fn pinned<'a>(&self, encoded: &'a Encoded) -> Option<Vec<&'a [u8]>> {
@@ -291,10 +301,15 @@ impl Uploader {
         if self.pending.is_full() {
             self.submit()?;
         }
-        while self.bytes > Self::IN_FLIGHT && self.submissions.len() > 1 {
+        self.complete_to(Self::IN_FLIGHT);
+        Ok(())
+    }
+
+    /// Waits until at most `bytes` bytes, or one submission, are in flight.
+    pub fn complete_to(&mut self, bytes: usize) {
+        while self.bytes > bytes && self.submissions.len() > 1 {
             self.complete_oldest();
         }
-        Ok(())
     }
 
     /// Submits the pending submission: records its event and queues its tasks. GPU workers wait for the event on their streams.
@@ -310,7 +325,7 @@ impl Uploader {
         if submission.is_empty() {
             return Ok(());
         }
-        let arrived = copied.and_then(|()| self.parts.gpu.quiet_event()).and_then(|event| {
+        let arrived = copied.and_then(|()| self.parts.events.lend()).and_then(|event| {
             event.record(&self.stream).map_err(Error::cuda("recording an event"))?;
             Ok(Arc::new(event))
         });
