@@ -247,7 +247,7 @@ class Points:
             told, rows = self.in_turn(reading, {"late": 0.01}, {"late": 0}, window, 1.25 * self.seconds)
         asked, more = (
             sum(row[name] for row in rows for name in names)
-            for names in (["requests"], ["requests_doubled", "requests_repeated"])
+            for names in (["requests"], ["requests_hedged", "requests_retried"])
         )
         return {**rows[-1], **told, "more_requests": more / asked}
 

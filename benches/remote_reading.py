@@ -70,7 +70,7 @@ class Reading:
         net = sum(
             by_thread[name] - threads.get(name, 0.0) for name in by_thread if name.startswith("zarr net")
         )
-        asked = spent["requests"] + spent["requests_doubled"] + spent["requests_repeated"]
+        asked = spent["requests"] + spent["requests_hedged"] + spent["requests_retried"]
         return {
             "wire_gb_per_s": came / elapsed,
             "delivered_gb_per_s": count * self.batch_bytes / elapsed / 1e9,
@@ -83,8 +83,8 @@ class Reading:
             },
             "requests_per_s": asked / elapsed,
             "requests": spent["requests"],
-            "requests_doubled": spent["requests_doubled"],
-            "requests_repeated": spent["requests_repeated"],
+            "requests_hedged": spent["requests_hedged"],
+            "requests_retried": spent["requests_retried"],
             "bytes_fetched": spent["bytes_fetched"],
             "bytes_fetched_useful": spent["bytes_fetched_useful"],
             "requests_in_flight_peak": all_counted["requests_in_flight_peak"],

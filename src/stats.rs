@@ -152,12 +152,12 @@ counters! {
     bytes_decoded_cpu,
     /// How often a batch found a chunk that an earlier epoch had left in memory.
     cache_hits,
-    /// Requests for chunks, parts of chunks and shard indexes of stores that are not folders, those made twice or again not counted.
+    /// Requests for chunks, parts of chunks and shard indexes of stores that are not folders, hedged and retried ones not counted.
     requests,
     /// Requests that failed for a reason that may pass, and that were made again.
-    requests_repeated,
-    /// Requests that were made beside others for the same bytes, because those were late; there may be two for one.
-    requests_doubled,
+    requests_retried,
+    /// Hedged requests, made beside others for the same bytes, because those were late; there may be two for one.
+    requests_hedged,
     /// Encoded bytes that came in answer to requests, with those between chunks that were asked for together.
     bytes_fetched,
     /// Those of the bytes that came which are encoded bytes of chunks that were wanted.

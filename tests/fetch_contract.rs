@@ -331,7 +331,7 @@ fn an_answer_that_is_longer_than_expected_is_waited_for_with_memory_for_it() {
             assert!(bytes.iter().all(|&byte| usize::from(byte) == ticket));
             assert_eq!(bytes.len(), if ticket == 8 { 40 * 4096 } else { 4 * 4096 });
         }
-        assert_eq!(counters.requests_repeated.get(), 9);
+        assert_eq!(counters.requests_retried.get(), 9);
     }
 }
 
@@ -567,7 +567,7 @@ fn a_body_that_breaks_off_is_fetched_to_its_end() {
                 assert_eq!(answer.unwrap().unwrap().into_bytes().unwrap(), vec![i as u8; 8000]);
             }
             // The second of each two breaks off, and each that follows one that did is the third.
-            let repeated = counters.requests_repeated.get();
+            let repeated = counters.requests_retried.get();
             assert_eq!((counters.requests.get(), repeated > 0), (8, true));
             let asked = fake.asked.lock().unwrap();
             let rest = asked.iter().filter(|(_, extent)| *extent == Extent::Range(4000..8000)).count() as u64;
@@ -592,7 +592,7 @@ fn a_body_is_asked_for_again_more_often_where_the_client_cannot_resume_it() {
         scheduler.request(whole(&store, "c/0", 8000), 0);
         finished.recv_timeout(Duration::from_secs(30)).unwrap();
         assert!(answers.0.lock().unwrap().remove(&0).unwrap().is_err());
-        assert_eq!(counters.requests_repeated.get(), repeats);
+        assert_eq!(counters.requests_retried.get(), repeats);
     }
 }
 
@@ -673,7 +673,7 @@ fn a_request_that_is_late_is_made_a_second_time_and_a_third() {
         assert_eq!(answer.unwrap().unwrap().into_bytes().unwrap(), vec![i as u8; 10]);
     }
     // Six take seconds, and of one both the first and the second an hour; others are late only where this machine holds them up.
-    assert!((7..=1000 / 50 + 1).contains(&counters.requests_doubled.get()));
+    assert!((7..=1000 / 50 + 1).contains(&counters.requests_hedged.get()));
 }
 
 #[test]

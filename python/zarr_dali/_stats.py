@@ -39,15 +39,15 @@ def stats(pipeline: Pipeline, reader_name: str | None = None) -> dict[str, Any]:
         - `bytes_read` (encoded), `bytes_read_gds` (read by cuFile), `bytes_decoded`, `bytes_decoded_gpu`,
           `bytes_decoded_cpu`.
         - `requests`: to stores at URLs, for chunks, parts of large chunks and shard indexes.
-          `requests_repeated`: how often one failed for a reason that may pass (503, 429, a connection that
-          broke) and was sent again. `requests_doubled`: how often one was late and another was sent beside
-          it. `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
+          `requests_retried`: how often one failed for a reason that may pass (503, 429, a connection that
+          broke) and was sent again. `requests_hedged`: how often one was late and another was sent beside
+          it (a hedged request). `requests_in_flight`: now, and the most so far: `requests_in_flight_peak`.
         - `connections_opened`: to stores at URLs, each counted with the first answer that came over it.
         - `bytes_fetched`: bytes on the wire: of the bodies of answers, without headers and TLS.
           `bytes_fetched_useful`: those of them that are encoded chunks that batches have taken; the rest is
           shard indexes, gaps between inner chunks that were requested together, answers that broke off, and
           chunks that were requested ahead and wait for their batch or were dropped. Of a late answer whose
-          second request was faster, no body is read.
+          hedged request was faster, no body is read.
           `bytes_received_pinned`: those that were received in pinned memory and copied to the GPU from there.
         - `bytes_fetched_per_sample`: `bytes_fetched` by `samples_delivered`, with what was requested ahead
           for later batches; None before the first.

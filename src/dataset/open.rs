@@ -144,7 +144,7 @@ impl OpenStore {
                 }))
             }
             (_, names) => {
-                let names: Vec<&str> = names.iter().map(|name| name.trim_matches('/')).collect();
+                let names: Vec<&str> = names.iter().map(|name| array_name(name)).collect::<Result<_>>()?;
                 self.read_together(&names);
                 names.into_iter().map(|name| self.named_array(name)).collect()
             }
@@ -538,6 +538,18 @@ fn web_page() -> io::Error {
     let problem = "the server sent a web page in place of it".into();
     let remedy = "check the URL, and whether the server, or the network, asks for a login first";
     Obstacle::Request { problem, remedy }.into()
+}
+
+/// The name of an array, which is a path from the group.
+fn array_name(given: &str) -> Result<&str> {
+    let name = given.trim_matches('/');
+    let is_name = name.is_empty() || name.split('/').all(|node| !matches!(node, "" | "." | ".."));
+    is_name.then_some(name).ok_or_else(|| Error::Argument {
+        name: "arrays",
+        problem: format!(
+            "\"{given}\" names no array; give paths from the group, such as \"a\" or \"group/a\""
+        ),
+    })
 }
 
 /// The key of a file in a folder, or of a folder in another one.

@@ -7,6 +7,7 @@ mod disk_cache;
 mod encoded;
 mod fetched;
 mod gds;
+mod hedging;
 mod indexes;
 mod lengths;
 mod locate;
@@ -16,7 +17,6 @@ pub mod request;
 mod resolve;
 pub mod scheduler;
 mod slots;
-mod tail;
 mod transfer;
 
 pub use disk_cache::DiskCache;

@@ -8,9 +8,9 @@
 //! Memory for the answer is reserved before a request is sent and given back when its bytes are dropped. The most urgent request is that of
 //! the earliest batch, and of one batch that which was made first. Memory is reserved for no other, so that the earliest batch always goes on.
 
+use super::hedging::Hedging;
 use super::request::{Received, Request};
 use super::slots::{Slot, Slots};
-use super::tail::Tail;
 use super::transfer::{Client, Common, PartRequest, Stopped, THREAD_ENDED, Transfer, units};
 use crate::stats::Counters;
 use crate::store::{Buffers, Connections, Session, Store};
@@ -230,7 +230,7 @@ impl<T: Send + 'static> Scheduler<T> {
             slots: slots.clone(),
             traffic: Arc::default(),
             counters,
-            tail: Tail::new(),
+            hedging: Hedging::new(),
             all_units: units(limits.bytes).max(1),
             split_above_bytes: limits.split_above_bytes,
         });
@@ -355,7 +355,7 @@ impl<T: Send + 'static> Network<T> {
                 Ok(answer) => ticket.answer(Ok(answer)),
                 Err(Stopped::Failed(error)) => ticket.answer(Err(error)),
                 Err(Stopped::Longer(bytes)) => {
-                    common.counters.requests_repeated.add(1);
+                    common.counters.requests_retried.add(1);
                     (request.expected_bytes, request.likely_bytes, request.was_present) =
                         (bytes, Some(bytes), true);
                     queue.push(request, ticket);

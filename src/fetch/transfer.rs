@@ -1,9 +1,9 @@
 //! One request from its first byte to its last: in parts if it is large, again if the connection breaks, up to three times if no answer comes.
 
 use super::coalesce::split;
+use super::hedging::Hedging;
 use super::request::{Parts, Received, Request};
 use super::slots::{Slot, Slots};
-use super::tail::Tail;
 use crate::error::Obstacle;
 use crate::stats::Counters;
 use crate::store::{Body, Extent, Head, Session, Store, Traffic, Version};
@@ -37,7 +37,7 @@ pub(super) struct Common {
     pub slots: Arc<Slots>,
     pub traffic: Arc<Traffic>,
     pub counters: Arc<Counters>,
-    pub tail: Tail,
+    pub hedging: Hedging,
     /// All units of memory.
     pub all_units: u32,
     /// More bytes than that are fetched in parts, of at most three quarters of it.
@@ -47,7 +47,7 @@ pub(super) struct Common {
 impl Common {
     /// Counts what connections have had to do, and heeds stores that have no time.
     pub fn note_traffic(&self) {
-        self.counters.requests_repeated.add(self.traffic.take_failed());
+        self.counters.requests_retried.add(self.traffic.take_failed());
         self.counters.connections_opened.add(self.traffic.take_opened());
         if self.traffic.take_refused() {
             self.slots.refused(Instant::now());
@@ -311,14 +311,14 @@ impl Transfer<'_> {
     /// Makes a request.
     async fn open(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
         self.common.counters.requests.add(1);
-        self.common.tail.note_request();
+        self.common.hedging.note_request();
         self.ask(extent, version).await
     }
 
     /// Waits for the beginning of an answer. If none comes for longer than of nearly all others, asks a second time, and a third if that is as
     /// late, and takes the first answer.
     async fn ask(&self, extent: &Extent, version: Option<&Version>) -> io::Result<Option<Body>> {
-        let Common { counters, tail, slots, .. } = self.common;
+        let Common { counters, hedging, slots, .. } = self.common;
         let ask = || self.client.store.get(&self.request.key, extent.clone(), version);
         let asked = Instant::now();
         let (mut times, mut last_asked, mut answers) = (1, asked, FuturesUnordered::from_iter([ask()]));
@@ -335,14 +335,14 @@ impl Transfer<'_> {
                 Either::Left((Err(_), _)) if others > 0 => {}
                 Either::Left((answer, _)) => break answer,
                 Either::Right(_) => {
-                    counters.requests_doubled.add(1);
+                    counters.requests_hedged.add(1);
                     (times, last_asked) = (times + 1, Instant::now());
                     answers.push(ask());
                 }
             }
         };
         let elapsed = asked.elapsed();
-        tail.note(elapsed);
+        hedging.note(elapsed);
         if answer.is_ok() {
             counters.time_to_first_byte.note(elapsed);
             slots.answered();
@@ -353,12 +353,12 @@ impl Transfer<'_> {
     /// Waits until the answer to a request of that time takes longer than nearly all others, as far as is known by then, and another request
     /// may be made.
     async fn late(&self, asked: Instant) {
-        let tail = &self.common.tail;
+        let hedging = &self.common.hedging;
         loop {
-            let left = tail.delay().map(|delay| delay.saturating_sub(asked.elapsed()));
+            let left = hedging.delay().map(|delay| delay.saturating_sub(asked.elapsed()));
             match left {
-                Some(Duration::ZERO) if tail.may_ask_again() => return,
-                None | Some(Duration::ZERO) => tokio::time::sleep(Tail::LEAST).await,
+                Some(Duration::ZERO) if hedging.may_hedge() => return,
+                None | Some(Duration::ZERO) => tokio::time::sleep(Hedging::LEAST).await,
                 Some(left) => tokio::time::sleep(left).await,
             }
         }
@@ -394,7 +394,7 @@ impl Transfer<'_> {
                 }
                 Err(_) => had = has,
             }
-            self.common.counters.requests_repeated.add(1);
+            self.common.counters.requests_retried.add(1);
             tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
             if !head.version.tells_bytes() {
                 (pieces, had) = (vec![], 0);

@@ -179,10 +179,11 @@ fn format_of(path: &Path, found: &Metadata) -> io::Result<Option<Format<'static>
     if !found.is_file() {
         return Ok(None);
     }
-    if begins_as_references(path)? {
+    // A file of that name that is none is said to be damaged; so is a zip file below.
+    let is_called_json = path.to_str().and_then(references_by_name) == Some(References::Json);
+    if is_called_json || begins_as_references(path)? {
         return Ok(Some(Format::References(References::Json)));
     }
-    // A file of that name that is none is said to be damaged.
     let is_called_zip = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("zip"));
     Ok((is_called_zip || begins_as_zip(path)?).then_some(Format::Zip("")))
 }

@@ -102,6 +102,12 @@ def test_array_that_is_not_there(backend, store, name):
     assert name in text
 
 
+@pytest.mark.parametrize("name", ["./t2m", "deep/../t2m", "deep//x"])
+def test_name_that_is_no_path_from_the_group(backend, store, name):
+    text = assert_refused(backend, store, store, "arrays", "paths from the group", arrays=[name])
+    assert name in text
+
+
 def test_v2_group_lists_its_arrays(backend, store, tmp_path):
     write_group(tmp_path, zarr_format=2)
     write_array(tmp_path, "t2m", np.zeros((3, 2), "float32"), chunks=(1, 2), zarr_format=2)

@@ -81,7 +81,7 @@ def read(backend, path, epochs=1, batch_size=1, **arguments):
 
 def made_twice(stats):
     """Requests that a server sees besides those that `requests` counts: a machine under load answers late."""
-    return stats["requests_doubled"] + stats["requests_repeated"]
+    return stats["requests_hedged"] + stats["requests_retried"]
 
 
 def read_once(path, **arguments):

@@ -269,7 +269,7 @@ def test_requests_that_fail_for_a_while_are_repeated(served, rng, kind):
     with serving(served[1], kinds=["503", "reset", "short"], every=7) as server:
         found, stats = read(refer_to_server(served, data, kind, server.url))
         np.testing.assert_array_equal(found, data.reshape(TOGETHER))
-        assert stats["requests_repeated"] > 0
+        assert stats["requests_retried"] > 0
 
 
 def test_an_object_that_changes_while_a_sharded_chunk_is_read_is_an_error(served, rng):
@@ -292,6 +292,9 @@ BAD = {
     "a text as length": ('{"a/0": ["x", 1, "2"]}', 'key "a/0"'),
     "an offset past all objects": ('{"a/0": ["x", 18446744073709551615, 2]}', 'key "a/0".*no object has'),
     "no base64": ('{"a/0": "base64:%%"}', 'key "a/0".*base64'),
+    "nothing": ("", "refs.json.*EOF"),
+    "a list": ("[]", "refs.json.*expected"),
+    "a byte order mark": ('\ufeff{"version": 1, "refs": {' + REFS + "}}", "refs.json.*expected value"),
     "another version": ('{"version": 3, "refs": {' + REFS + "}}", "of version 3"),
     "rules": ('{"version": 1, "refs": {' + REFS + '}, "gen": [{"key": "a/{{i}}"}]}', "rules"),
     "a template of templates": (

@@ -1,23 +1,25 @@
-//! How long answers take to begin, and from when on one is late.
+//! Hedged requests: a second one for the same bytes, beside one whose answer is late. How long answers take to begin says from when on one is late.
+//!
+//! Source: J. Dean and L. A. Barroso, The Tail at Scale, 2013.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// The times of the last answers.
 #[derive(Debug)]
-pub(super) struct Tail(Mutex<State>);
+pub(super) struct Hedging(Mutex<State>);
 
 #[derive(Debug, Default)]
 struct State {
     times: Vec<Duration>,
-    /// What was asked for and not used up by asking again, in requests.
+    /// What was asked for and not used up by hedging, in requests.
     credit: u32,
     /// Where the next goes.
     next: usize,
     delay: Option<Duration>,
 }
 
-impl Tail {
+impl Hedging {
     /// How many times are kept: of the last answers.
     const TIMES: usize = 256;
     /// The delay is computed again after this many answers.
@@ -56,8 +58,8 @@ impl Tail {
         state.credit = (state.credit + 1).min(Self::REQUESTS * Self::AT_ONCE);
     }
 
-    /// Whether a request that is late may be made again, which is then counted.
-    pub fn may_ask_again(&self) -> bool {
+    /// Whether a request that is late may be hedged, which is then counted.
+    pub fn may_hedge(&self) -> bool {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let left = state.credit.checked_sub(Self::REQUESTS);
         state.credit = left.unwrap_or(state.credit);
@@ -76,30 +78,30 @@ mod tests {
 
     #[test]
     fn one_request_in_fifty_is_made_again_and_few_at_once() {
-        let tail = Tail::new();
-        (0..49).for_each(|_| tail.note_request());
-        assert!(!tail.may_ask_again());
-        tail.note_request();
-        assert!(tail.may_ask_again() && !tail.may_ask_again());
-        (0..100_000).for_each(|_| tail.note_request());
-        assert_eq!((0..1000).filter(|_| tail.may_ask_again()).count(), 16);
+        let hedging = Hedging::new();
+        (0..49).for_each(|_| hedging.note_request());
+        assert!(!hedging.may_hedge());
+        hedging.note_request();
+        assert!(hedging.may_hedge() && !hedging.may_hedge());
+        (0..100_000).for_each(|_| hedging.note_request());
+        assert_eq!((0..1000).filter(|_| hedging.may_hedge()).count(), 16);
     }
 
     #[test]
     fn an_answer_is_late_that_takes_longer_than_nearly_all_others() {
         let ms = Duration::from_millis;
-        let tail = Tail::new();
-        (0..63).for_each(|_| tail.note(ms(10)));
-        assert_eq!(tail.delay(), None);
-        tail.note(ms(10));
-        assert_eq!(tail.delay(), Some(Tail::LEAST));
+        let hedging = Hedging::new();
+        (0..63).for_each(|_| hedging.note(ms(10)));
+        assert_eq!(hedging.delay(), None);
+        hedging.note(ms(10));
+        assert_eq!(hedging.delay(), Some(Hedging::LEAST));
         // A fifth takes 250 ms: they are no exception.
-        (0..256).for_each(|i| tail.note(ms(if i % 5 == 0 { 250 } else { 100 })));
-        assert_eq!(tail.delay(), Some(ms(250)));
+        (0..256).for_each(|i| hedging.note(ms(if i % 5 == 0 { 250 } else { 100 })));
+        assert_eq!(hedging.delay(), Some(ms(250)));
         // One in two hundred.
-        (0..256).for_each(|i| tail.note(ms(if i == 100 { 2000 } else { 100 })));
-        assert_eq!(tail.delay(), Some(ms(200)));
-        (0..256).for_each(|i| tail.note(ms(if i % 20 == 0 { 2000 } else { 100 })));
-        assert_eq!(tail.delay(), Some(ms(2000)));
+        (0..256).for_each(|i| hedging.note(ms(if i == 100 { 2000 } else { 100 })));
+        assert_eq!(hedging.delay(), Some(ms(200)));
+        (0..256).for_each(|i| hedging.note(ms(if i % 20 == 0 { 2000 } else { 100 })));
+        assert_eq!(hedging.delay(), Some(ms(2000)));
     }
 }
