@@ -154,7 +154,7 @@ counters! {
     cache_hits,
     /// Requests for chunks, parts of chunks and shard indexes of stores that are not folders, hedged and retried ones not counted.
     requests,
-    /// Requests that failed for a reason that may pass, and that were made again.
+    /// Requests that failed for a reason that may pass, or whose answer was longer than there was memory for, and that were made again.
     requests_retried,
     /// Hedged requests, made beside others for the same bytes, because those were late; there may be two for one.
     requests_hedged,

@@ -148,6 +148,14 @@ pub(super) struct Layout {
     splits: u64,
 }
 
+/// Why the GPU does not decode a container.
+enum Refused {
+    /// It is damaged, as these words say.
+    Damaged(String),
+    /// The CPU has to, for this reason.
+    Unusual(&'static str),
+}
+
 /// The streams of a block.
 pub(super) struct BlockStreams {
     /// How many.
@@ -167,26 +175,29 @@ impl Layout {
         if header.flags & COPIED != 0 {
             return None;
         }
-        Self::new(&header, encoded).ok()?.ok()
+        Self::new(&header, encoded).ok()
     }
 
-    /// That of a container with this header, or why it is left to the CPU.
-    fn new(header: &Header, encoded: u64) -> Result<Result<Self, &'static str>, String> {
+    /// That of a container with this header.
+    fn new(header: &Header, encoded: u64) -> Result<Self, Refused> {
         let split = header.flags & NOT_SPLIT == 0
             && header.element_bytes <= MAX_SPLITS
             && header.block_bytes / header.element_bytes >= LEAST_SPLIT_BYTES;
         let splits = if split { header.element_bytes } else { 1 };
         let layout = Self { decoded_bytes: header.decoded_bytes, block_bytes: header.block_bytes, splits };
         if layout.table().end > encoded {
-            return Err(format!("the Blosc container ends inside its table of {} blocks", layout.blocks()));
+            let count = layout.blocks();
+            return Err(Refused::Damaged(format!(
+                "the Blosc container ends inside its table of {count} blocks"
+            )));
         }
-        Ok(if !header.block_bytes.is_multiple_of(splits) {
-            Err("its Blosc blocks do not hold whole elements")
+        if !header.block_bytes.is_multiple_of(splits) {
+            Err(Refused::Unusual("its Blosc blocks do not hold whole elements"))
         } else if layout.blocks() * splits > max_gpu_streams(header.decoded_bytes) {
-            Err("its Blosc blocks are very small")
+            Err(Refused::Unusual("its Blosc blocks are very small"))
         } else {
             Ok(layout)
-        })
+        }
     }
 
     fn blocks(&self) -> u64 {
@@ -209,9 +220,10 @@ impl Layout {
 }
 
 fn blocks(encoded: &[u8], header: &Header, work: &mut Work) -> Result<Verdict, String> {
-    let layout = match Layout::new(header, encoded.len() as u64)? {
+    let layout = match Layout::new(header, encoded.len() as u64) {
         Ok(layout) => layout,
-        Err(reason) => return Ok(Verdict::Cpu(reason)),
+        Err(Refused::Damaged(problem)) => return Err(problem),
+        Err(Refused::Unusual(reason)) => return Ok(Verdict::Cpu(reason)),
     };
     for number in 0..layout.blocks() {
         let BlockStreams { count, bytes, start } = layout.block(number);

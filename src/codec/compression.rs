@@ -6,8 +6,8 @@ use super::{blosc, gzip, lz4, snappy, zlib, zstd};
 use zarrs::array::CodecMetadataOptions;
 use zarrs::array::codec::api::BytesToBytesCodecTraits;
 
-/// Where in a chunk the headers are that [`GpuChain::prepare`](super::GpuChain::prepare) reads: what `src/kernels/headers.cuh` copies
-/// to the host of a chunk that was read straight to the GPU.
+/// Where in a chunk the headers are that [`GpuChain::prepare`](super::GpuChain::prepare) reads: what `headers.rs` copies of a
+/// chunk that passes in pieces, and `src/kernels/headers.cuh` of one that was read straight to the GPU.
 #[repr(u32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum HeaderFormat {

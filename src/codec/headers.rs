@@ -8,20 +8,23 @@
 
 use super::HeaderFormat;
 use super::blosc::Layout;
-use super::zstd::max_gpu_blocks;
+use super::zstd::{MAGIC, max_gpu_blocks};
 
 use std::ops::Range;
+
+/// Headers are copied at their greatest length, so that the next one may begin before the end of what was copied, but no more than this before. Only in
+/// damaged chunks, and in Blosc containers whose blocks overlap, it may begin anywhere.
+pub const LOOK_BACK: usize = 256;
 
 /// An encoded chunk that passes in pieces, in order.
 pub trait Pieces {
     /// What may go wrong with reading.
     type Error;
 
-    /// Copies bytes of the chunk to their places in `to`, which is as long as the chunk. What lies behind the present piece is waited for; what has
-    /// passed is read again.
+    /// Copies bytes of the chunk to their places in `to`, which is as long as the chunk. What lies behind the present piece is waited for.
     ///
     /// # Errors
-    /// Those of reading.
+    /// Those of reading, and that the bytes begin more than [`LOOK_BACK`] before the present piece.
     fn copy(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<(), Self::Error>;
 }
 
@@ -29,12 +32,11 @@ const END_BYTES: usize = 32;
 const BLOCK_HEADER_BYTES: usize = 3;
 const LITERAL_HEADER_BYTES: usize = 5 + 129 + 6;
 const SEQUENCE_HEADER_BYTES: usize = 4 + (36 + 53 + 32) * 12 / 8 + 8;
-const MAGIC: usize = 0xFD2F_B528;
 
 /// Copies the headers of a chunk that decodes to `decoded` bytes to their places in `to`.
 ///
 /// # Errors
-/// Those of reading.
+/// Those of [`Pieces::copy`].
 pub fn copy_headers<P: Pieces>(
     format: HeaderFormat,
     decoded: u64,
@@ -116,7 +118,7 @@ impl<P: Pieces> Headers<'_, P> {
     /// Copies the headers of the zstd frame at `at`, and what follows its last block.
     fn frame(&mut self, mut at: usize, end: usize, decoded: u64) -> Result<(), P::Error> {
         self.copy(at, END_BYTES, end)?;
-        if self.number(at, 4, end) != MAGIC {
+        if self.number(at, 4, end) != MAGIC as usize {
             return Ok(());
         }
         let descriptor = self.number(at + 4, 1, end);

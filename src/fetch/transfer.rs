@@ -132,9 +132,9 @@ enum Unlike {
 
 /// How often a part is asked for again whose connection broke, of objects without an entity tag that tells their bytes. Answers that a store refuses
 /// are repeated by its client, and so are the bodies of objects with such a tag: what fails then has failed for long.
-const MOST_REPEATS: u32 = 5;
+const MOST_RETRIES: u32 = 5;
 /// Before the first of them; doubles with each.
-const REPEAT_PAUSE: Duration = Duration::from_millis(100);
+const RETRY_PAUSE: Duration = Duration::from_millis(100);
 /// How many requests for one answer that is late are in flight together, at most. That it is late three times is rare, unless the store is held up as a whole.
 const MOST_ASKED: u32 = 3;
 
@@ -377,16 +377,16 @@ impl Transfer<'_> {
         let (head, range) = (body.head.clone(), body.range.clone());
         let (mut pieces, mut had) = (vec![], 0);
         let is_resumed = matches!(head.version, Version::ETag(_)) && head.version.tells_bytes();
-        let most_repeats = if is_resumed { 1 } else { MOST_REPEATS };
+        let most_retries = if is_resumed { 1 } else { MOST_RETRIES };
         let began = Instant::now();
-        for repeats in 0.. {
+        for retries in 0.. {
             let read = body.read_pieces(&mut pieces).await;
             let has = pieces.iter().map(|piece: &Bytes| piece.len() as u64).sum();
             self.common.counters.bytes_fetched.add(has - had);
             match read {
                 Ok(_) => break,
                 Err(error)
-                    if repeats == most_repeats
+                    if retries == most_retries
                         || is_overlong(&error)
                         || began.elapsed() > Session::WHILE_READING =>
                 {
@@ -395,7 +395,7 @@ impl Transfer<'_> {
                 Err(_) => had = has,
             }
             self.common.counters.requests_retried.add(1);
-            tokio::time::sleep(REPEAT_PAUSE * (1 << repeats)).await;
+            tokio::time::sleep(RETRY_PAUSE * (1 << retries)).await;
             if !head.version.tells_bytes() {
                 (pieces, had) = (vec![], 0);
             }

@@ -271,16 +271,16 @@ pub(super) async fn read_answer(
     most_bytes: u64,
 ) -> io::Result<Option<(Vec<u8>, Range<u64>, Head)>> {
     /// How often an answer is asked for again whose connection breaks. Clients resume those of objects whose versions tell their bytes.
-    const MOST_REPEATS: usize = 5;
-    for repeats in 0.. {
+    const MOST_RETRIES: usize = 5;
+    for retries in 0.. {
         let Some(body) = store.get(key, extent.clone(), expected).await? else {
-            return if repeats == 0 { Ok(None) } else { Err(Obstacle::Changed.into()) };
+            return if retries == 0 { Ok(None) } else { Err(Obstacle::Changed.into()) };
         };
         let (range, bytes) = (body.range.clone(), body.range.end - body.range.start);
         if bytes > most_bytes {
             return Err(Obstacle::TooLarge { bytes, most_bytes }.into());
         }
-        let is_last = repeats == MOST_REPEATS || body.head.version.tells_bytes();
+        let is_last = retries == MOST_RETRIES || body.head.version.tells_bytes();
         let mut read = vec![];
         crate::memory::reserve(&mut read, bytes).map_err(io::Error::other)?;
         match body.read_to(&mut read).await {

@@ -18,7 +18,7 @@
 //! option that `http1.rs` does not know (`Http1::new`), such as a timeout for the whole of a request, go to `reqwest`, with the same timeouts.
 //! A store that answers 429, 500, 503 and the like, or does not answer, is asked again by `object_store`: how often and how soon says `retries.rs`, for
 //! how long `session.rs`. A body that breaks off is asked for again by `object_store` where the object has an ETag, then by `fetch/transfer.rs`, of
-//! metadata by `contract.rs`. A second request for an answer that is late is made in `fetch/transfer.rs`, too; how late that is says `fetch/tail.rs`.
+//! metadata by `contract.rs`. A second request for an answer that is late is made in `fetch/transfer.rs`, too; how late that is says `fetch/hedging.rs`.
 //! What the user is told of an error in the end, with its remedy, is in `remedy.rs`.
 //!
 //! *Missing* is only what a store says is absent. A missing chunk reads as the fill value, so no other error is taken for a missing chunk; but for one

@@ -114,6 +114,25 @@ def test_large_chunks_that_are_damaged_behind_their_first_piece(tmp_path, name):
 
 
 @pytest.mark.gpu
+def test_a_large_container_whose_blocks_are_the_same_bytes(tmp_path):
+    """The headers of the second one have passed when it is their turn, so the chunk is read as a whole."""
+    half = np.random.default_rng(5).integers(0, 1 << 20, (1024, 1024)).astype(np.float32)
+    values = np.concatenate([half, half])[None]
+    codec = zarr.codecs.BloscCodec(cname="zstd", shuffle="noshuffle", typesize=4, blocksize=half.nbytes)
+    path = write(tmp_path, "large", values, chunks=(1, 2048, 1024), compressors=codec)
+    (file,) = chunk_files(path)
+    encoded = bytearray(file.read_bytes())
+    starts = np.frombuffer(encoded, "<u4", 2, 16)
+    assert (
+        np.frombuffer(encoded, "<u4", 2, 4).tolist() == [values.nbytes, half.nbytes] and starts[1] > 2 << 20
+    )
+    encoded[20:24] = encoded[16:20]
+    file.write_bytes(encoded)
+    (samples,) = run_batches(build(GPU, path, batch_size=1, decode="gpu"), 1)[0]
+    assert_same_bits(np.stack(samples), values)
+
+
+@pytest.mark.gpu
 def test_cufile_reads_chunks_that_are_shared_cut_and_converted(folder, values):
     path = write(folder, "four steps", values, (4, 256, 256), compressors=None)
     pipe = build(

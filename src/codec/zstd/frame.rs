@@ -3,7 +3,7 @@
 //! Source: RFC 8878, sections 3.1.1.1 (frame header) and 3.1.1.2 (block headers).
 #![forbid(unsafe_code)]
 
-pub(super) const MAGIC: u32 = 0xFD2F_B528;
+pub(in crate::codec) const MAGIC: u32 = 0xFD2F_B528;
 /// Block_Maximum_Size: no block regenerates more, whatever the window.
 pub(super) const MAX_BLOCK_BYTES: u64 = 128 << 10;
 

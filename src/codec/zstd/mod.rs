@@ -12,6 +12,7 @@ mod tables;
 
 pub use blocks::{Block, CheckedFrame, Place, SUMMARY_BYTES, VALID_FRAME, blocks};
 pub use frame::Frame;
+pub(super) use frame::MAGIC;
 
 use crate::memory;
 use frame::{MAX_BLOCK_BYTES, skippable_bytes};
@@ -146,7 +147,6 @@ fn content_bounds(mut encoded: &[u8]) -> Result<(u64, u64), String> {
 
 #[cfg(test)]
 mod tests {
-    use super::frame::MAGIC;
     use super::*;
     use proptest::prelude::*;
 

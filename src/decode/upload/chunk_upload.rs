@@ -1,7 +1,7 @@
 //! What a worker does with a chunk on the GPU backend.
 
 use super::destination::{Copies, Destination, Destinations, UploadContext, copy_to_all};
-use super::passing::PassingChunk;
+use super::passing::{Interrupted, PassingChunk};
 use super::submission::{OnComplete, Source};
 use super::uploader::Uploader;
 use crate::batch::{PendingUnits, Times};
@@ -234,6 +234,7 @@ impl<'a> ChunkUpload<'a> {
             });
         }
         let Some(allocation) = self.destinations.allocate(bytes, uploader)? else { return Ok(true) };
+        let in_pieces = bytes > Uploader::PIECE_BYTES as u64 && uploader.cufile(encoded).is_none();
         let (source, copied) = match uploader.pinned(encoded).as_deref() {
             // The host reads the headers of all of it.
             Some(&[received]) => {
@@ -244,7 +245,6 @@ impl<'a> ChunkUpload<'a> {
             }
             _ => {
                 let Some(mut buffer) = uploader.buffer(bytes as usize)? else { return Ok(true) };
-                let in_pieces = bytes > Uploader::PIECE_BYTES as u64 && uploader.cufile(encoded).is_none();
                 let copied = catch_unwind(AssertUnwindSafe(|| match chain.headers().filter(|_| in_pieces) {
                     Some(format) => {
                         let chain = (chain, format);
@@ -261,16 +261,24 @@ impl<'a> ChunkUpload<'a> {
         }
         let copied = copied.unwrap_or_else(|payload| resume_unwind(payload));
         let Some(Copied { work, times, last_piece, keeps_source }) = copied? else { return Ok(false) };
-        let mut source = keeps_source.then_some(source);
-        if let Some(before) = last_piece.and_then(|piece| source.replace(piece.into())) {
-            uploader.add(Some(before), OnComplete::Piece)?;
-        }
+        let source = match (last_piece, keeps_source) {
+            (None, keeps) => keeps.then_some(source),
+            (Some(piece), false) => Some(piece.into()),
+            (Some(piece), true) => {
+                uploader.add(Some(piece.into()), OnComplete::Piece)?;
+                Some(source)
+            }
+        };
         let (address, allocation, identity) = (allocation.address(), Arc::new(allocation), identity(&work));
         let on_device =
             Payload::OnDevice(OnDevice { address, allocation: Some(allocation), work, arrived: None });
         let task =
             GpuTask { identity, by_gpu: true, ..GpuTask::new(self.chunk.clone(), on_device, at.clone()) };
         uploader.add(source, self.with_units(task, times).into())?;
+        // Of a chunk in pieces little may be left, which would wait for the next one.
+        if in_pieces {
+            uploader.submit()?;
+        }
         Ok(true)
     }
 
@@ -354,8 +362,17 @@ impl<'a> ChunkUpload<'a> {
     ) -> Result<Option<Copied>> {
         // SAFETY: the allocation has the size of the chunk and belongs to the chunk alone.
         let mut pieces = unsafe { PassingChunk::new(uploader, encoded, allocation.address(), at) };
-        copy_headers(format, chain.area_bytes(), &mut pieces, buffer.bytes_mut())?;
-        pieces.pass(buffer.bytes_mut())?;
+        let passed = copy_headers(format, chain.area_bytes(), &mut pieces, buffer.bytes_mut())
+            .and_then(|()| pieces.pass(buffer.bytes_mut()));
+        match passed {
+            Ok(()) => {}
+            Err(Interrupted::Failed(error)) => return Err(*error),
+            Err(Interrupted::LooksBack) => {
+                drop(pieces);
+                uploader.abort();
+                return self.copy_encoded(encoded, chain, uploader, allocation, buffer, at);
+            }
+        }
         let times = Times { fetched: Some(Instant::now()), decoded: None, by_gpu: true };
         let Some((_, work)) = self.prepare(chain, buffer.bytes(), at)? else { return Ok(None) };
         let (last_piece, keeps_source) = pieces.into_last();

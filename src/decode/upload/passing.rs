@@ -6,8 +6,8 @@
 
 use super::submission::OnComplete;
 use super::uploader::Uploader;
-use crate::codec::headers::Pieces;
-use crate::error::{Context, Error, Result};
+use crate::codec::headers::{LOOK_BACK, Pieces};
+use crate::error::{Context, Error};
 use crate::fetch::Encoded;
 use crate::gpu::PinnedBuffer;
 
@@ -23,8 +23,26 @@ pub struct PassingChunk<'a> {
     /// The present piece, and where in the chunk it is.
     piece: Option<PinnedBuffer>,
     range: Range<usize>,
+    /// From here on the bytes before the present piece were kept.
+    kept: usize,
     reads_in_place: bool,
 }
+
+/// Why a chunk cannot pass in pieces.
+pub enum Interrupted {
+    /// What the system or the driver says.
+    Failed(Box<Error>),
+    /// Bytes that have passed are asked for.
+    LooksBack,
+}
+
+impl From<Error> for Interrupted {
+    fn from(error: Error) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+type Result<T> = std::result::Result<T, Interrupted>;
 
 impl<'a> PassingChunk<'a> {
     /// The pieces of `encoded`, to be copied to the device memory at `address`.
@@ -37,18 +55,22 @@ impl<'a> PassingChunk<'a> {
         address: u64,
         at: &'a Context,
     ) -> Self {
-        Self { uploader, encoded, address, at, piece: None, range: 0..0, reads_in_place: false }
+        Self { uploader, encoded, address, at, piece: None, range: 0..0, kept: 0, reads_in_place: false }
     }
 
     /// Reads the next piece and enqueues its copy. Where there is no pinned memory for it, it is read to its place in `to`, which is pinned memory as
     /// well, and is copied from there.
     fn advance(&mut self, to: &mut [u8]) -> Result<()> {
+        self.kept = self.range.end - self.range.len().min(LOOK_BACK);
+        if let Some(piece) = &self.piece {
+            to[self.kept..self.range.end].copy_from_slice(&piece.bytes()[self.kept - self.range.start..]);
+        }
         self.release()?;
         self.uploader.complete_to(Uploader::PIECE_BYTES);
         let start = self.range.end;
         let end = to.len().min(start + Uploader::PIECE_BYTES);
         // A thread that holds pinned memory does not wait for more.
-        self.piece = self.uploader.try_buffer(end - start)?;
+        self.piece = self.uploader.try_buffer(end - start);
         self.range = start..end;
         let bytes = match &mut self.piece {
             Some(piece) => piece.bytes_mut(),
@@ -59,11 +81,11 @@ impl<'a> PassingChunk<'a> {
         };
         self.encoded.read_from(start as u64, bytes, self.at)?;
         // SAFETY: the duty of the caller of `new`; `release` and the caller of `into_last` keep what is copied from.
-        unsafe { self.uploader.copy(bytes, self.address + start as u64) }
+        unsafe { self.uploader.copy(bytes, self.address + start as u64) }.map_err(Interrupted::from)
     }
 
     /// Leaves the present piece to its copy.
-    fn release(&mut self) -> Result<()> {
+    fn release(&mut self) -> std::result::Result<(), Error> {
         match self.piece.take() {
             Some(piece) => self.uploader.add(Some(piece.into()), OnComplete::Piece),
             None => Ok(()),
@@ -88,15 +110,14 @@ impl<'a> PassingChunk<'a> {
 }
 
 impl Pieces for PassingChunk<'_> {
-    type Error = Error;
+    type Error = Interrupted;
 
     fn copy(&mut self, range: Range<usize>, to: &mut [u8]) -> Result<()> {
         let Range { start: mut at, end } = range;
-        if at < self.range.start {
-            let passed = at..end.min(self.range.start);
-            at = passed.end;
-            self.encoded.read_from(passed.start as u64, &mut to[passed], self.at)?;
+        if at < self.kept {
+            return Err(Interrupted::LooksBack);
         }
+        at = at.max(self.range.start);
         while at < end {
             if at >= self.range.end {
                 self.advance(to)?;

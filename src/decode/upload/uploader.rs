@@ -211,12 +211,9 @@ impl Uploader {
         self.parts.pinned.take(bytes)
     }
 
-    /// Allocates pinned memory, if there is some.
-    ///
-    /// # Errors
-    /// What the driver says.
-    pub fn try_buffer(&self, bytes: usize) -> Result<Option<PinnedBuffer>> {
-        self.parts.pinned.try_take(bytes)
+    /// Allocates pinned memory, if there is some and the driver gives it.
+    pub fn try_buffer(&self, bytes: usize) -> Option<PinnedBuffer> {
+        self.parts.pinned.try_take(bytes).ok().flatten()
     }
 
     /// The bytes of a chunk piece by piece, if all of them were received in pinned memory. They can be copied from there. Otherwise makes room for
@@ -277,7 +274,7 @@ impl Uploader {
         self.stream.wait(event).map_err(Error::cuda("waiting for output memory"))
     }
 
-    /// Enqueues a copy to device memory at `to`. `bytes` are in memory of [`Uploader::buffer`] or [`Uploader::pinned`], which is then
+    /// Enqueues a copy to device memory at `to`. `bytes` are in memory of [`Uploader::buffer`], [`Uploader::try_buffer`] or [`Uploader::pinned`], which is then
     /// either given to [`Uploader::add`] or kept until [`Uploader::flush`].
     ///
     /// # Errors
@@ -313,7 +310,10 @@ impl Uploader {
     }
 
     /// Submits the pending submission: records its event and queues its tasks. GPU workers wait for the event on their streams.
-    fn submit(&mut self) -> Result<()> {
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn submit(&mut self) -> Result<()> {
         let mut submission = std::mem::take(&mut self.pending);
         let mut copied = Ok(());
         let filled = self.packed.take_if(|packed| !packed.packing.is_empty());
