@@ -1,9 +1,10 @@
 //! Drivers of CUDA 12: a stub in the place of libcuda answers for one release and has no function that came after CUDA 12.0.
 //! What the GPU backend asks of a driver is done with it, in a process of its own. Without gcc there is no test.
 
-use std::env;
+#[path = "common/driver.rs"]
+mod driver;
+
 use std::fs;
-use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 
@@ -19,29 +20,12 @@ fn with_stub(release: u32, capability: u32) -> Option<(String, Vec<String>)> {
 
 /// As [`with_stub`], with a value of `ZARR_DALI_KERNELS`.
 fn with_stub_and(release: u32, capability: u32, kernels: &str) -> Option<(String, Vec<String>)> {
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let stub = folder.path().join("libcuda.so.1");
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/driver/libcuda.c");
-    let mut gcc = Command::new("gcc");
-    gcc.args(["-shared", "-fPIC", "-w"])
-        .arg(format!("-DRELEASE={release}"))
-        .arg(format!("-DCAPABILITY={capability}"));
-    let Ok(compiled) = gcc.arg("-o").arg(&stub).arg(source).status() else {
-        eprintln!("no gcc, so there is no stub of the driver");
-        return None;
-    };
-    assert!(compiled.success());
-    fs::copy(&stub, folder.path().join("libcuda.so")).expect("a second name");
+    let folder = driver::stub(release, capability)?;
     let log = folder.path().join("log");
-    let done = Command::new(env::current_exe().expect("this test"))
-        .args(["--exact", "uses_the_driver", "--ignored", "--nocapture"])
-        .env("LD_LIBRARY_PATH", folder.path())
-        .env("STUB_LOG", &log)
-        .env("ZARR_DALI_KERNELS", kernels)
-        .output()
-        .expect("a process");
-    let printed = String::from_utf8_lossy(&done.stdout).into_owned() + &String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "{printed}");
+    let set = |command: &mut Command| {
+        command.env("STUB_LOG", &log).env("ZARR_DALI_KERNELS", kernels);
+    };
+    let printed = driver::run(&folder, "uses_the_driver", set);
     let asked = fs::read_to_string(&log).unwrap_or_default();
     Some((printed, asked.lines().map(str::to_owned).collect()))
 }

@@ -1,7 +1,10 @@
 // A stub of the driver for tests/old_driver.rs: it answers for the release RELEASE and has
 // functions that drivers had in CUDA 12.0, none that came later. Each call is a line in the file
-// that STUB_LOG names.
+// that STUB_LOG names. For tests/uploads.rs it copies as late as a driver may: when it is asked for
+// the second time whether the event behind a copy has happened, or is told to wait. Memory that is
+// written to before that is seen to be wrong.
 
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,6 +20,41 @@ static void called(const char* name) {
 static char handle[64];
 
 #define CALLED called(__func__)
+
+struct copy {
+  void* to;
+  const void* from;
+  size_t bytes;
+  void* stream;
+};
+
+struct event {
+  size_t behind;  // so many copies
+  void* stream;
+  int asked;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct copy* copies;
+static size_t count, room;
+
+static void add_copy(void* to, const void* from, size_t bytes, void* stream) {
+  pthread_mutex_lock(&lock);
+  if (count == room) copies = realloc(copies, (room = 2 * room + 64) * sizeof *copies);
+  copies[count++] = (struct copy){to, from, bytes, stream};
+  pthread_mutex_unlock(&lock);
+}
+
+// Makes the copies of a stream among the first `behind`.
+static void make_copies(void* stream, size_t behind) {
+  pthread_mutex_lock(&lock);
+  for (size_t i = 0; i < behind && i < count; ++i) {
+    if (copies[i].stream != stream) continue;
+    memcpy(copies[i].to, copies[i].from, copies[i].bytes);
+    copies[i].stream = NULL;
+  }
+  pthread_mutex_unlock(&lock);
+}
 
 int cuDriverGetVersion(int* version) {
   CALLED;
@@ -103,17 +141,17 @@ int cuMemFreeHost(void* address) {
 }
 int cuMemcpyHtoDAsync_v2(unsigned long to, const void* from, size_t bytes, void* stream) {
   CALLED;
-  memcpy((void*)to, from, bytes);
+  add_copy((void*)to, from, bytes, stream);
   return 0;
 }
 int cuMemcpyDtoHAsync_v2(void* to, unsigned long from, size_t bytes, void* stream) {
   CALLED;
-  memcpy(to, (const void*)from, bytes);
+  add_copy(to, (const void*)from, bytes, stream);
   return 0;
 }
 int cuStreamCreate(void** stream, unsigned flags) {
   CALLED;
-  *stream = handle;
+  *stream = malloc(1);
   return 0;
 }
 int cuStreamDestroy_v2(void* stream) {
@@ -122,6 +160,7 @@ int cuStreamDestroy_v2(void* stream) {
 }
 int cuStreamSynchronize(void* stream) {
   CALLED;
+  make_copies(stream, count);
   return 0;
 }
 int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
@@ -130,23 +169,31 @@ int cuStreamWaitEvent(void* stream, void* event, unsigned flags) {
 }
 int cuEventCreate(void** event, unsigned flags) {
   CALLED;
-  *event = handle;
+  *event = calloc(1, sizeof(struct event));
   return 0;
 }
 int cuEventDestroy_v2(void* event) {
   CALLED;
+  free(event);
   return 0;
 }
 int cuEventRecord(void* event, void* stream) {
   CALLED;
+  pthread_mutex_lock(&lock);
+  *(struct event*)event = (struct event){count, stream, 0};
+  pthread_mutex_unlock(&lock);
   return 0;
 }
 int cuEventQuery(void* event) {
   CALLED;
+  struct event* asked = event;
+  if (!asked->asked++) return 600;  // CUDA_ERROR_NOT_READY
+  make_copies(asked->stream, asked->behind);
   return 0;
 }
 int cuEventSynchronize(void* event) {
   CALLED;
+  make_copies(((struct event*)event)->stream, ((struct event*)event)->behind);
   return 0;
 }
 int cuModuleUnload(void* module) {

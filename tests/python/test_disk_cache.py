@@ -316,7 +316,7 @@ def test_damaged_entries_are_fetched_again(root, rng, backend, kind, damage):
 
 # Headers are copied aside while a chunk passes to the GPU. Of so many some are near the end of a piece.
 SMALL_BLOCKS = {
-    "compressors": zarr.codecs.BloscCodec(cname="zstd", shuffle="noshuffle", typesize=4, blocksize=512)
+    "compressors": zarr.codecs.BloscCodec(cname="zstd", shuffle="noshuffle", typesize=4, blocksize=2048)
 }
 
 
