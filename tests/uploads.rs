@@ -179,16 +179,18 @@ impl Drop for CloseOnPanic<'_> {
     }
 }
 
-/// Compares a chunk on the GPU with the chunk.
-fn compare(task: &GpuTask, store: &Store) {
+/// Compares a chunk on the GPU with the chunk: what is wrong, if something is.
+fn problem(task: &GpuTask, store: &Store) -> Option<String> {
     let number = task.chunk.key.number as usize;
-    let Payload::OnDevice(on_device) = &task.payload else { panic!("it is not on the GPU") };
+    let Payload::OnDevice(on_device) = &task.payload else { return Some("it is not on the GPU".into()) };
     on_device.arrived.as_ref().expect("submitted").synchronize().expect("its copies");
     let encoded = &store.encoded[number];
     // SAFETY: the device memory of the stub is memory of the host, and the task holds its allocation.
     let arrived = unsafe { std::slice::from_raw_parts(on_device.address as *const u8, encoded.len()) };
-    assert!(arrived == encoded, "chunk {number} has other bytes on the GPU");
-    assert!(on_device.work == store.works[number], "chunk {number} is planned otherwise");
+    if arrived != encoded {
+        return Some(format!("chunk {number} has other bytes on the GPU"));
+    }
+    (on_device.work != store.works[number]).then(|| format!("chunk {number} is planned otherwise"))
 }
 
 /// Uploads each chunk several times by two threads, with that much pinned memory. Chunk 1 is cut short in the last round.
@@ -209,7 +211,8 @@ fn upload(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, store: &Store, pinned_bytes: u
     let context = UploadContext { upload_pool, most_boxes: usize::MAX, pace: Arc::new(NoTime) };
     let damaged = store.folder.path().join("c/1/0");
     let upload_round = |round: u64| {
-        std::thread::scope(|scope| {
+        // What is wrong is said when nobody waits for the memory of the chunks any more.
+        let problems: Vec<String> = std::thread::scope(|scope| {
             for thread in 0..2 {
                 let (parts, context, queue) = (parts.clone(), &context, &queue);
                 scope.spawn(move || {
@@ -229,11 +232,10 @@ fn upload(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, store: &Store, pinned_bytes: u
                 });
             }
             let expected = 2 * (CHUNKS - u64::from(round == ROUNDS));
-            for _ in 0..expected {
-                let group = queue.pop_group(|_| false).expect("a task");
-                group.iter().for_each(|task| compare(task, store));
-            }
+            let tasks = (0..expected).map_while(|_| queue.pop_group(|_| false)).flatten();
+            tasks.filter_map(|task| problem(&task, store)).collect()
         });
+        assert!(problems.is_empty(), "with {pinned_bytes} bytes: {problems:?}");
     };
     (0..ROUNDS).for_each(upload_round);
     let whole = fs::read(&damaged).expect("a chunk");
