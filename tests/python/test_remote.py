@@ -374,6 +374,7 @@ def test_a_body_that_breaks_off_is_fetched_again_without_tags(bucket, rng, kind)
         assert stats["requests_retried"] > 0
 
 
+@pytest.mark.alone
 def test_a_server_that_has_no_time_is_asked_less(bucket, rng):
     data = values(rng)
     write(bucket / "bucket" / "data.zarr", data, "raw", chunks=(1, 8, 36))
