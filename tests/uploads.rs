@@ -30,10 +30,12 @@ use zarr_dali::options::MissingChunks;
 use zarr_dali::plan::{Boxes, ChunkKey, Dims};
 use zarr_dali::store::Access;
 
-/// Elements of a chunk, float32; encoded they are several pieces.
-const ELEMENTS: usize = 2_300_000;
+/// Elements of a chunk, float32: those of small ones, which are packed, of one piece, and of several, also where they are encoded.
+const SIZES: [usize; 3] = [10_000, 400_000, 2_300_000];
+/// Small chunks are packed in buffers of this size.
+const PACKED_BYTES: u64 = 256 << 10;
 const CHUNKS: u64 = 4;
-const ROUNDS: u64 = 3;
+const ROUNDS: u64 = 2;
 
 /// A codec of Zarr format 3, and a chunk that it has encoded.
 struct Encoder {
@@ -84,14 +86,15 @@ fn blosc(bytes: &[u8], codec: &CStr, shuffle: i32, block_bytes: usize) -> Vec<u8
     encoded
 }
 
-/// Float32 of which 20 bits are random, the same for each number.
-fn values(number: u64) -> Vec<u8> {
+/// Float32 of which 20 bits are random, the same for each number, and the same in both halves.
+fn values(number: u64, elements: usize) -> Vec<u8> {
     let mut state = number + 1;
     let mut value = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 44) as f32
     };
-    (0..ELEMENTS).flat_map(|_| value().to_le_bytes()).collect()
+    let half: Vec<u8> = (0..elements / 2).flat_map(|_| value().to_le_bytes()).collect();
+    half.repeat(2)
 }
 
 struct NoTime;
@@ -110,16 +113,17 @@ impl Pace for NoTime {
 struct Store {
     folder: tempfile::TempDir,
     decoder: CpuDecoder,
-    encoded: Vec<Vec<u8>>,
-    works: Vec<Work>,
+    /// What the GPU gets of each chunk if it decodes it, and what of those that a thread has decoded.
+    encoded: Vec<(Vec<u8>, Work)>,
+    decoded: Vec<(Vec<u8>, Work)>,
 }
 
 impl Store {
-    fn new(encoder: &Encoder) -> Self {
+    fn new(encoder: &Encoder, elements: usize) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         let metadata = format!(
-            r#"{{"zarr_format": 3, "node_type": "array", "shape": [{CHUNKS}, {ELEMENTS}], "data_type": "float32", "fill_value": 0,
-            "chunk_grid": {{"name": "regular", "configuration": {{"chunk_shape": [1, {ELEMENTS}]}}}},
+            r#"{{"zarr_format": 3, "node_type": "array", "shape": [{CHUNKS}, {elements}], "data_type": "float32", "fill_value": 0,
+            "chunk_grid": {{"name": "regular", "configuration": {{"chunk_shape": [1, {elements}]}}}},
             "chunk_key_encoding": {{"name": "default"}},
             "codecs": [{{"name": "bytes", "configuration": {{"endian": "little"}}}}{}]}}"#,
             encoder.metadata
@@ -129,17 +133,20 @@ impl Store {
         let dataset = Dataset::open(&[path], &[], &Access::to_folders(true)).expect("a store");
         let array = dataset.part(0, 0);
         let DecodePath::Gpu(chain) = codec::decode_path(array) else { panic!("not for a GPU") };
-        let (mut encoded, mut works) = (vec![], vec![]);
+        let (mut encoded, mut decoded) = (vec![], vec![]);
         for number in 0..CHUNKS {
-            let chunk = (encoder.encode)(&values(number));
-            assert!(chunk.len() > 2 * Uploader::PIECE_BYTES, "{}", chunk.len());
+            let values = values(number, elements);
+            let chunk = (encoder.encode)(&values);
+            let is_large = elements == SIZES[2];
+            assert!(!is_large || chunk.len() > 2 * Uploader::PIECE_BYTES, "{}", chunk.len());
             let file = folder.path().join(format!("c/{number}/0"));
             fs::create_dir_all(file.parent().expect("a folder")).expect("a folder");
             fs::write(file, &chunk).expect("a chunk");
             let Ok(Prepared::Gpu(part, work)) = chain.prepare(&chunk) else { panic!("not for a GPU") };
             assert_eq!(part, 0..chunk.len());
-            works.push(work);
-            encoded.push(chunk);
+            encoded.push((chunk, work));
+            let work = Work::none(values.len() as u64);
+            decoded.push((values, work));
         }
         let conversion = Conversion::new(array.stored, None, None, None, None).expect("a conversion");
         let plan = PartPlan::new(array, DecodePath::Gpu(chain), conversion, true);
@@ -153,11 +160,11 @@ impl Store {
             counters: Arc::default(),
         };
         let parts = Arc::new(PartPlans::new(vec![vec![plan]]));
-        Self { folder, decoder: CpuDecoder { chunk_source, parts }, encoded, works }
+        Self { folder, decoder: CpuDecoder { chunk_source, parts }, encoded, decoded }
     }
 
     fn largest(&self) -> u64 {
-        self.encoded.iter().map(Vec::len).max().expect("chunks") as u64
+        self.encoded.iter().chain(&self.decoded).map(|(bytes, _)| bytes.len()).max().expect("chunks") as u64
     }
 }
 
@@ -184,19 +191,20 @@ fn problem(task: &GpuTask, store: &Store) -> Option<String> {
     let number = task.chunk.key.number as usize;
     let Payload::OnDevice(on_device) = &task.payload else { return Some("it is not on the GPU".into()) };
     on_device.arrived.as_ref().expect("submitted").synchronize().expect("its copies");
-    let encoded = &store.encoded[number];
+    let (bytes, work) = if task.by_gpu { &store.encoded[number] } else { &store.decoded[number] };
     // SAFETY: the device memory of the stub is memory of the host, and the task holds its allocation.
-    let arrived = unsafe { std::slice::from_raw_parts(on_device.address as *const u8, encoded.len()) };
-    if arrived != encoded {
+    let arrived = unsafe { std::slice::from_raw_parts(on_device.address as *const u8, bytes.len()) };
+    if arrived != bytes {
         return Some(format!("chunk {number} has other bytes on the GPU"));
     }
-    (on_device.work != store.works[number]).then(|| format!("chunk {number} is planned otherwise"))
+    (on_device.work != *work).then(|| format!("chunk {number} is planned otherwise"))
 }
 
-/// Uploads each chunk several times by two threads, with that much pinned memory. Chunk 1 is cut short in the last round.
+/// Uploads each chunk several times by two threads, of which one decodes it, with that much pinned memory. Chunk 1 is cut short in the last round.
 fn upload(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, store: &Store, pinned_bytes: u64) {
     let queue: Arc<Queue<GpuTask>> = Arc::default();
-    let memory = DeviceMemory::new(gpu, 3 * (store.largest() + 4096)).expect("device memory");
+    let memory =
+        DeviceMemory::new(gpu, 3 * (store.largest() + 4096) + 4 * PACKED_BYTES).expect("device memory");
     let upload_pool = DevicePool::new(memory.address(), memory.bytes());
     let parts = UploaderParts {
         gpu: gpu.clone(),
@@ -206,7 +214,7 @@ fn upload(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, store: &Store, pinned_bytes: u
         received: None,
         queue: queue.clone(),
         upload_pool: upload_pool.clone(),
-        packed_bytes: 1 << 20,
+        packed_bytes: PACKED_BYTES,
     };
     let context = UploadContext { upload_pool, most_boxes: usize::MAX, pace: Arc::new(NoTime) };
     let damaged = store.folder.path().join("c/1/0");
@@ -222,7 +230,7 @@ fn upload(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, store: &Store, pinned_bytes: u
                     for number in (0..CHUNKS).map(|number| (number + thread * round) % CHUNKS) {
                         let chunk = chunk(number);
                         let upload = ChunkUpload::new(&store.decoder, context, &chunk);
-                        let uploaded = upload.upload(&mut uploader, &mut scratch, false);
+                        let uploaded = upload.upload(&mut uploader, &mut scratch, thread == 1);
                         assert_eq!(uploaded.is_err(), round == ROUNDS && number == 1, "{uploaded:?}");
                         if uploaded.is_err() {
                             uploader.abort();
@@ -250,10 +258,11 @@ fn uploads() {
     let gpu = Gpu::open(0).expect("the stub");
     let kernels = Arc::new(Kernels::load(&gpu).expect("kernels"));
     codec::register();
-    for encoder in &ENCODERS {
-        let store = Store::new(encoder);
+    for (encoder, elements) in ENCODERS.iter().flat_map(|encoder| SIZES.map(|elements| (encoder, elements))) {
+        let store = Store::new(encoder, elements);
         // Room for all; for one chunk and one piece; for one chunk alone.
-        for room in [64 << 20, store.largest() + Uploader::PIECE_BYTES as u64 + 4096, store.largest()] {
+        let least = store.largest().max(2 * PACKED_BYTES);
+        for room in [64 << 20, least + Uploader::PIECE_BYTES as u64 + 4096, least] {
             upload(&gpu, &kernels, &store, room);
         }
     }
