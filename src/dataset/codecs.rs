@@ -126,10 +126,25 @@ impl Culprit {
             match make(codec)? {
                 Ok(_) => None,
                 Err(PluginCreateError::Unsupported(_)) => Some(Self::new(codec, "")),
-                Err(error) => Some(Self::new(codec, &fields::readable(error.to_string()))),
+                Err(error) => {
+                    let problem =
+                        foreign_shuffle(codec).unwrap_or_else(|| fields::readable(error.to_string()));
+                    Some(Self::new(codec, &problem))
+                }
             }
         })
     }
+}
+
+/// What is wrong with a Blosc codec whose `shuffle` is as the other version of metadata has it: a number in format 2, a name in format 3.
+fn foreign_shuffle(codec: &Value) -> Option<String> {
+    let parameters = parameters(codec);
+    let shuffle = parameters.get("shuffle").filter(|_| name(codec).ends_with("blosc"))?;
+    let (is_foreign, names) = match codec.get("id") {
+        Some(_) => (shuffle.is_string(), "0 (none), 1 (bytes), 2 (bits) or -1"),
+        None => (shuffle.is_number(), "\"noshuffle\", \"shuffle\" or \"bitshuffle\""),
+    };
+    is_foreign.then(|| format!("its shuffle is {shuffle}, but is one of {names} in this format"))
 }
 
 /// What a codec takes and gives, in the order of a chain.
@@ -185,6 +200,23 @@ pub(super) fn known(is_v2: bool) -> Vec<String> {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn a_shuffle_as_the_other_format_has_it_is_named() {
+        crate::codec::register();
+        let v3 = |shuffle: Value| {
+            let parameters =
+                json!({"cname": "lz4", "clevel": 5, "shuffle": shuffle, "typesize": 4, "blocksize": 0});
+            json!({"codecs": [{"name": "blosc", "configuration": parameters}]})
+        };
+        let v2 = |shuffle: Value| json!({"compressor": {"id": "blosc", "cname": "lz4", "clevel": 5, "shuffle": shuffle, "blocksize": 0}});
+        let problem = |metadata: Value| Culprit::find(&metadata).and_then(|culprit| culprit.problem);
+        for (metadata, words) in [(v3(json!(1)), "\"bitshuffle\""), (v2(json!("shuffle")), "2 (bits)")] {
+            let problem = problem(metadata).unwrap();
+            assert!(problem.starts_with("its shuffle is") && problem.contains(words), "{problem}");
+        }
+        assert_eq!(problem(v3(json!("shuffle"))), None);
+    }
 
     #[test]
     fn every_codec_of_the_error_is_there() {
