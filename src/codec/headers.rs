@@ -1,7 +1,7 @@
 //! Copies the headers of an encoded chunk while it passes in pieces: all that [`GpuChain::prepare`](super::GpuChain::prepare) reads.
 //!
-//! The same bytes as `src/kernels/headers.cuh`, which copies them of a chunk that is on the GPU; `tests/zstd_check.rs` compares the two. What
-//! the numbers mean is said there.
+//! The same bytes as `src/kernels/headers.cuh`, which copies them of a chunk that is on the GPU; `tests/zstd_check.rs` compares what is
+//! planned from either with what is planned from the whole chunk. What the numbers mean is said there.
 //!
 //! Source: RFC 8878, section 3.1.1; c-blosc 1.21, README_CHUNK_FORMAT.rst.
 #![forbid(unsafe_code)]

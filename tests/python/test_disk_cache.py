@@ -314,7 +314,8 @@ def test_damaged_entries_are_fetched_again(root, rng, backend, kind, damage):
         assert chunk_paths(server, before) == [] and stats["disk_cache_discarded"] == 0
 
 
-# Headers are copied aside while a chunk passes to the GPU. Of so many some are near the end of a piece.
+# The headers of a chunk's streams are copied aside while it passes to the GPU in pieces. Of so many streams
+# some begin or end near the end of a piece.
 SMALL_BLOCKS = {
     "compressors": zarr.codecs.BloscCodec(cname="zstd", shuffle="noshuffle", typesize=4, blocksize=2048)
 }

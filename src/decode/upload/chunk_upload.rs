@@ -235,6 +235,7 @@ impl<'a> ChunkUpload<'a> {
         }
         let Some(allocation) = self.destinations.allocate(bytes, uploader)? else { return Ok(true) };
         let in_pieces = bytes > Uploader::PIECE_BYTES as u64 && uploader.cufile(encoded).is_none();
+        let headers = chain.headers().filter(|_| in_pieces);
         let (source, copied) = match uploader.pinned(encoded).as_deref() {
             // The host reads the headers of all of it.
             Some(&[received]) => {
@@ -245,7 +246,7 @@ impl<'a> ChunkUpload<'a> {
             }
             _ => {
                 let Some(mut buffer) = uploader.buffer(bytes as usize)? else { return Ok(true) };
-                let copied = catch_unwind(AssertUnwindSafe(|| match chain.headers().filter(|_| in_pieces) {
+                let copied = catch_unwind(AssertUnwindSafe(|| match headers {
                     Some(format) => {
                         let chain = (chain, format);
                         self.copy_pieces(encoded, chain, uploader, &allocation, &mut buffer, at)
@@ -276,7 +277,7 @@ impl<'a> ChunkUpload<'a> {
             GpuTask { identity, by_gpu: true, ..GpuTask::new(self.chunk.clone(), on_device, at.clone()) };
         uploader.add(source, self.with_units(task, times).into())?;
         // Of a chunk in pieces little may be left, which would wait for the next one.
-        if in_pieces {
+        if headers.is_some() {
             uploader.submit()?;
         }
         Ok(true)
