@@ -8,7 +8,6 @@ use std::ffi::CStr;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::time::Instant;
 
 use zarr_dali::assemble::{Conversion, OutputMemory};
 use zarr_dali::batch::{Batch, Progress};
@@ -21,7 +20,6 @@ use zarr_dali::decode::cpu::{CpuDecoder, Scratch};
 use zarr_dali::decode::device_pool::DevicePool;
 use zarr_dali::decode::flush::Flush;
 use zarr_dali::decode::gpu_task::{GpuTask, Payload};
-use zarr_dali::decode::pace::Pace;
 use zarr_dali::decode::part::{PartPlan, PartPlans};
 use zarr_dali::decode::upload::{ChunkUpload, UploadContext, Uploader, UploaderParts};
 use zarr_dali::fetch::{Locator, Posix};
@@ -95,18 +93,6 @@ fn values(number: u64, elements: usize) -> Vec<u8> {
     };
     let half: Vec<u8> = (0..elements / 2).flat_map(|_| value().to_le_bytes()).collect();
     half.repeat(2)
-}
-
-struct NoTime;
-
-impl Pace for NoTime {
-    fn has_time(&self) -> bool {
-        false
-    }
-    fn keeps_to_sm_partition(&self) -> bool {
-        false
-    }
-    fn decoded_on_gpu(&self, _: u64, _: Instant) {}
 }
 
 /// A store of [`CHUNKS`] chunks.
@@ -216,7 +202,7 @@ fn upload(gpu: &Arc<Gpu>, kernels: &Arc<Kernels>, store: &Store, pinned_bytes: u
         upload_pool: upload_pool.clone(),
         packed_bytes: PACKED_BYTES,
     };
-    let context = UploadContext { upload_pool, most_boxes: usize::MAX, pace: Arc::new(NoTime) };
+    let context = UploadContext { upload_pool, most_boxes: usize::MAX };
     let damaged = store.folder.path().join("c/1/0");
     let upload_round = |round: u64| {
         // What is wrong is said when nobody waits for the memory of the chunks any more.

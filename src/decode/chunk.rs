@@ -10,7 +10,7 @@ use crate::plan::{ChunkKey, Dims};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use smallvec::{SmallVec, smallvec};
+use smallvec::smallvec;
 
 /// A read chunk. It is read and decoded once for all units that are added to it.
 pub struct Chunk {
@@ -135,23 +135,13 @@ impl Chunk {
     /// Takes the first waiting units that have at most `most_boxes` boxes in total, and at least one unit.
     pub fn take(&self, most_boxes: usize) -> PendingUnits {
         let State::Waiting(units) = &mut *self.lock() else { return PendingUnits::new() };
-        let count = fitting_units(units, most_boxes);
+        let mut boxes = 0;
+        let fitting = units.iter().take_while(|unit| {
+            boxes += unit.boxes.len();
+            boxes <= most_boxes
+        });
+        let count = fitting.count().max(1).min(units.len());
         units.drain(..count).collect()
-    }
-
-    /// Calls `look` with each unit that [`Chunk::take`] would take now, in their order. More units may be added before they are
-    /// taken, always behind these.
-    pub fn look_at<T>(
-        &self,
-        most_boxes: usize,
-        mut look: impl FnMut(&PendingUnit) -> Option<T>,
-    ) -> SmallVec<[Option<T>; 1]> {
-        match &*self.lock() {
-            State::Waiting(units) => {
-                units[..fitting_units(units, most_boxes)].iter().map(&mut look).collect()
-            }
-            _ => SmallVec::new(),
-        }
     }
 
     /// The address in an output to which the chunk can be decoded directly, and the batch of that output. `bytes` is the size of
@@ -225,16 +215,6 @@ impl Chunk {
     }
 }
 
-/// How many of the first units have at most `most_boxes` boxes in total. At least one, unless there is none.
-fn fitting_units(units: &[PendingUnit], most_boxes: usize) -> usize {
-    let mut boxes = 0;
-    let fitting = units.iter().take_while(|unit| {
-        boxes += unit.boxes.len();
-        boxes <= most_boxes
-    });
-    fitting.count().max(1).min(units.len())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -275,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn look_at_sees_the_units_that_take_takes_first() {
+    fn units_are_taken_in_order_up_to_a_number_of_boxes() {
         let batch = batch();
         let unit = |output: usize, boxes: usize| {
             let (extents, strides) = (Dims::from_slice(&[1]), Dims::from_slice(&[1]));
@@ -284,15 +264,12 @@ mod tests {
         };
         let chunk = chunk(unit(0, 2));
         (1..4).for_each(|output| assert!(chunk.add(unit(output, 2)).is_none()));
-        let seen = chunk.look_at(5, |unit| (unit.output == 1).then_some(unit.output));
-        assert_eq!(seen.as_slice(), [None, Some(1)]);
         assert!(chunk.add(unit(4, 1)).is_none());
         let outputs = |units: PendingUnits| units.iter().map(|unit| unit.output).collect::<Vec<_>>();
         assert_eq!(outputs(chunk.take(5)), [0, 1]);
         // At least one unit, however many boxes it has.
-        assert_eq!(chunk.look_at(1, |unit| Some(unit.output)).as_slice(), [Some(2)]);
         assert_eq!(outputs(chunk.take(1)), [2]);
         assert_eq!(outputs(chunk.take(usize::MAX)), [3, 4]);
-        assert!(chunk.look_at(1, |unit| Some(unit.output)).is_empty());
+        assert!(chunk.take(1).is_empty());
     }
 }

@@ -270,12 +270,6 @@ impl Arrive<Arc<Chunk>> for Jobs {
 }
 
 impl Pace for Jobs {
-    fn has_time(&self) -> bool {
-        let (ready, submitted) = self.progress.fill();
-        // Under full load no batch is ready, and the lock is not needed.
-        ready > 0 && self.lock().policy.has_time(ready, submitted)
-    }
-
     fn keeps_to_sm_partition(&self) -> bool {
         let (ready, submitted) = self.progress.fill();
         self.lock().policy.keeps_to_sm_partition(ready, submitted)

@@ -6,10 +6,6 @@ use std::time::Instant;
 ///
 /// [`Jobs`](super::jobs::Jobs) implements it: one lock guards the policy and the queues that it decides about.
 pub trait Pace: Send + Sync {
-    /// Whether enough batches are complete that a chunk may be copied to each of its outputs, which takes bandwidth of the bus, in place
-    /// of a gather kernel, which takes time from the model.
-    fn has_time(&self) -> bool;
-
     /// Whether the GPU worker should decode its next group on the SM partition and leave the other multiprocessors to the model.
     fn keeps_to_sm_partition(&self) -> bool;
 

@@ -106,12 +106,9 @@ impl WorkerContext {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::batch::Progress;
     use crate::decode::chunk::Cached;
     use crate::decode::cpu::tests::{Output, Setup, Store, chunk};
     use crate::decode::device_pool::DevicePool;
-    use crate::decode::jobs::Jobs;
-    use crate::decode::part::PartPlans;
     use crate::error::Error;
 
     const ELEMENTS: [u8; 8] = [1, 0, 2, 0, 3, 0, 4, 0];
@@ -171,10 +168,8 @@ mod tests {
 
     #[test]
     fn a_thread_that_got_no_uploader_leaves_the_chunk_that_failed_for_it() {
-        let jobs =
-            Jobs::new(Arc::new(PartPlans::new(vec![])), 0, Progress::new(Arc::default()), Arc::default());
         let upload_pool = DevicePool::new(0, 1 << 10);
-        let target = Target::Gpu(UploadContext { upload_pool, most_boxes: 1, pace: jobs });
+        let target = Target::Gpu(UploadContext { upload_pool, most_boxes: 1 });
         let output = Output::new(8);
         let chunk = chunk(false, output.unit(0, 0, 4));
         chunk.fail(Error::panic("a test", &"no stream"));

@@ -166,7 +166,7 @@ impl Running {
         uploaders.reverse();
         self.start_gpu_workers(start, device, kernels)?;
         let most_boxes = usize::try_from(start.setup.boxes_of_chunk()).unwrap_or(usize::MAX);
-        Ok(Target::Gpu(UploadContext { upload_pool, most_boxes, pace: self.jobs.clone() }))
+        Ok(Target::Gpu(UploadContext { upload_pool, most_boxes }))
     }
 
     fn start_gpu_workers(&mut self, start: &Start, device: &Device, kernels: Arc<Kernels>) -> Result<()> {

@@ -100,7 +100,7 @@ pub(super) struct Tree {
 /// Reads a Huffman tree description; also returns its size.
 pub(super) fn read_huffman(bytes: &[u8]) -> Result<(Tree, usize), &'static str> {
     let &header = bytes.first().ok_or(TABLE_ENDS)?;
-    let mut weights = [0; MAX_WEIGHTS];
+    let mut weights = [0; MAX_WEIGHTS + 1];
     let (count, size) = if header >= 128 {
         let count = usize::from(header) - 127;
         let packed = bytes.get(1..1 + count.div_ceil(2)).ok_or(TABLE_ENDS)?;
@@ -112,27 +112,30 @@ pub(super) fn read_huffman(bytes: &[u8]) -> Result<(Tree, usize), &'static str> 
         let packed = bytes.get(1..1 + usize::from(header)).ok_or(TABLE_ENDS)?;
         (read_weights(packed, &mut weights)?, 1 + packed.len())
     };
-    Ok((tree(&weights[..count])?, size))
+    Ok((tree(weights, count)?, size))
 }
 
 /// Decodes weights that two FSE states took turns to encode; returns how many.
-fn read_weights(bytes: &[u8], weights: &mut [u8; MAX_WEIGHTS]) -> Result<usize, &'static str> {
+fn read_weights(bytes: &[u8], weights: &mut [u8; MAX_WEIGHTS + 1]) -> Result<usize, &'static str> {
     // One code more than the largest weight, as libzstd's decoder has it; `code_ends` looks at the values.
     let (table, size) = Counts::<{ HUFFMAN_BITS + 2 }>::read(bytes, MAX_WEIGHT_LOG)?;
     let states = weight_states(&table);
     let mut bits = Backward::new(&bytes[size..])?;
     let log = u32::from(table.log);
-    let mut pair = [bits.take(log), bits.take(log)];
+    let (mut now, mut next) = (bits.take(log), bits.take(log));
     if bits.left < 0 {
         return Err(WEIGHTS_DAMAGED);
     }
     for count in 0..MAX_WEIGHTS {
-        let state = states[pair[count % 2]];
+        let state = states[now];
         weights[count] = state.code;
-        pair[count % 2] = usize::from(state.base) + bits.take(u32::from(state.bits));
+        (now, next) = (next, usize::from(state.base) + bits.take(u32::from(state.bits)));
         // The first state that has no bits left for its successor leaves the last weight to the other one.
         if bits.left < 0 {
-            *weights.get_mut(count + 1).ok_or(WEIGHTS_DAMAGED)? = states[pair[(count + 1) % 2]].code;
+            if count + 2 > MAX_WEIGHTS {
+                break;
+            }
+            weights[count + 1] = states[now].code;
             return Ok(count + 2);
         }
     }
@@ -208,16 +211,19 @@ pub(super) fn last_bit(bytes: &[u8]) -> Option<usize> {
     Some((bytes.len() - 1) * 8 + last as usize)
 }
 
-/// Completes the weights by the last one, which makes their sum a power of two.
-fn tree(weights: &[u8]) -> Result<Tree, &'static str> {
+/// Completes `count` weights by the last one, which makes their sum a power of two. The others are 0.
+fn tree(mut weights: [u8; MAX_WEIGHTS + 1], count: usize) -> Result<Tree, &'static str> {
     const INVALID: &str = "a Huffman tree is not complete or too deep";
-    // One more than is allowed: the last weight may be as large as all others together.
-    let mut codes = [0u16; HUFFMAN_BITS + 2];
-    let mut sum = 0u32;
-    for &weight in weights {
-        *codes.get_mut(usize::from(weight)).ok_or(INVALID)? += 1;
-        sum += 1 << weight >> 1;
+    // How many symbols have each weight. Four counters each, since neighbours often have the same weight.
+    let mut counters = [[0u16; 16]; 4];
+    for four in weights.as_chunks::<4>().0 {
+        for (counter, weight) in counters.iter_mut().zip(four) {
+            counter[usize::from(weight & 15)] += 1;
+        }
     }
+    let mut codes: [u16; 16] =
+        std::array::from_fn(|weight| counters.iter().map(|counter| counter[weight]).sum());
+    let sum: u32 = (1..).zip(&codes[1..]).map(|(weight, &count)| u32::from(count) << (weight - 1)).sum();
     if sum == 0 {
         return Err(INVALID);
     }
@@ -238,11 +244,10 @@ fn tree(weights: &[u8]) -> Result<Tree, &'static str> {
         }
         *code_end = end;
     }
-    let mut packed = [0; 128];
-    for (symbol, weight) in weights.iter().copied().chain([last_weight as u8]).enumerate() {
-        packed[symbol / 2] |= weight << (symbol % 2 * 4);
-    }
-    Ok(Tree { ends, weights: packed, last_symbol: weights.len() as u8, bits: bits as u8 })
+    weights[count] = last_weight as u8;
+    let pairs = weights.as_chunks::<2>().0;
+    let packed = std::array::from_fn(|pair| pairs[pair][0] | pairs[pair][1] << 4);
+    Ok(Tree { ends, weights: packed, last_symbol: count as u8, bits: bits as u8 })
 }
 
 #[cfg(test)]

@@ -228,11 +228,6 @@ impl Policy {
         self.gpu_latency = Self::mean(self.gpu_latency, latency);
     }
 
-    /// Whether there is time to gather a batch with copies in place of a kernel, because enough batches are complete.
-    pub fn has_time(&self, ready: u64, submitted: u64) -> bool {
-        !self.waited_for && ready >= 2 && 2 * ready >= submitted
-    }
-
     /// Whether the GPU should decode its next chunks on the SM partition, where it is slower and takes less from the model.
     pub fn keeps_to_sm_partition(&mut self, ready: u64, submitted: u64) -> bool {
         let keeps = self.partition.is_allowed()

@@ -1,10 +1,10 @@
 //! What a worker does with a chunk on the GPU backend.
 
-use super::destination::{Copies, Destination, Destinations, UploadContext, copy_to_all};
+use super::destination::{Destination, Destinations, UploadContext};
 use super::passing::{Interrupted, PassingChunk};
 use super::submission::{OnComplete, Source};
 use super::uploader::Uploader;
-use crate::batch::{PendingUnits, Times};
+use crate::batch::Times;
 use crate::codec::headers::copy_headers;
 use crate::codec::{DecodePath, GpuChain, HeaderFormat, Prepared, Work};
 use crate::dataset::ArrayInfo;
@@ -114,9 +114,7 @@ impl<'a> ChunkUpload<'a> {
         fill: impl FnOnce(&mut [u8]) -> Result<Times>,
     ) -> Result<()> {
         let work = Work::none(self.array.read_chunk_bytes());
-        let copies = self.destinations.copies(&work);
-        let goes_alone = copies.iter().any(Option::is_some) || self.destinations.is_worth_a_copy(&work);
-        if work.bytes as usize <= uploader.small_bytes() && !goes_alone {
+        if work.bytes as usize <= uploader.small_bytes() {
             return self
                 .upload_small(uploader, work.bytes, &at, |into| Ok(Some(Filled::new(work, fill(into)?))))
                 .map(|_| ());
@@ -124,9 +122,9 @@ impl<'a> ChunkUpload<'a> {
         let Some(destination) = self.destinations.find(uploader, &work)? else { return Ok(()) };
         let Some(mut buffer) = uploader.buffer(work.bytes as usize)? else { return Ok(()) };
         let times = fill(buffer.bytes_mut())?;
-        // SAFETY: the destination has the size of the chunk's elements and belongs to the chunk alone; so do the units' places.
-        unsafe { copy_to_all(uploader, buffer.bytes(), destination.address(), 0, &copies)? };
-        self.submit(uploader, Some(buffer.into()), destination, &copies, Filled::new(work, times), at)
+        // SAFETY: the destination has the size of the chunk's elements and belongs to the chunk alone.
+        unsafe { uploader.copy(buffer.bytes(), destination.address())? };
+        self.submit(uploader, Some(buffer.into()), destination, Filled::new(work, times), at)
     }
 
     /// Uploads a chunk that is not encoded, piece by piece to where its elements belong.
@@ -149,17 +147,13 @@ impl<'a> ChunkUpload<'a> {
         }
         let Some(destination) = self.destinations.find(uploader, &work)? else { return Ok(()) };
         let address = destination.address();
-        let mut copies = Copies::new();
         let uploaded = match uploader.cufile(encoded) {
             // SAFETY: the destination has the size of the chunk and belongs to the chunk alone.
             Some(handle) => unsafe {
                 self.read_with_cufile(uploader, encoded, handle, address, None, &at).map(|()| None)
             },
-            None => {
-                copies = self.destinations.copies(&work);
-                // SAFETY: as above; so do the units' places.
-                unsafe { self.upload_pieces(encoded, address, &copies, uploader, &at) }
-            }
+            // SAFETY: as above.
+            None => unsafe { self.upload_pieces(encoded, address, uploader, &at) },
         };
         if uploaded.is_err() {
             // The destination is given back, and a late copy could overwrite another chunk there.
@@ -168,20 +162,18 @@ impl<'a> ChunkUpload<'a> {
         let source = uploaded?;
         let times = Times { fetched: Some(Instant::now()), ..Times::default() };
         let filled = Filled { by_gpu: true, ..Filled::new(work, times) };
-        self.submit(uploader, source, destination, &copies, filled, at)
+        self.submit(uploader, source, destination, filled, at)
     }
 
-    /// Reads a chunk and copies it piece by piece to `address` and to the places of `copies`. Stops early once the reader stops. Returns the source
-    /// of copies that was not added to the uploader yet: a chunk that was received in pinned memory is copied from there.
+    /// Reads a chunk and copies it piece by piece to `address`. Stops early once the reader stops. Returns the source of copies that was not added
+    /// to the uploader yet: a chunk that was received in pinned memory is copied from there.
     ///
     /// # Safety
-    /// The destination has the size of the chunk and belongs to the chunk alone until the copies are complete; so do the places of
-    /// the units.
+    /// The destination has the size of the chunk and belongs to the chunk alone until the copies are complete.
     unsafe fn upload_pieces(
         &self,
         encoded: &Encoded,
         address: u64,
-        copies: &Copies,
         uploader: &mut Uploader,
         at: &Context,
     ) -> Result<Option<Source>> {
@@ -190,7 +182,7 @@ impl<'a> ChunkUpload<'a> {
         if let Some(pieces) = uploader.pinned(encoded) {
             for piece in pieces {
                 // SAFETY: the duty of the caller.
-                unsafe { copy_to_all(uploader, piece, address, start, copies)? };
+                unsafe { uploader.copy(piece, address + start)? };
                 start += piece.len() as u64;
             }
             self.decoder.chunk_source.counters.bytes_received_pinned.add(bytes);
@@ -201,7 +193,7 @@ impl<'a> ChunkUpload<'a> {
             let Some(mut buffer) = uploader.buffer((end - start) as usize)? else { return Ok(None) };
             encoded.read_from(start, buffer.bytes_mut(), at)?;
             // SAFETY: the duty of the caller.
-            unsafe { copy_to_all(uploader, buffer.bytes(), address, start, copies)? };
+            unsafe { uploader.copy(buffer.bytes(), address + start)? };
             uploader.add(Some(buffer.into()), OnComplete::Piece)?;
             start = end;
         }
@@ -421,14 +413,13 @@ impl<'a> ChunkUpload<'a> {
         Ok(true)
     }
 
-    /// Adds the last copy of a chunk to the uploader, with what happens when it is complete: a GPU worker takes the chunk, and the
-    /// units of `copies` are finished.
+    /// Adds the last copy of a chunk to the uploader, with what happens when it is complete: the unit is finished whose place in the output it was
+    /// copied to, or a GPU worker takes the chunk.
     fn submit(
         &self,
         uploader: &mut Uploader,
         source: Option<Source>,
         destination: Destination,
-        copies: &Copies,
         filled: Filled,
         at: Context,
     ) -> Result<()> {
@@ -448,12 +439,7 @@ impl<'a> ChunkUpload<'a> {
         };
         let on_device = Payload::OnDevice(OnDevice { address, allocation, work, arrived: None });
         let task = GpuTask { by_gpu, ..GpuTask::new(self.chunk.clone(), on_device, at) };
-        let (mut task, mut copied) = (self.with_units(task, times), PendingUnits::new());
-        // The units of `copies` are the first ones that were taken.
-        for (number, _) in copies.iter().enumerate().rev().filter(|(_, copy)| copy.is_some()) {
-            copied.push(task.units.remove(number));
-        }
-        uploader.add(source, OnComplete::GpuTask(Box::new(task), copied))
+        uploader.add(source, self.with_units(task, times).into())
     }
 
     /// Gives a task the units that wait for the chunk now. Units that are added later are assembled from the chunk cache.

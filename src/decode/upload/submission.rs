@@ -50,13 +50,13 @@ pub enum OnComplete {
     Piece,
     /// These units are finished.
     PendingUnits(PendingUnits),
-    /// A GPU worker takes the task, and the units, which need no GPU worker, are finished.
-    GpuTask(Box<GpuTask>, PendingUnits),
+    /// A GPU worker takes the task.
+    GpuTask(Box<GpuTask>),
 }
 
 impl From<GpuTask> for OnComplete {
     fn from(task: GpuTask) -> Self {
-        Self::GpuTask(Box::new(task), PendingUnits::new())
+        Self::GpuTask(Box::new(task))
     }
 }
 
@@ -70,10 +70,7 @@ impl Submission {
         match on_complete {
             OnComplete::Piece => {}
             OnComplete::PendingUnits(units) => self.units.extend(units),
-            OnComplete::GpuTask(task, units) => {
-                self.tasks.push(*task);
-                self.units.extend(units);
-            }
+            OnComplete::GpuTask(task) => self.tasks.push(*task),
         }
     }
 
@@ -134,9 +131,8 @@ mod tests {
         assert!(submission.is_empty());
         let unit = || batch.unit(0, Boxes::new());
         submission.add(None, OnComplete::PendingUnits(smallvec![unit(), unit()]));
-        submission.add(None, OnComplete::GpuTask(Box::new(task(&batch)), smallvec![unit()]));
         submission.add(None, task(&batch).into());
-        assert_eq!((submission.chunks(), submission.bytes(), submission.is_empty()), (5, 0, false));
+        assert_eq!((submission.chunks(), submission.bytes(), submission.is_empty()), (3, 0, false));
         while submission.chunks() < Submission::FULL.1 {
             assert!(!submission.is_full());
             submission.add(None, OnComplete::PendingUnits(smallvec![unit()]));

@@ -64,8 +64,6 @@ pub struct Uploader {
 impl Uploader {
     /// Size of a piece in bytes. A larger chunk is read and copied piece by piece, unless the thread has to see all of it at once.
     pub const PIECE_BYTES: usize = 2 << 20;
-    /// A chunk of fewer bytes is not worth a copy of its own.
-    pub const LEAST_COPY: u64 = 256 << 10;
     /// With more bytes than this in flight, the uploader waits for the oldest submission.
     const IN_FLIGHT: usize = 2 * Self::PIECE_BYTES;
     /// A packed buffer holds this many of the largest chunks that are packed.
