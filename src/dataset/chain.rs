@@ -93,6 +93,7 @@ impl ReadCodec {
         }
         // Types that a codec of the chain cannot encode come to light here.
         let encoded = rest.encoded_representation(&shape, &data_type, &fill_value)?;
+        check_shuffles(&rest, &shape, &data_type, &fill_value)?;
         let has_gaps = rest.array_to_bytes_codec().name_v3().as_deref() == Some(SHARDING);
         let encoded_bound = encoded.size().filter(|_| !has_gaps);
         Ok((Self { chain: Arc::new(rest), shape, data_type, fill_value, encoded_bound }, strides))
@@ -153,6 +154,32 @@ impl Sharding {
         };
         Ok(Some((sharding, inner)))
     }
+}
+
+/// Checks that what is shuffled is whole elements of the shuffle. zarrs sees that only in the bytes of a chunk.
+fn check_shuffles(
+    chain: &CodecChain,
+    shape: &[NonZeroU64],
+    data_type: &DataType,
+    fill_value: &FillValue,
+) -> Result<(), Source> {
+    let only_bytes =
+        CodecChain::new(chain.array_to_array_codecs().to_vec(), chain.array_to_bytes_codec().clone(), vec![]);
+    let mut bytes = only_bytes.encoded_representation(shape, data_type, fill_value)?;
+    for codec in chain.bytes_to_bytes_codecs() {
+        let configuration = codec.configuration_v3(&CodecMetadataOptions::default());
+        let element = configuration.as_ref().and_then(|it| it.get("elementsize")?.as_u64()).unwrap_or(1);
+        if let BytesRepresentation::FixedSize(size) = bytes
+            && size % element.max(1) != 0
+        {
+            return Err(format!(
+                "the elementsize {element} of its shuffle does not divide the {size} bytes of a chunk"
+            )
+            .into());
+        }
+        bytes = codec.encoded_representation(&bytes);
+    }
+    Ok(())
 }
 
 /// Extents of chunks, which zarrs has checked to be at least 1.
@@ -227,6 +254,31 @@ mod tests {
         assert!(of(nested, &[4, 6]).unwrap().is_none());
         let gzip = json!([bytes, {"name": "gzip", "configuration": {"level": 1}}]);
         assert!(of(sharded(json!([1, 2]), json!([bytes]), gzip, "end"), &[4, 6]).unwrap().is_none());
+    }
+
+    #[test]
+    fn a_shuffle_takes_whole_elements() {
+        crate::codec::register();
+        let bytes = json!({"name": "bytes", "configuration": {"endian": "little"}});
+        let checksum = json!({"name": "crc32c"});
+        let shuffle =
+            |size: u64| json!({"name": "numcodecs.shuffle", "configuration": {"elementsize": size}});
+        let problem = |codecs: Value| {
+            let chain = CodecChain::from_metadata(&from_value::<Vec<_>>(codecs).unwrap()).unwrap();
+            let codec = ReadCodec::new(&chain, &[2, 3, 4], data_type::int16(), FillValue::from(0i16));
+            codec.err().map(|problem| problem.to_string())
+        };
+        assert_eq!(problem(json!([bytes, shuffle(3)])), None);
+        assert_eq!(problem(json!([bytes, checksum, shuffle(13)])), None);
+        for (codecs, words) in [
+            (json!([bytes, shuffle(5)]), "elementsize 5 of its shuffle does not divide the 48 bytes"),
+            (
+                json!([bytes, checksum, shuffle(3)]),
+                "elementsize 3 of its shuffle does not divide the 52 bytes",
+            ),
+        ] {
+            assert!(problem(codecs).unwrap().contains(words));
+        }
     }
 
     #[test]

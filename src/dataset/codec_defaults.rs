@@ -4,7 +4,7 @@ use super::codecs::{SHARDING, name};
 
 use serde_json::{Map, Value, json};
 
-/// Adds what is left out to the codecs of metadata of either version, inner chunks and their index included. `element_bytes` is the
+/// Adds what is left out to the codecs of metadata of either version, inner chunks and their index included; an `elementsize` below 1 becomes 1. `element_bytes` is the
 /// size of the array's elements.
 pub(super) fn complete(metadata: &mut Value, element_bytes: u64) {
     for key in ["codecs", "filters"] {
@@ -38,6 +38,11 @@ fn complete_one(codec: &mut Value, element_bytes: u64) {
     let Some(parameters) = parameters else { return };
     for (key, value) in defaults {
         parameters.entry(key).or_insert(value);
+    }
+    // numcodecs shuffles nothing then; zarrs refuses it.
+    if let Some(size) = parameters.get_mut("elementsize").filter(|size| size.as_i64().is_some_and(|n| n < 1))
+    {
+        *size = 1.into();
     }
     if name == SHARDING {
         let mut inner = json!({"codecs": parameters.remove("codecs")});
@@ -122,6 +127,11 @@ mod tests {
             json!({"filters": [{"id": "shuffle"}], "compressor": {"id": "blosc", "clevel": 9}});
         complete(&mut metadata, 2);
         assert_eq!(metadata["filters"], json!([{"id": "shuffle", "elementsize": 4}]));
+        for (given, used) in [(-1, 1), (0, 1), (1, 1), (3, 3)] {
+            let mut metadata = json!({"filters": [{"id": "shuffle", "elementsize": given}]});
+            complete(&mut metadata, 2);
+            assert_eq!(metadata["filters"][0]["elementsize"], used);
+        }
         let blosc = json!({"id": "blosc", "cname": "lz4", "clevel": 9, "shuffle": 1, "blocksize": 0});
         assert_eq!(metadata["compressor"], blosc);
         let mut raw = json!({"filters": null, "compressor": null});
