@@ -18,8 +18,8 @@ use super::Queue;
 use super::chunk::Cached;
 use super::gpu_task::{GpuTask, OnDevice, Payload};
 use super::group::{self, CacheCopy, FrameOfTask, GroupPlan, Lists, Sizes, Target, WorkList};
+use super::jobs::Jobs;
 use super::nvcomp::{FramesOnDevice, Zstd};
-use super::pace::Pace;
 use super::part::PartPlans;
 use super::verified::VerifiedChunks;
 use super::watchdog::Watchdog;
@@ -61,8 +61,8 @@ pub struct GpuWorkerContext {
     pub parts: Arc<PartPlans>,
     /// The queue of the GPU workers.
     pub queue: Arc<Queue<GpuTask>>,
-    /// Says how urgent the work is.
-    pub pace: Arc<dyn Pace>,
+    /// Whose policy is told what the GPU has decoded, and says on which multiprocessors it decodes.
+    pub jobs: Arc<Jobs>,
     /// The counters of the reader.
     pub counters: Arc<Counters>,
 }
@@ -173,7 +173,7 @@ impl GpuWorker {
         self.stream = match &self.partition {
             // Gathering alone is over soonest on all multiprocessors, and takes less from the model there (benches/NOTES.md).
             Some(partition)
-                if group.iter().any(|task| task.by_gpu) && self.context.pace.keeps_to_sm_partition() =>
+                if group.iter().any(|task| task.by_gpu) && self.context.jobs.keeps_to_sm_partition() =>
             {
                 partition.stream().clone()
             }
@@ -189,7 +189,7 @@ impl GpuWorker {
         let by_gpu = || group.iter().filter(|task| task.by_gpu);
         if let Some(first) = by_gpu().filter_map(|task| task.arrived).min() {
             let bytes = by_gpu().map(|task| self.array(task).read_chunk_bytes()).sum();
-            self.context.pace.decoded_on_gpu(bytes, first);
+            self.context.jobs.decoded_on_gpu(bytes, first);
         }
         self.report(group, &results);
         Ok(())

@@ -5,7 +5,6 @@
 use super::chunk::Chunk;
 use super::flush::Flush;
 use super::job::Job;
-use super::pace::Pace;
 use super::part::{PartPlans, Placement};
 use super::policy::{Backlog, Policy};
 use super::prefetch::Prefetcher;
@@ -238,6 +237,17 @@ impl Jobs {
         }
     }
 
+    /// Whether a GPU worker should decode its next group on the SM partition and leave the other multiprocessors to the model.
+    pub fn keeps_to_sm_partition(&self) -> bool {
+        let (ready, submitted) = self.progress.fill();
+        self.lock().policy.keeps_to_sm_partition(ready, submitted)
+    }
+
+    /// The GPU has decoded chunks of `bytes` decoded bytes in total. The first of them was read at `since`.
+    pub fn decoded_on_gpu(&self, bytes: u64, since: Instant) {
+        self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
+    }
+
     /// Tells the policy how many batches are complete. Wakes the I/O threads if the GPU helps from now on.
     fn look_at_fill(&self, state: &mut State) {
         let helped = state.policy.gpu_helps();
@@ -266,17 +276,6 @@ impl Arrive<Arc<Chunk>> for Jobs {
             }
             Err(error) => chunk.fail(error),
         }
-    }
-}
-
-impl Pace for Jobs {
-    fn keeps_to_sm_partition(&self) -> bool {
-        let (ready, submitted) = self.progress.fill();
-        self.lock().policy.keeps_to_sm_partition(ready, submitted)
-    }
-
-    fn decoded_on_gpu(&self, bytes: u64, since: Instant) {
-        self.lock().policy.gpu_ends(bytes, since.elapsed().as_secs_f64());
     }
 }
 

@@ -14,8 +14,8 @@
 //! ([`upload`]): the thread that reads a chunk decodes it where the kernels do not, such as one that is longer than its codecs make it.
 //!
 //! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these; chunks of stores at URLs reach [`jobs`] by `fetch::Remote`.
-//! Threads tell the policy what they have done through [`jobs`], GPU workers through the trait [`pace::Pace`]. A thread that waits for memory of
-//! a pool first submits the copies that it has collected ([`flush`]): it may be waiting for their memory.
+//! Threads and GPU workers tell the policy what they have done through [`jobs`]. A thread that waits for memory of a pool first submits the
+//! copies that it has collected ([`flush`]): it may be waiting for their memory.
 
 pub mod chunk;
 pub mod chunk_cache;
@@ -29,7 +29,6 @@ pub mod group;
 pub mod job;
 pub mod jobs;
 pub mod nvcomp;
-pub mod pace;
 pub mod part;
 pub mod planner;
 mod policy;

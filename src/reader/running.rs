@@ -179,7 +179,7 @@ impl Running {
             verified: Arc::default(),
             parts: start.setup.parts.clone(),
             queue: self.gpu_tasks.clone(),
-            pace: self.jobs.clone(),
+            jobs: self.jobs.clone(),
             counters: start.status.counters.clone(),
         });
         for _ in 0..device.memory.gpu_workers {
