@@ -4,8 +4,8 @@ use super::codecs::{SHARDING, name};
 
 use serde_json::{Map, Value, json};
 
-/// Adds what is left out to the codecs of metadata of either version, inner chunks and their index included; an `elementsize` below 1 becomes 1. `element_bytes` is the
-/// size of the array's elements.
+/// Adds what is left out to the codecs of metadata of either version, inner chunks and their index included. An `elementsize` below 1
+/// becomes 1. `element_bytes` is the size of the array's elements.
 pub(super) fn complete(metadata: &mut Value, element_bytes: u64) {
     for key in ["codecs", "filters"] {
         let codecs = metadata.get_mut(key).and_then(Value::as_array_mut);
