@@ -156,7 +156,8 @@ impl Sharding {
     }
 }
 
-/// Checks that what is shuffled is whole elements of the shuffle. zarrs sees that only in the bytes of a chunk.
+/// Checks that the `elementsize` of each shuffle divides the bytes that it shuffles, where their number is known. zarrs finds that out only when
+/// it decodes a chunk.
 fn check_shuffles(
     chain: &CodecChain,
     shape: &[NonZeroU64],

@@ -1,4 +1,5 @@
-//! Parameters of codecs that metadata leave out, because zarr-python and numcodecs have a default for them.
+//! Parameters of codecs that metadata leave out, because zarr-python and numcodecs have a default for them, and an `elementsize` that only these
+//! understand.
 
 use super::codecs::{SHARDING, name};
 
@@ -36,6 +37,10 @@ fn complete_one(codec: &mut Value, element_bytes: u64) {
     };
     // What is there and is wrong is found later.
     let Some(parameters) = parameters else { return };
+    // zarr-python takes null in v3 for an `elementsize` that is left out.
+    if !is_v2 && parameters.get("elementsize").is_some_and(Value::is_null) {
+        parameters.remove("elementsize");
+    }
     for (key, value) in defaults {
         parameters.entry(key).or_insert(value);
     }
@@ -122,16 +127,31 @@ mod tests {
     }
 
     #[test]
+    fn the_elementsize_of_a_shuffle_is_as_zarr_python_understands_it() {
+        for (given, in_v2, in_v3) in [
+            (json!(-1), json!(1), json!(1)),
+            (json!(0), json!(1), json!(1)),
+            (json!(3), json!(3), json!(3)),
+            (json!(null), json!(null), json!(2)),
+        ] {
+            let mut v2 = json!({"filters": [{"id": "shuffle", "elementsize": given}]});
+            complete(&mut v2, 2);
+            assert_eq!(v2["filters"][0]["elementsize"], in_v2);
+            let shuffle = json!({"name": "numcodecs.shuffle", "configuration": {"elementsize": given}});
+            let mut v3 =
+                json!({"codecs": [{"name": "sharding_indexed", "configuration": {"codecs": [shuffle]}}]});
+            complete(&mut v3, 2);
+            let inner = &v3["codecs"][0]["configuration"]["codecs"][0];
+            assert_eq!(inner["configuration"]["elementsize"], in_v3);
+        }
+    }
+
+    #[test]
     fn metadata_of_v2_have_the_defaults_of_numcodecs() {
         let mut metadata =
             json!({"filters": [{"id": "shuffle"}], "compressor": {"id": "blosc", "clevel": 9}});
         complete(&mut metadata, 2);
         assert_eq!(metadata["filters"], json!([{"id": "shuffle", "elementsize": 4}]));
-        for (given, used) in [(-1, 1), (0, 1), (1, 1), (3, 3)] {
-            let mut metadata = json!({"filters": [{"id": "shuffle", "elementsize": given}]});
-            complete(&mut metadata, 2);
-            assert_eq!(metadata["filters"][0]["elementsize"], used);
-        }
         let blosc = json!({"id": "blosc", "cname": "lz4", "clevel": 9, "shuffle": 1, "blocksize": 0});
         assert_eq!(metadata["compressor"], blosc);
         let mut raw = json!({"filters": null, "compressor": null});

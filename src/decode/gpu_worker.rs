@@ -61,7 +61,7 @@ pub struct GpuWorkerContext {
     pub parts: Arc<PartPlans>,
     /// The queue of the GPU workers.
     pub queue: Arc<Queue<GpuTask>>,
-    /// Whose policy is told what the GPU has decoded, and says on which multiprocessors it decodes.
+    /// The queue of jobs: its policy is told what the GPU has decoded, and says on which multiprocessors the GPU decodes.
     pub jobs: Arc<Jobs>,
     /// The counters of the reader.
     pub counters: Arc<Counters>,

@@ -14,8 +14,8 @@
 //! ([`upload`]): the thread that reads a chunk decodes it where the kernels do not, such as one that is longer than its codecs make it.
 //!
 //! [`chunk`], [`job`], [`gpu_task`] and [`part`] are the values that pass between these; chunks of stores at URLs reach [`jobs`] by `fetch::Remote`.
-//! Threads and GPU workers tell the policy what they have done through [`jobs`]. A thread that waits for memory of a pool first submits the
-//! copies that it has collected ([`flush`]): it may be waiting for their memory.
+//! Threads and GPU workers tell the policy through [`jobs`] what they have done, and ask it there what to do next. A thread that waits for memory
+//! of a pool first submits the copies that it has collected ([`flush`]): it may be waiting for their memory.
 
 pub mod chunk;
 pub mod chunk_cache;

@@ -117,7 +117,7 @@ pub(super) fn read_huffman(bytes: &[u8]) -> Result<(Tree, usize), &'static str> 
 
 /// Decodes weights that two FSE states took turns to encode; returns how many.
 fn read_weights(bytes: &[u8], weights: &mut [u8; MAX_WEIGHTS + 1]) -> Result<usize, &'static str> {
-    // One code more than the largest weight, as libzstd's decoder has it; `code_ends` looks at the values.
+    // One code more than the largest weight, as libzstd's decoder has it; `tree` looks at the values.
     let (table, size) = Counts::<{ HUFFMAN_BITS + 2 }>::read(bytes, MAX_WEIGHT_LOG)?;
     let states = weight_states(&table);
     let mut bits = Backward::new(&bytes[size..])?;
@@ -214,7 +214,8 @@ pub(super) fn last_bit(bytes: &[u8]) -> Option<usize> {
 /// Completes `count` weights by the last one, which makes their sum a power of two. The others are 0.
 fn tree(mut weights: [u8; MAX_WEIGHTS + 1], count: usize) -> Result<Tree, &'static str> {
     const INVALID: &str = "a Huffman tree is not complete or too deep";
-    // How many symbols have each weight. Four counters each, since neighbours often have the same weight.
+    // How many symbols have each weight. Neighbours often have the same one, and an increment waits for the one before of the same counter:
+    // so there are four of each. Weights that are too large, up to 15, make the sum too large.
     let mut counters = [[0u16; 16]; 4];
     for four in weights.as_chunks::<4>().0 {
         for (counter, weight) in counters.iter_mut().zip(four) {
@@ -273,7 +274,9 @@ mod tests {
         assert_eq!((size, tree.last_symbol, tree.bits, &tree.weights[..2]), (2, 2, 2, &[0x12, 0x01][..]));
         assert_eq!((ends[1], ends[2], ends[3]), (2048, 1024, 0));
         assert!(read_huffman(&[129, 0x20]).unwrap_err().contains("complete"));
-        assert!(read_huffman(&[129, 0xC1]).is_err());
+        for too_large in 12..16 {
+            assert!(read_huffman(&[129, too_large << 4 | 1]).is_err());
+        }
         assert!(read_huffman(&[129]).is_err());
     }
 

@@ -413,8 +413,8 @@ impl<'a> ChunkUpload<'a> {
         Ok(true)
     }
 
-    /// Adds the last copy of a chunk to the uploader, with what happens when it is complete: the unit is finished whose place in the output it was
-    /// copied to, or a GPU worker takes the chunk.
+    /// Adds the last copy of a chunk to the uploader, with what happens when it is complete: a chunk that was copied to an output finishes its units,
+    /// any other is taken by a GPU worker.
     fn submit(
         &self,
         uploader: &mut Uploader,
