@@ -103,6 +103,6 @@ class Listed(Store):
 def _parsed(store: Store, key: str, found: Found) -> dict[str, Any]:
     try:
         parsed = json.loads(found.content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{store}/{key} is no JSON ({error}); write it again") from error
     return parsed if isinstance(parsed, dict) else {}

@@ -319,7 +319,8 @@ def _root(objects: _core.Objects) -> Mapping[str, Any]:
         RuntimeError: The store cannot be read.
     """
     for file in ("zarr.json", ".zattrs"):
-        with contextlib.suppress(_core.Forbidden, ValueError):  # as of absent objects in some stores
+        # As of absent objects in some stores; of JSON that is none, or nested too deeply, the reader says more.
+        with contextlib.suppress(_core.Forbidden, ValueError, RecursionError):
             if (found := objects.get(file)) is not None:
                 node = json.loads(found.content)
                 attributes = _ome.entry(node, "attributes") if file == "zarr.json" else node

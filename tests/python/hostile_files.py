@@ -267,7 +267,7 @@ for _name, _url in {
         "paths",
         _path(_url),
         "error",
-        says="not read|not supported|URL|cannot be read|names no bucket|pattern|query",
+        says="not read|not supported|URL|cannot be read|names no bucket|names a host|pattern|query",
         interfaces=WITH_RECHUNK,
     )
 add(

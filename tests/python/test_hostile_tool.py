@@ -153,9 +153,9 @@ def test_failures_are_counted(planted):
     assert line.startswith(f"| planted | {len(outcomes)} | 2 | 1 |")
 
 
-def run_program(*arguments):
+def run_program(*arguments, timeout=300):
     return subprocess.run(
-        [sys.executable, PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300
+        [sys.executable, PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=timeout
     )
 
 
@@ -169,6 +169,15 @@ def test_quick_cases(backend, tmp_path):
     assert f"on the {backend.device.upper()}" in out.read_text()
     (line,) = [line for line in out.read_text().splitlines() if line.startswith("| all ")]
     assert line.startswith(f"| all | {len(QUICK)} |")
+
+
+@pytest.mark.full
+@pytest.mark.alone
+@pytest.mark.timeout(960)
+def test_all_cases():
+    """Every store, on the CPU."""
+    done = run_program("--backend", "cpu", timeout=900)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-1000:]
 
 
 @pytest.mark.full
