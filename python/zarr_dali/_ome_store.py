@@ -319,7 +319,7 @@ def _root(objects: _core.Objects) -> Mapping[str, Any]:
         RuntimeError: The store cannot be read.
     """
     for file in ("zarr.json", ".zattrs"):
-        # As of absent objects in some stores; of JSON that is none, or nested too deeply, the reader says more.
+        # As of absent objects in some stores; what is wrong with the JSON, the reader says better.
         with contextlib.suppress(_core.Forbidden, ValueError, RecursionError):
             if (found := objects.get(file)) is not None:
                 node = json.loads(found.content)
