@@ -80,7 +80,7 @@ CAUSES = {
     # The answer to a HEAD is that length alone.
     "endless": rf"at most|no more than|{NO_PART}|\b416\b",
     "no-length": "(?i)content-length",
-    "page": rf"{DAMAGED}|{NO_PART}|Last-Modified Header missing|sent a web page",
+    "page": rf"{DAMAGED}|{NO_PART}|Last-Modified Header missing|sent a web page|the object changed",
     "no-http": "error sending request|invalid HTTP",
 }
 """What an error says of a fault."""
