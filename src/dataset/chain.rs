@@ -92,8 +92,7 @@ impl ReadCodec {
             return Err(format!("chunks of {stored:?} are larger than memory can be").into());
         }
         // Types that a codec of the chain cannot encode come to light here.
-        let encoded = rest.encoded_representation(&shape, &data_type, &fill_value)?;
-        check_shuffles(&rest, &shape, &data_type, &fill_value)?;
+        let encoded = encoded_representation(&rest, &shape, &data_type, &fill_value)?;
         let has_gaps = rest.array_to_bytes_codec().name_v3().as_deref() == Some(SHARDING);
         let encoded_bound = encoded.size().filter(|_| !has_gaps);
         Ok((Self { chain: Arc::new(rest), shape, data_type, fill_value, encoded_bound }, strides))
@@ -156,14 +155,14 @@ impl Sharding {
     }
 }
 
-/// Checks that the `elementsize` of each shuffle divides the bytes that it shuffles, where their number is known. zarrs finds that out only when
-/// it decodes a chunk.
-fn check_shuffles(
+/// As `CodecChain::encoded_representation`; and an error if the `elementsize` of a shuffle does not divide the bytes that it shuffles, which zarrs
+/// finds out only when it decodes a chunk.
+fn encoded_representation(
     chain: &CodecChain,
     shape: &[NonZeroU64],
     data_type: &DataType,
     fill_value: &FillValue,
-) -> Result<(), Source> {
+) -> Result<BytesRepresentation, Source> {
     let only_bytes =
         CodecChain::new(chain.array_to_array_codecs().to_vec(), chain.array_to_bytes_codec().clone(), vec![]);
     let mut bytes = only_bytes.encoded_representation(shape, data_type, fill_value)?;
@@ -180,7 +179,7 @@ fn check_shuffles(
         }
         bytes = codec.encoded_representation(&bytes);
     }
-    Ok(())
+    Ok(bytes)
 }
 
 /// Extents of chunks, which zarrs has checked to be at least 1.

@@ -258,7 +258,6 @@ for _name, _url in {
     "pattern": "https://example.org/*/store.zarr",
     "signed": "s3://bucket/store.zarr?signature=1",
     "ftp": "ftp://example.org/store.zarr",
-    "file-of-another-host": "file://host/store.zarr",
     "memory": "memory://store.zarr",
     "chain": "zip::s3://bucket/store.zarr.zip",
 }.items():
@@ -267,9 +266,17 @@ for _name, _url in {
         "paths",
         _path(_url),
         "error",
-        says="not read|not supported|URL|cannot be read|names no bucket|names a host|pattern|query",
+        says="not read|not supported|URL|cannot be read|names no bucket|pattern|query",
         interfaces=WITH_RECHUNK,
     )
+add(
+    "url-file-of-another-host",
+    "paths",
+    _path("file://host/store.zarr"),
+    "error",
+    says="names a host|is a URL",
+    interfaces=WITH_RECHUNK,
+)
 add(
     "url-s3-among-others",
     "paths",

@@ -314,8 +314,8 @@ def test_damaged_entries_are_fetched_again(root, rng, backend, kind, damage):
         assert chunk_paths(server, before) == [] and stats["disk_cache_discarded"] == 0
 
 
-# The headers of a chunk's streams are copied aside while it passes to the GPU in pieces. Of so many streams
-# some begin or end near the end of a piece.
+# A Blosc chunk of blocks of 2 KiB has thousands of zstd streams. The GPU backend reads such a chunk in pieces
+# of 2 MiB and keeps the header of each stream; some of these headers lie across the end of a piece.
 SMALL_BLOCKS = {
     "compressors": zarr.codecs.BloscCodec(cname="zstd", shuffle="noshuffle", typesize=4, blocksize=2048)
 }
